@@ -1,10 +1,10 @@
 """Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
 `xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
 
-`--config FILE` in place of `--recipe`: the settings that `xlme config` printed, or a run's config.json.
-`--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings continues from its checkpoint, with the
-optimizer's state. With `--schedule.name wsd --schedule.decay-steps N` the new run has N steps, over which its learning
-rate falls.
+`--config FILE` in place of `--recipe` reads the settings that `xlme config` printed, or a run's config.json.
+`--branch RUN@STEP` in place of `--recipe` starts a new run with that run's settings. It continues from the checkpoint
+of that step, with the optimizer's state. With `--schedule.name wsd --schedule.decay-steps N` the new run has N steps,
+over which its learning rate falls.
 """
 
 import os
@@ -25,20 +25,21 @@ class Pretrain:
     """Arguments of the command."""
 
     data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data")]
-    """Folder that `xlme prep mix` wrote; several are read one after the other (data.phase_steps)."""
+    """Folder that `xlme prep mix` wrote. If several are given, they are read one after the other (data.phase_steps)."""
     out: Path
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     heldout: Path | None = None
-    """Mixed folder of text kept out of training, for evaluation."""
+    """Folder of `xlme prep mix` with text kept out of training, for evaluation."""
     dry_run: bool = False
     """Check everything, open the data, count memory and operations, and stop: nothing is written."""
     profile: int = 0
-    """Break down the time of this many steps, after the first three, into `profile/` of the run folder; 0: none."""
+    """Measure the time of each operation in this many steps, after the first three, and write it to `profile/` in the
+    run folder; 0: none."""
 
 
 def _with_decay_steps(config: RunConfig) -> RunConfig:
-    """`config` with `train.steps` = step of the branch's start + `schedule.decay_steps`."""
+    """`config` with `train.steps` = the step at which the branch starts + `schedule.decay_steps`."""
     steps = int(config.start.folder.rpartition("@")[2]) + config.schedule.decay_steps
     return replace(config, train=replace(config.train, steps=steps))
 

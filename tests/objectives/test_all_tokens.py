@@ -118,5 +118,5 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
 
 def test_it_needs_one_embedding() -> None:
     run = RunConfig("x", model=ModelConfig(embedding_sharing="gdes"), objective=ObjectiveConfig("all_tokens"))
-    with pytest.raises(ValueError, match=r"all_tokens predicts from the embedding .* gdes makes two: set it to tied"):
+    with pytest.raises(ValueError, match=r"all_tokens needs one embedding .* gdes makes two: set it to tied"):
         validate(run)

@@ -79,7 +79,7 @@ def test_kernels_and_a_body_without_its_attention_mask(name: str, setting: str, 
 
 
 def test_back_translation_has_one_layout() -> None:
-    assert "lays its sentences out as xlme has pairs" in refusal(of("btmlm", **{"model.layout": "xlm"}))
+    assert "needs the layout of pairs in xlme" in refusal(of("btmlm", **{"model.layout": "xlm"}))
 
 
 @pytest.mark.parametrize(("rows", "left_out"), [((8, 8), ""), ((8, 0), "para"), ((0, 8), "mono")])

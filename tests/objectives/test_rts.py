@@ -162,7 +162,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
             {},
             r"objective\.z_loss is 0\.5, and objective\.name rts does not read it: leave it at 0\.0",
         ),
-        ({}, dict(embedding_sharing="gdes"), r"rts has no generator, .* gdes .*: set it to tied"),
+        ({}, dict(embedding_sharing="gdes"), r"rts has no generator, .* gdes needs one: set it to tied"),
     ],
 )
 def test_what_it_refuses(objective: dict[str, object], model: dict[str, object], sentence: str) -> None:

@@ -1,4 +1,5 @@
-"""Objectives of pre-training. `OBJECTIVES` names the class of each one; it is imported only when it is used."""
+"""Objectives of pre-training. `OBJECTIVES` names the class of each objective; a class is imported only when it is
+used."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -34,7 +35,7 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
 
 def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The objective's entry in a run's config.json: the description, the names of the terms, and the quantities by
-    name. `rows`: a step's number of rows of each task; terms and quantities of a task without rows are left out."""
+    name. `rows` has a step's number of rows for each task. Terms and quantities of a task without rows are left out."""
     objective = objective_of(cfg)
     empty_tasks = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
     quantities = {

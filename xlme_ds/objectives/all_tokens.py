@@ -1,14 +1,15 @@
 """All-tokens masked language modelling (Clark et al., 2020, ELECTRA, section 3.4): a control for replaced token
-detection. The discriminator reads the generator's replacements, as in ELECTRA, and predicts the original of every token
-instead of judging it:
+detection. As in ELECTRA, the discriminator reads a text in which the generator has replaced tokens. But instead of
+judging each token, it predicts the original token x_t at every position t:
 
     p(x_t) = c_t · 1[it reads x_t] + (1 − c_t) · softmax_t(x_t)
 
-The copy probability c_t is the sigmoid that in ELECTRA is the probability of "original". L = L_MLM + L_TLM + λ·L_AMLM +
-λ·L_ATLM. L_AMLM and L_ATLM are means of −log p(x_t) over all tokens of monolingual text and of pairs. The
-discriminator's softmax, at all positions, costs 1 / mask_fraction times as much as the generator's.
+The copy probability c_t is the sigmoid that in ELECTRA is the probability of "original". The loss is L = L_MLM + L_TLM
++ λ·L_AMLM + λ·L_ATLM. L_AMLM is the mean of −log p(x_t) over all tokens of monolingual text, L_ATLM that over all
+tokens of pairs. The discriminator's softmax, at all positions, costs 1 / mask_fraction times as much as the
+generator's.
 
-B rows, T tokens, M masked positions, N = B · T, D width.
+B rows, T tokens, M masked positions, D width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,8 @@ class AllTokensOutput(NamedTuple):
     nll_M: Tensor
     predicted_M: Tensor
     corrupted_BT: Tensor
-    replaced_logits_BT: Tensor  # positive means replaced: do not copy
-    token_nll_BT: Tensor  # float32, the softmax's −log p of the original token
+    replaced_logits_BT: Tensor  # the copy probability is the sigmoid of minus this logit
+    token_nll_BT: Tensor  # float32, −log of the probability that the softmax gives to the original token
 
 
 class AllTokens(Electra):
@@ -47,7 +48,7 @@ class AllTokens(Electra):
         self.token_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """Generate, then predict every token."""
+        """Replace the masked tokens by the generator's samples, then predict the original token everywhere."""
         table = read_whole(self.table)
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         hidden_BTD = self.discriminator(
@@ -62,20 +63,21 @@ class AllTokens(Electra):
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
-        """The tokens that the discriminator predicts, [B, T]: here the original ones."""
+        """The tokens that the discriminator predicts, [B, T]. In this class they are all original tokens."""
         return batch.tokens_BT
 
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`replaced_logits_BT` and `token_nll_BT` of `AllTokensOutput`, from the discriminator's last hidden states.
-        `table`: the blocks of the tied embedding; `masked_M` is not used here."""
+        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`, from the discriminator's last hidden
+        states. `table` has the blocks of the tied embedding. Only the subclass `Corrective` uses `masked_M`."""
         predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), targets_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one pipeline stage runs: `ElectraStage` that also sends the targets [B, T]."""
+    """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and the targets
+    [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
     ties = True
@@ -85,7 +87,7 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
         return *sent, self.targets(batch), keys_B
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`token_nll_BT` and `replaced_logits_BT` of the last stage's output; the targets are last in `received`."""
+        """Returns (`token_nll_BT`, `replaced_logits_BT`) of `AllTokensOutput`. The targets are last in `received`."""
         logits_BT, token_nll_BT = self.judge(hidden_BTD, received[-1], self.table)
         return token_nll_BT, logits_BT
 
@@ -113,24 +115,23 @@ class AllTokensObjective(ElectraObjective):
     models = AllTokens, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if generator and discriminator have separate embeddings: both softmaxes need the
-        same."""
+        """Raise ValueError also if generator and discriminator have separate embeddings: their softmaxes share one."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
-                f"objective.name {run.objective.name} predicts from the embedding that the discriminator reads, which "
+                f"objective.name {run.objective.name} needs one embedding for generator and discriminator, but "
                 "model.embedding_sharing gdes makes two: set it to tied"
             )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """ELECTRA's operations per token, and a softmax at every position in a pipeline's last part."""
+        """The operations per token of ELECTRA, plus those of a softmax at every position, which is in a pipeline's last
+        part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
     def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """−log p(x_t) of the original token at every position, float32 [B, T]."""
         logits_BT = output.replaced_logits_BT.float()
-        # log p without copying, and log p of a token that the discriminator reads unchanged.
-        predicted_BT = F.logsigmoid(logits_BT) - output.token_nll_BT
-        copied_BT = torch.logaddexp(F.logsigmoid(-logits_BT), predicted_BT)
+        predicted_BT = F.logsigmoid(logits_BT) - output.token_nll_BT  # log p if the token was replaced: no copying
+        copied_BT = torch.logaddexp(F.logsigmoid(-logits_BT), predicted_BT)  # log p if the original token is read
         return -torch.where(output.corrupted_BT == batch.tokens_BT, copied_BT, predicted_BT)

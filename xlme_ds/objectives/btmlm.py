@@ -1,10 +1,10 @@
 """ERNIE-M's second stage: back-translation masked language modelling on monolingual rows (Ouyang et al., 2021, section
-3.1): one model writes a pseudo-parallel side, then reads it.
+3.1). The model writes tokens of another language after a sentence, and then reads both as a pair.
 
 L = L_BTMLM, a mean over the masked positions of the global batch. A row holds one item `<s> x </s> y </s>`: a sentence
-x, and open positions y (`data/pseudo_parallel.py`). The first pass, without gradient, puts a token of another language
-into every open position j, from x and a `<mask>` at j: p(y_j | x, M_j). The second pass masks tokens of x and predicts
-them from the rest of x and from y: p(x_m | x \\ M, y).
+x, and open positions y (`data/pseudo_parallel.py`). The first pass, without gradient, predicts a token of another
+language at every open position j, from x and a `<mask>` at j: p(y_j | x, M_j). The second pass masks tokens of x and
+predicts them from the rest of x and from y: p(x_m | x \\ M, y).
 
 B rows, T tokens, M masked positions, P open positions.
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """The attention mask of both passes. In the first, every position sees x, and an open position also sees itself. In
-    the second, no position is open, and every position sees its whole item."""
+    """The attention mask of both passes. In the first pass every position sees x, and an open position also sees
+    itself. In the second pass no position is open, and every position sees its whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """2 · segment, plus 1 at and after the row's first open position, int64 [B, T]."""
@@ -51,19 +51,21 @@ class OpenSide(Masking):
 
 
 def first_pass(batch: Batch) -> Batch:
-    """The batch of the pass that fills the open positions: they are its masked positions, and all show `<mask>`."""
-    open_P = batch.added.get("open_P", batch.masked_M[:0])  # no `open_P`: no open positions
-    # With a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
+    """The batch of the pass that fills the open positions. Its masked positions are the open positions, and all of them
+    show `<mask>`."""
+    open_P = batch.added.get("open_P", batch.masked_M[:0])  # a batch without `open_P` has no open positions
+    # Where the uniform number is 1, `Masking.apply` shows `<mask>`, whatever fractions of random and original tokens
+    # are set.
     ones_P = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
     return batch._replace(masked_M=open_P, uniforms_M=ones_P, added={})
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open positions filled by `predicted_P`, the most likely tokens that the model gave for `first`,
-    the batch of the first pass.
+    """`batch` with the open positions filled by `predicted_P`. These are the most likely tokens that the model
+    predicted for `first`, the batch of the first pass.
 
-    Taking the most likely token needs no randomness. These tokens are ordinary ones (`LanguageModel.writing`): a
-    special token would change the item's layout, and a `<mask>` in y would never be predicted.
+    Taking the most likely token needs no randomness. The tokens are ordinary ones (`LanguageModel.writing`): a special
+    token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
@@ -94,7 +96,7 @@ class BackTranslationStage(LanguageModelStage):
 
 
 class BackTranslation(MaskedLanguageModelling):
-    """Masked language modelling of sentences; the model first fills open positions after each sentence."""
+    """Masked language modelling of sentences. The model first fills open positions after each sentence."""
 
     description = (
         "masked language modelling of one encoder on text, next to tokens of another language that it writes itself"
@@ -118,32 +120,33 @@ class BackTranslation(MaskedLanguageModelling):
             require_sentences(rows, needed=False)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """`PseudoSides.collate`, which opens positions; for `compare` and `show` plain `collate`."""
+        """Returns `PseudoSides.collate`, which opens positions. For the purposes `compare` and `show` it returns the
+        plain `collate`."""
         if purpose in ("compare", "show"):
             return super().batches(rows, purpose)
         sides = PseudoSides(self.fractions, languages_of_text(rows))
         return lambda task_rows, seed, mask_fraction, step: sides.collate(task_rows, seed, mask_fraction)
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` with the same ordinary token in all open positions: rounding could change the most likely token."""
+        """`batch` with the same ordinary token in all open positions. The model's own choice for a position, the most
+        likely token, could change with rounding."""
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also without open positions, for rows of pairs, and for another layout than XLM-E's."""
+        """Raise ValueError also if rows get no open positions, if the run reads pairs, and for another layout than
+        XLM-E's."""
         super().check(run)
         name = run.objective.name
         if not self.fractions:
             raise ValueError(
                 f"objective.name {name} needs objective.pseudo_fractions: "
-                "give shares of a sentence, for example 0.05 0.1 0.15 0.2"
+                "give fractions of a sentence's length, for example 0.05 0.1 0.15 0.2"
             )
         if run.data.para_rows:
             raise ValueError(f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0")
         if run.model.layout != "xlme":
-            raise ValueError(
-                f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme"
-            )
+            raise ValueError(f"objective.name {name} needs the layout of pairs in xlme: set model.layout to xlme")
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
@@ -151,10 +154,11 @@ class BackTranslation(MaskedLanguageModelling):
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of both passes: the first pass has its softmax at the open positions, the second pass at
+        """Operations per token of both passes. The first pass has its softmax at the open positions, the second pass at
         the masked positions of the sentence."""
         one_pass = super().flops(cfg, row_tokens)
-        sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)  # of a row's positions
+        # The mean fraction of a row's positions that the sentence takes; the others are open.
+        sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
             one_pass,
             softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence_share),
@@ -163,5 +167,5 @@ class BackTranslation(MaskedLanguageModelling):
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Zeros, int64 [M]: there is one term."""
+        """The index of each masked position's term, int64 [M]: always 0, because there is one term."""
         return torch.zeros_like(batch.masked_M)

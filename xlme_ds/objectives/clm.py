@@ -1,9 +1,9 @@
-"""Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM,
+"""Causal language modelling on monolingual rows, and on translation pairs, where the second text sees the first (XLM,
 section 3.2).
 
-L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. All ordinary tokens and `</s>`
-are predicted, except a `</s>` that opens an item or that ends a monolingual one, where the row was cut. B rows, T
-tokens, M predicted tokens.
+L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Ordinary tokens and `</s>` are
+predicted. Two kinds of `</s>` are not: one that opens an item, and one that ends a monolingual item, because there the
+text was only cut. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from .protocol import Quantity
 
 
 class Causal(Masking):
-    """Nothing is masked. `Batch.masked_M` are the positions of all predicted tokens; each token is predicted from the
-    hidden state of the position before it."""
+    """Nothing is masked. `Batch.masked_M` has the positions of all predicted tokens. Each token is predicted from the
+    hidden state at the position before it."""
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The original tokens, [B, T]."""
         return batch.tokens_BT
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """For each predicted position the position before it, [M]. It is in the same item, because the special token
-        that opens an item is not predicted."""
+        """The position before each predicted position, [M]. It is in the same item, because the special token that
+        opens an item is not predicted."""
         return masked_M - 1
 
     allowed = staticmethod(causal_mask)

@@ -1,9 +1,9 @@
-"""Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
-the discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
+"""Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO).
+The discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
 its layers learn more from a token than whether it was replaced.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM and L_CTLM are means over the masked positions of
-monolingual text and of pairs. As in METRO, and unlike in COCO-LM, they have no copy probability.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM is a mean over the masked positions of monolingual
+text, L_CTLM one over those of pairs. As in METRO, and unlike in COCO-LM, they have no copy probability.
 
 B rows, T tokens, M masked positions, D width.
 """
@@ -25,7 +25,7 @@ from .protocol import Quantity
 
 
 class Corrective(AllTokens):
-    """`AllTokens` that predicts only the masked tokens; `token_nll_BT` is 0 at all others."""
+    """`AllTokens` whose discriminator predicts only the masked tokens. `token_nll_BT` is 0 at all other positions."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -35,8 +35,8 @@ class Corrective(AllTokens):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`replaced_logits_BT` and `token_nll_BT` of `AllTokensOutput`."""
-        if masked_M is None:  # in a pipeline: the positions with a target are the masked ones
+        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`."""
+        if masked_M is None:  # in a pipeline; the positions with a target are the masked ones
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
         predicted = self.token_head(hidden_MD, TiedTable(table), targets_M, None)
@@ -48,7 +48,7 @@ class CorrectiveStage(AllTokensStage, Corrective):  # type: ignore[misc]
 
 
 class CorrectiveObjective(ElectraObjective):
-    """`ElectraObjective`, and masked language modelling by the discriminator."""
+    """`ElectraObjective` with two more terms, for masked language modelling by the discriminator."""
 
     description = (
         "replaced token detection with corrective language modelling: a generator fills masked tokens, a discriminator "
@@ -67,13 +67,14 @@ class CorrectiveObjective(ElectraObjective):
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """ELECTRA's operations per token, and a second softmax at the masked positions in a pipeline's last part."""
+        """The operations per token of ELECTRA, plus those of a second softmax at the masked positions, which is in a
+        pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [6], in the order of `terms`: ELECTRA's counts, and the numbers of
-        masked positions once more, for CMLM and CTLM."""
+        """The divisor of each term's sum, float64 [6], in the order of `terms`. For CMLM and CTLM these are the numbers
+        of masked positions, as for MLM and TLM."""
         electra = ElectraObjective.counts(batch)
         masked = electra[: len(TASKS)]
         return torch.cat([electra, masked])

@@ -29,14 +29,14 @@ from .protocol import Pretraining, Quantity, require_masks
 if TYPE_CHECKING:
     from ..data.shards import RowStore
 
-# Names of the parameters that only the discriminator has.
+# Matches the names of the parameters that only the discriminator has.
 _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
 # The AUC is computed from histograms of the discriminator's logits, with _BINS bins from −_LARGEST_LOGIT to
 # _LARGEST_LOGIT.
 _BINS = 512
 _LARGEST_LOGIT = 16.0
-# The statistics of a task: these counts of positions, then the histograms of replaced and of original tokens. `_right`:
-# the discriminator judged the position correctly.
+# The statistics of a task are these counts of positions, then the histogram of replaced tokens and that of original
+# tokens. The counts that end in `_right` are of positions that the discriminator judged correctly.
 _COUNTS = ("generator_correct", "masked", "replaced", "replaced_right", "original", "original_right")
 
 
@@ -73,8 +73,8 @@ class ElectraObjective(RowBatches, Pretraining):
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """`collate`. In training with `random_fakes` it adds `random_1`, float32 [1]: the share of the generator's
-        samples that are replaced by random tokens in this step."""
+        """Returns `collate`. For training with `random_fakes`, the function that is returned adds `random_1`, float32
+        [1], to a batch: the fraction of the generator's samples that random tokens replace in this step."""
         if purpose != "train" or not self.random_fakes:
             return super().batches(rows, purpose)
 
@@ -85,11 +85,13 @@ class ElectraObjective(RowBatches, Pretraining):
         return collate_with_share
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """For each name `optimizer.discriminator_rate` if only the discriminator has the parameter, else 1."""
+        """The factor of each parameter's learning rate. It is `optimizer.discriminator_rate` if only the discriminator
+        has the parameter, else 1."""
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` with uniforms of 0, so that the generator samples token 0: rounding could change any other sample."""
+        """`batch` with 0 for all uniform random numbers, so that the generator samples token 0. Rounding could change
+        any other sample."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
@@ -157,8 +159,9 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
-        """The numbers from which the accuracies and the AUC are computed, float64 [2, S]: for each task the `_COUNTS`
-        and two histograms of logits. The numbers of several batches are added up. Special tokens are left out."""
+        """The numbers from which the accuracies and the AUC are computed, float64 [2, S]. Each task has the `_COUNTS`
+        and two histograms of logits. The histograms, and the counts that belong to the discriminator, leave out special
+        tokens."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT = output.corrupted_BT != batch.tokens_BT
         ordinary_BT = batch.tokens_BT > UNK
@@ -171,7 +174,7 @@ class ElectraObjective(RowBatches, Pretraining):
         task_M = batch.task_of_masked()
         counts = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         histograms = []
-        # Counted with masks, not by indexing: on a GPU the host would wait for the size of a selection.
+        # Positions are counted with masks, not by indexing: on a GPU the host would wait for the size of a selection.
         for selected_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
             counts.append(sum_by_task(selected_BT.sum(1), batch.task_B))
             counts.append(sum_by_task((selected_BT & right_BT).sum(1), batch.task_B))
@@ -181,7 +184,7 @@ class ElectraObjective(RowBatches, Pretraining):
         return torch.cat([torch.stack(counts, dim=1), *histograms], dim=1).double()
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """Metrics by name, from the sums, counts and statistics of a global batch; a task without rows is left out."""
+        """The metrics by name, from the sums, counts and statistics of a global batch. A task without rows has none."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for task, name in enumerate(TASKS):
@@ -203,12 +206,12 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @staticmethod
     def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The tokens after replacement, and the probability of each that it was replaced, both [B, T]."""
+        """Returns (tokens after replacement, probability of each that it was replaced), both [B, T]."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
 
 
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:
-    """Area under the ROC curve, from histograms of the positive and negative examples over the same ascending scores.
-    A tie (two scores in one bin) counts half. Neither histogram may be empty."""
-    negatives_below = negative.cumsum(0) - negative  # in lower bins
+    """The area under the ROC curve, from histograms of the positive and of the negative examples with the same bins of
+    ascending scores. A tie (two scores in one bin) counts half. Neither histogram may be empty."""
+    negatives_below = negative.cumsum(0) - negative  # for each bin, the number of negative examples in lower bins
     return float((positive * (negatives_below + negative / 2)).sum() / (positive.sum() * negative.sum()))

@@ -3,8 +3,8 @@
 L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that a pair is read,
 a coin decides whether it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
 
-In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. For a
-pair with sides e and f, each with masked positions m and unmasked positions u, every layer lets
+In cross-attention masking (CAMLM; section 3.1) a masked token of one side (text) of a pair is predicted from the other
+side alone. For a pair with sides e and f, each with masked positions m and unmasked positions u, every layer lets
 
     e_u see e_u      f_u see f_u      e_m see f_u and e_m      f_m see e_u and f_m
 
@@ -23,22 +23,24 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-# More than any role. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
+# Larger than any role. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
 _ROLE_LIMIT = 8
 
 
 class CrossMasking(Masking):
-    """Cross-attention masking of half of the translation pairs, the crossed ones; `Masking` masks all other items."""
+    """Cross-attention masking of half of the translation pairs, which are called crossed. All other items are masked as
+    in `Masking`."""
 
     def crossed(self, batch: Batch) -> Tensor:
         """Whether a position is in a crossed pair, bool [B, T]. A fair coin decides it for each pair."""
         rows, tokens = batch.tokens_BT.shape
-        # A number for each item of the batch; a row has at most `tokens` items, and segment 0 is padding.
+        # Each item of the batch gets its own number: a row has at most `tokens` items, and segment 0 is padding.
         item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
         item_M = item_BT.flatten()[batch.masked_M]
         first_of_item_M = torch.ones_like(item_M, dtype=torch.bool)
         first_of_item_M[1:] = item_M[1:] != item_M[:-1]
-        # The coin is the lowest of the 24 bits of the item's first uniform: the high bits decide what a position shows.
+        # The coin is the lowest of the 24 bits of the item's first uniform number. The high bits cannot be used: they
+        # decide what a position shows.
         bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
         coins = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
         coins = coins.index_add(0, item_M, bit_M * first_of_item_M)
@@ -56,7 +58,7 @@ class CrossMasking(Masking):
         return batch.segments_BT * _ROLE_LIMIT + torch.where(self.crossed(batch), role_BT, 0)
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """The attention mask, bool [B, 1, T, T], by the segments and roles of query and key."""
+        """The attention mask, bool [B, 1, T, T], from the segments and roles of query and key."""
         segment_BT, role_BT = groups_BT // _ROLE_LIMIT, groups_BT % _ROLE_LIMIT
         side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1
         sees_whole_item_BT = role_BT == 0
@@ -95,5 +97,5 @@ class ErnieM(MaskedLanguageModelling):
     masking: CrossMasking
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Index of each masked position's term, int64 [M]: the task, plus 1 in a crossed pair."""
+        """The index of each masked position's term, int64 [M]: the index of its task, plus 1 in a crossed pair."""
         return batch.task_of_masked() + self.masking.crossed(batch).flatten()[batch.masked_M].long()

@@ -30,10 +30,11 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
     }
     encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
     reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
-    # The name of each term's accuracy: the share of masked positions whose most likely token is the original.
+    # The name of each term's accuracy, which is the fraction of masked positions whose most likely token is the
+    # original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_class: type[Masking] = Masking
-    predicts_all = False  # whether every token is predicted; then `mask_fraction` must be 1
+    predicts_all = False  # whether every token is predicted; if so, `mask_fraction` must be 1
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction, self.z_loss = cfg.mask_fraction, cfg.z_loss
@@ -101,8 +102,8 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """Losses and accuracies by name, from the sums, counts and statistics of a global batch; a term without masked
-        positions is left out."""
+        """The losses and accuracies by name, from the sums, counts and statistics of a global batch. A term without
+        masked positions has none."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for n, (term, accuracy) in enumerate(zip(self.terms, self.accuracies, strict=True)):
@@ -112,6 +113,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     @staticmethod
     def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The tokens, with the most likely ones at masked positions, [B, T]; and None: it judges no replacements."""
+        """Returns (tokens [B, T], None). At masked positions the tokens are the most likely ones. There are no
+        probabilities, because the model judges no replacements."""
         filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None

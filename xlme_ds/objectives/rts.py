@@ -1,6 +1,6 @@
 """Random token substitution (RTS; Di Liello et al., 2022, "Effective Pre-Training Objectives for Transformer-based
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
-generator and no softmax, so a step is cheap; `electra` can start from its discriminator.
+generator and no softmax, so a step is cheap. A run of the objective `electra` can start from its discriminator.
 
 L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A replacement that equals the original token counts as
 original. Tasks are in the order of data.rows.TASKS.
@@ -25,19 +25,19 @@ _RANDOM_TOKENS = Masking(random=1.0, keep=0.0)  # every masked position shows a 
 
 
 class Substitution(Electra):
-    """`Electra` without generator: in its output `predicted_M` are the random tokens, and `nll_M` is 0."""
+    """`Electra` without generator. In its output `predicted_M` has the random tokens, and `nll_M` is 0."""
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]. Their gradient is dense, unlike in `Electra`, where the
-        masked head gives the table a dense gradient."""
+        """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. That of
+        `Electra` gives a sparse one, because there it is added to the dense gradient of the masked head."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The first three fields of `ElectraOutput`, with random tokens at the masked positions by the batch's
-        uniforms."""
+        """Returns the first three fields of `ElectraOutput`. The masked positions get random tokens, which the batch's
+        uniform random numbers choose."""
         return _generator_outputs(batch, _RANDOM_TOKENS.apply(batch, self.cfg.vocabulary))
 
 
@@ -47,7 +47,7 @@ def _generator_outputs(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tens
 
 
 class SubstitutionStage(ElectraStage, Substitution):
-    """The part of `Substitution` that one pipeline stage runs; stages send no outputs of a generator."""
+    """The part of `Substitution` that one pipeline stage runs. Stages send no outputs of a generator."""
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         return self.read(batch, self.generate(batch)[-1])
@@ -77,12 +77,12 @@ class RandomTokenSubstitution(ElectraObjective):
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also for `embedding_sharing` gdes: without generator there is one embedding."""
+        """Raise ValueError also for `embedding_sharing` gdes: without a generator there is one embedding."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
-                f"objective.name {run.objective.name} has no generator, whose embedding model.embedding_sharing gdes "
-                "leaves to it: set it to tied"
+                f"objective.name {run.objective.name} has no generator, and model.embedding_sharing gdes needs one: "
+                "set it to tied"
             )
 
     def as_probe(self, batch: Batch) -> Batch:
@@ -90,7 +90,7 @@ class RandomTokenSubstitution(ElectraObjective):
         return batch
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of ELECTRA's discriminator alone."""
+        """The operations per token of ELECTRA's discriminator alone."""
         electra = super().flops(cfg, row_tokens)
         return Flops(layers=electra.layers, layer=electra.layer, head=electra.head)
 

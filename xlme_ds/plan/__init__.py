@@ -1,4 +1,4 @@
-"""The planner: cost of a recipe and the fastest ways to run it, without running it.
+"""The planner estimates what a recipe costs and finds the fastest ways to run it, without running it.
 
 xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")["days"]
 
@@ -18,13 +18,15 @@ def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
 ) -> dict[str, Any]:
     """The plan that `xlme plan --json` prints: the cost of `config` on `gpus` GPUs (by default 1, or one for each
-    pipeline stage), and the `layouts` fastest layouts.
+    pipeline stage), and the fastest layouts, at most `layouts`.
 
-    `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: fraction of the peak
-    FLOP/s that a GPU reaches while it computes. Among the keys: `days`, `gpu_hours`, `tokens_per_s`,
-    `memory_per_gpu_gib`, `fits`, `parameters` and `flops` of the unchanged `config`; and `layouts`, a list of
-    dictionaries with the costs of other layouts and the `settings` that select each. Raises ValueError for a number
-    out of range, and if `config` cannot run on `gpus` GPUs.
+    `gpu` is h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation` is the fraction of
+    the peak FLOP/s that a GPU reaches while it computes.
+
+    Among the keys of the plan are `days`, `gpu_hours`, `tokens_per_s`, `memory_per_gpu_gib`, `fits`, `parameters` and
+    `flops` of the unchanged `config`. The key `layouts` has a list of dictionaries, each with the costs of one layout
+    and the `settings` that select it. Raises ValueError for a number out of range, and if `config` cannot run on `gpus`
+    GPUs.
     """
     from ..validate import check_class  # it loads torch
     from .planner import check_numbers, plan

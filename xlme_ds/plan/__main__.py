@@ -1,5 +1,5 @@
-"""The planner's command line: `xlme plan --recipe NAME` prints time, memory and cost of a run on GPUs and the command
-for it; with `--budget`, the size of the model that a sum of money can train."""
+"""The planner's command line. `xlme plan --recipe NAME` prints time, memory and cost of a run on GPUs and the command
+for it. With `--budget` it prints the size of the model that a sum of money can train."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
-_ALL_LAYOUTS = 10_000  # more than any plan has
+_ALL_LAYOUTS = 10_000  # a number of layouts that no plan reaches
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class PlanSettings:
     """One of h200, h100-80g (or h100), a100-80g (or a100), a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of
     another."""
     utilisation: float = UTILISATION
-    """Assumed share of its peak that a GPU reaches while it computes; measure yours with `xlme bench gpu`."""
+    """Assumed fraction of its peak FLOP/s that a GPU reaches while it computes; measure yours with `xlme bench gpu`."""
     dollars_per_hour: float | None = None
-    """Price of a GPU for an hour; with it the plan has the cost."""
+    """Price of one GPU for one hour, in dollars. With it the plan also has the cost."""
     budget: float | None = None
-    """Dollars to spend at --dollars-per-hour: print the size, tokens and steps that they buy, for the data and the
-    vocabulary of the recipe (by default base)."""
+    """Dollars to spend at --dollars-per-hour. Instead of a plan, print the size, tokens and steps of the model that
+    they buy, with the data and the vocabulary of the recipe (by default base)."""
     layouts: int = 4
-    """Layouts to list, the fastest first."""
+    """Number of layouts to list, the fastest first."""
     details: bool = False
     """Print parameters, operations and memory by part too."""
     json: bool = False
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_arguments = without(arguments, *planner_flags)  # for the command that is printed
+    recipe_arguments = without(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         _check(settings)

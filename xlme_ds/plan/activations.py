@@ -1,4 +1,4 @@
-"""Bytes that the forward pass saves for the backward pass, by part of the model, as the code in models/ saves them.
+"""Counts the bytes that the forward pass of the code in models/ saves for the backward pass, for each part of a model.
 
 Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries in a tile of logits.
 """
@@ -23,7 +23,7 @@ def hidden_bytes(layout: ParallelLayout) -> float:
 
 
 def saved_layer(layout: ParallelLayout) -> float:
-    """Bytes that a layer saves for the backward pass; with activation checkpointing only its input."""
+    """Bytes that a layer saves for the backward pass. With activation checkpointing it saves only its input."""
     return hidden_bytes(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
@@ -44,8 +44,8 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 
 
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
-    """Number of positions of a micro-batch that a masked head predicts: that of the model's last part if `last`, else
-    that of its first part."""
+    """Number of positions of a micro-batch at which a masked head predicts. The head is that of the model's last part
+    if `last`, else that of its first part."""
     fraction = layout.objective.mask_fraction
     if last and layout.flops.predicted_last:
         fraction = layout.flops.predicted_last
@@ -53,8 +53,8 @@ def predicted_positions(layout: ParallelLayout, last: bool) -> float:
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
-    """Bytes that a masked head saves: for each predicted position, 4 vectors (dense layer, GELU, norm) or only the
-    input, and 4 integers for the softmax."""
+    """Bytes that a masked head saves. For each predicted position these are 4 vectors (of dense layer, GELU and norm),
+    or only the input if the head has no dense layer, and 4 integers for the softmax."""
     tensors = 4 if layout.model.masked_head == "dense" else 1
     size = tensors * layout.model.width * layout.element + 4 * INTEGER
     return predicted_positions(layout, last) * size
@@ -74,7 +74,7 @@ def stage(layout: ParallelLayout, stage_index: int) -> float:
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
-    """For each forward pass over a micro-batch, the layout with the sizes of that pass; the largest pass first."""
+    """The layout with the sizes of each forward pass over a micro-batch, the largest pass first."""
     return [
         replace(layout, tokens=batch.tokens, row_tokens=batch.row_tokens)
         for batch in objective_of(layout.objective).passes(layout)
@@ -82,12 +82,12 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
 
 
 def _saved_by_pass(layout: ParallelLayout, stage_index: int) -> float:
-    """Bytes that one forward pass saves on a stage; `layout`: one that `_passes` returned."""
+    """Bytes that one forward pass saves on a stage. `layout` is one that `_passes` returned."""
     part, flops = layout.stages[stage_index], layout.flops
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
         saved += generator(layout)
-    if part.last and flops.head:  # dense, GELU, one logit a token and its loss
+    if part.last and flops.head:  # dense layer, GELU, one logit per token and its loss
         saved += 2 * hidden_bytes(layout) + layout.tokens * 6 * FLOAT
     if part.last and flops.softmax_last:
         saved += _masked_head(layout, last=True)
@@ -100,20 +100,20 @@ def _saved_by_pass(layout: ParallelLayout, stage_index: int) -> float:
 
 
 def layer_backward_bytes(layout: ParallelLayout) -> float:
-    """Bytes that one layer's backward pass needs beyond what was saved: gradients and, with checkpointing, the layer's
-    recomputed activations."""
+    """Bytes that one layer's backward pass needs in addition to what was saved. These are gradients and, with
+    checkpointing, the layer's recomputed activations."""
     recomputed = layer(layout) if layout.model.activation_checkpointing else 0.0
     return layer_class(layout.model).backward_bytes(layout.model, layout) + recomputed
 
 
 def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
-    """Peak bytes of the vocabulary softmax in the model's first or `last` part: a tile of logits [M, C] in float32, and
-    for a moment also in the type of the weights.
+    """Peak bytes of the vocabulary softmax in the model's first part, or in its last part if `last`. The softmax holds
+    a tile of logits [M, C] in float32, and for a moment the same tile in the type of the weights.
 
-    The forward pass also holds two sums for each group of vocabulary entries, and the rows of the table from which some
-    positions draw their samples. Sampling with a temperature needs a third sum for each group and, without Triton, a
-    second tile. On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in
-    the backward pass; they compute running sums of the groups' weights in float64.
+    The forward pass also holds two numbers for each position and group of vocabulary entries, and the embeddings from
+    which some positions draw their samples. Sampling with a temperature needs a third number for each group and,
+    without Triton, a second tile. On a GPU in bf16, Triton kernels hold neither a tile nor embeddings in the forward
+    pass, but cumulative sums of the groups' weights in float64. In the backward pass they hold no float32 tile.
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
@@ -123,7 +123,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = logits * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
-        # The kernels also hold float32 sums over every 128 positions: FLOAT / 128 bytes a logit.
+        # The kernels also hold float32 sums over every 128 positions: FLOAT / 128 bytes per logit.
         gradient = logits * (layout.element + FLOAT / 128) if kernels else tile
         return gradient + 2 * positions * cfg.width * FLOAT
     groups = positions * (cfg.vocabulary / GROUP)
@@ -133,7 +133,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         return sums + min(groups * 24, 2**30)
     if tempered:
         tile = logits * 2 * FLOAT
-    elements = 2 * GROUP * cfg.width  # in the rows of two groups, from which a position draws its sample
+    elements = 2 * GROUP * cfg.width  # elements of the embeddings of two groups, which are read again for a position
     if layout.fused:
         sampled_at_once = min(positions, 2**28 // (elements * layout.element))
     else:
@@ -143,8 +143,8 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
 
 
 def between_stages(layout: ParallelLayout) -> float:
-    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers for each token and a key
-    for each row. With a generator, also its loss and one more integer for each token."""
+    """Bytes that one stage sends to the next for a micro-batch. It sends hidden states, two integers for each token and
+    a key for each row. With a generator, it also sends the generator's loss and one more integer for each token."""
     per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
     per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
     return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INTEGER

@@ -24,16 +24,17 @@ class StageSizes:
     tables: int  # embedding + difference
     embedding: int
     difference: int  # 0 without GDES
-    generator: int  # with its head
-    discriminator: int  # with its head; also a model's only encoder
-    largest: int  # of the largest single parameter
+    generator: int  # the generator with its head
+    discriminator: int  # the discriminator with its head; if the model has one encoder, this is that encoder
+    largest: int  # element count of the largest single parameter
 
 
 @functools.cache
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     (main, main_head), *others = objective_of(objective).encoders.items()
-    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))  # first part, without layers
+    # The parameters before the layers are those of a first part that has no layers.
+    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
 
     def is_held(name: str) -> bool:
         if name.startswith(f"{main}.layers."):
@@ -67,7 +68,8 @@ _ZERO_DEFAULTS = {
 
 
 def zero_settings(engine: EngineConfig) -> dict[str, int]:
-    """The zero_optimization settings that the planner reads: from the engine's file, else DeepSpeed's defaults."""
+    """The zero_optimization settings that the planner reads. A setting that the engine's file lacks has DeepSpeed's
+    default."""
     section = deepspeed_settings(engine)["zero_optimization"]
     zero = {"overlap_comm": section["stage"] == 3} | _ZERO_DEFAULTS | section
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
@@ -75,31 +77,34 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
-    masking = getattr(objective_of(run.objective), "masking", None)  # None: a token attends to its whole item
+    # An objective without `masking` lets every token attend to its whole item.
+    masking = getattr(objective_of(run.objective), "masking", None)
     allowed = item_mask if masking is None else masking.allowed
     return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
 
 @dataclass(frozen=True)
 class ParallelLayout(MicroBatch):
-    """`replicas` copies of the model, each on `len(stages)` processes; `gpus` processes in all."""
+    """The layout of a run: there are `replicas` copies of the model, each on `len(stages)` processes, and so `gpus`
+    processes in all."""
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
-    flops: Flops  # operations of the forward pass for each token
+    flops: Flops  # operations per token
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
     gradient_bytes: int  # bytes of one element of the gradients that are added over micro-batches
     sum_bytes: int  # bytes of one element of the gradients that are summed over ranks
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    accumulation: int  # micro-batches in a step
-    offloads_optimizer: bool  # the optimizer's state is in the host's memory
+    accumulation: int  # number of micro-batches in a step
+    offloads_optimizer: bool  # whether the optimizer's state is in the host's memory
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse."""
+        """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse, and
+        for engines that the planner does not count."""
         run = choose_engine(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
@@ -142,17 +147,19 @@ class ParallelLayout(MicroBatch):
 
     @property
     def borrowed(self) -> int:
-        """Element count of the copy of the embedding that a pipeline's last stage holds for its softmax; 0: no copy."""
+        """Element count of the copy of the embedding that a pipeline's last stage holds for its softmax; 0 if there is
+        no copy."""
         return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
-        """Sizes of a stage. They do not depend on activation checkpointing, so it is left out of the cache's key."""
+        """Sizes of a stage. They do not depend on activation checkpointing, so `stage_sizes` is always called without
+        it and caches one result for both."""
         return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
-        """Number of stages with which a stage exchanges hidden states: two in the middle of a pipeline."""
+        """Number of stages with which a stage exchanges hidden states; in the middle of a pipeline it is two."""
         return (stage > 0) + (stage < len(self.stages) - 1)
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once under the 1F1B schedule (PipeDream-Flush)."""
+        """Number of micro-batches whose activations a stage holds at once in the 1F1B schedule (PipeDream-Flush)."""
         return min(len(self.stages) - stage, self.accumulation)

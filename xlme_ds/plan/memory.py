@@ -1,11 +1,11 @@
 """Peak memory of one GPU: the bytes of weights, gradients and so on at the fullest moment of a step.
 
-For a stage of Ψ parameters on N replicas, at e bytes an element, DeepSpeed 0.19.8 holds these bytes (as in its
+For a stage of Ψ parameters on N replicas, at e bytes per element, DeepSpeed 0.19.8 holds these bytes (as in its
 runtime/zero/ and runtime/bf16_optimizer.py):
 
 | | weights | gradients | optimizer: float32 weights, two moments |
 |---|---|---|---|
-| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ (2Ψ with one micro-batch a step), never freed | 12Ψ/N |
+| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ (2Ψ with one micro-batch per step), never freed | 12Ψ/N |
 | ZeRO-1, fp32 | eΨ | 4Ψ/N after reduction; 4Ψ while micro-batches add up | 12Ψ/N |
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and gathered weights | 4Ψ/N, or 2Ψ/N where they are added in bf16 | 12Ψ/N |
@@ -31,7 +31,7 @@ Memory = dict[str, float]  # bytes at one moment, by kind: weights, gradients, o
 
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
-    """The name of the moment and stage with the highest memory use, and the memory at that moment."""
+    """Returns (name of the moment and stage with the highest memory use, memory at that moment)."""
     moments = [
         (f"{name}, stage {stage}" if len(layout.stages) > 1 else name, memory)
         for stage in range(len(layout.stages))
@@ -50,7 +50,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     sizes, part = layout.sizes(stage), layout.stages[stage]
     idle_buffers = _collection_buffers(layout, stage, backward=False)
     bucket_bytes = _collection_buffers(layout, stage, backward=True) - idle_buffers
-    # Between two steps.
+    # `idle` is the memory between two steps.
     idle = Memory(
         weights=_weights(layout, stage),
         gradients=_kept_gradients(layout, stage),
@@ -59,7 +59,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         logits=0.0,
         buffers=idle_buffers,
     )
-    # All micro-batches in flight except the current one.
+    # `busy` adds the activations of all micro-batches in flight except the current one.
     busy = _plus(
         idle,
         activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
@@ -108,11 +108,12 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
 def _around_the_first_softmax(
     layout: ParallelLayout, stage: int, busy: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
-    """Moments around the vocabulary softmax of the first part. `busy`: the memory with other micro-batches in flight;
-    `bucket_bytes`: what the buckets of gradients add in the backward pass."""
+    """The memory at the moments around the vocabulary softmax of the first part. `busy` is the memory with other
+    micro-batches in flight, and `bucket_bytes` what the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
     forward_base = _plus(busy, weights=_gathered_weights(layout, stage, reused_weights(layout, stage)[0]))
-    # With a tied embedding, the gradient from the discriminator's lookup exists already; on a GPU it is a whole table.
+    # With a tied embedding, the gradient from the discriminator's lookup exists already. On a GPU it is as large as the
+    # embedding.
     lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     backward_base = _plus(forward_base, gradients=arrived, buffers=bucket_bytes)
@@ -134,8 +135,8 @@ def _around_the_first_softmax(
 def _reductions(
     layout: ParallelLayout, stage: int, idle: Memory, backward_start: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
-    """Moments at which gradients are reduced. `idle`: the memory between steps; `backward_start`: the memory at the
-    start of the backward pass; `bucket_bytes`: what the buckets of gradients add in the backward pass."""
+    """The memory at the moments when gradients are reduced. `idle` is the memory between steps, `backward_start` that
+    at the start of the backward pass, and `bucket_bytes` what the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
     layers = len(layout.stages[stage].layers)
     all_reduced = _reduced_gradients(layout, stage)
@@ -186,7 +187,7 @@ def _weights(layout: ParallelLayout, stage: int) -> float:
 
 
 def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of gradients that exist from start to end of a step's last micro-batch."""
+    """Bytes of the gradients that exist all through a step's last micro-batch."""
     size = layout.sizes(stage).total
     borrowed_bytes = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
@@ -202,7 +203,7 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
     """Bytes of gradients, in addition to `_kept_gradients`, once the backward pass has computed the gradients of
     `produced` elements."""
     reduced_at_end = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
-    if reduced_at_end and not uses_bf16_optimizer(layout):  # until then gradients stay as autograd made them
+    if reduced_at_end and not uses_bf16_optimizer(layout):  # before the reduction, gradients stay as autograd made them
         return layout.element * produced if layout.accumulation == 1 else 0.0
     return _reduced_gradients(layout, stage, produced)
 
@@ -213,7 +214,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
     added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or added_after_reduction:
         return 0.0
-    if layout.element == FLOAT:  # the largest parameter's gradient is whole even where the rank owns part
+    if layout.element == FLOAT:  # the largest parameter's gradient is held whole, even if the rank owns a part of it
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
     return FLOAT * sizes.total / layout.replicas
 
@@ -225,7 +226,8 @@ def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the softmax's gradient for the stage's own embedding; 0 where it is added tile by tile, never whole."""
+    """Bytes of the softmax's gradient for the stage's own embedding. With `BF16_Optimizer` it is added tile by tile and
+    never exists whole, so these are 0 bytes."""
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 
@@ -241,18 +243,19 @@ def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
 
 
 def _gathered_weights(layout: ParallelLayout, stage: int, modules: int) -> float:
-    """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` elements of
-    other modules."""
+    """Bytes of the weights that ZeRO-3 has gathered: the tables, which belong to the root module, and `modules`
+    elements of other modules."""
     return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
 
 
 def _gathers(layout: ParallelLayout) -> bool:
-    """Whether ZeRO-3 copies weights before it uses them: a single rank without offloading uses them in place."""
+    """Whether ZeRO-3 copies weights before it uses them. A single rank without offloading uses them in place."""
     return layout.zero["stage"] == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
 
 
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
-    """Element counts of the generator's and the discriminator's parameters that ZeRO-3 holds until the backward pass.
+    """Returns the element counts of the parameters that ZeRO-3 holds until the backward pass, as (generator's,
+    discriminator's).
 
     ZeRO-3 keeps a parameter if it uses fewer than `stage3_max_reuse_distance` elements until it uses the parameter
     again. Between these uses, all later parameters are used twice and the tables once: distance = 2 · later + tables.
@@ -267,7 +270,7 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Bytes of the buffers that collect gradients before their reduction, and that hold prefetched weights."""
+    """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights."""
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket = layout.zero["reduce_bucket_size"] * layout.element
@@ -286,7 +289,7 @@ def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
     if uses_bf16_optimizer(layout):
         two_groups = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
         return _converted_copies(layout, two_groups, sizes.total)
-    if layout.zero["stage"] == 3:  # converted, then joined rank by rank
+    if layout.zero["stage"] == 3:  # gradients are converted, and then copied again to join them rank by rank
         return size * (converted_bytes + layout.sum_bytes)
     return (layout.element + converted_bytes) * size
 

@@ -59,10 +59,10 @@ def plan(
     utilisation: float = UTILISATION,
     layouts: int = 4,
 ) -> dict[str, Any]:
-    """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` fastest layouts.
+    """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`.
 
-    `gpus`: by default as many as one copy of the model needs: 1, or the stages of a pipeline. Raises ValueError if
-    `run` cannot run on `gpus` GPUs.
+    By default `gpus` is what one copy of the model needs, which is 1, or the number of stages of a pipeline. Raises
+    ValueError if `run` cannot run on `gpus` GPUs.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
@@ -121,7 +121,8 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """For each phase of the data: steps, tokens if every row is full, and the fraction of tokens that is predicted."""
+    """The record of each phase of the data. `tokens` counts those of full rows; `mask_fraction` is the fraction of
+    tokens that is predicted."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first_step for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
@@ -132,8 +133,8 @@ def _phases(run: RunConfig) -> list[dict[str, float]]:
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
-    """Floating-point operations of the whole run by both conventions; `mono` and `para`: tokens of text and of pairs in
-    the whole run."""
+    """The floating-point operations of the whole run by both conventions. `mono` and `para` are the numbers of tokens
+    of text and of pairs in the whole run."""
     row_tokens = run.model.max_positions
     flops = flops_of(run, row_tokens)
     mono_flops, para_flops = flops.training * mono, flops.training * para
@@ -151,7 +152,7 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
 
 
 def _components(run: RunConfig) -> dict[str, int]:
-    """Parameter count of each component of the model, in the model's order; every parameter counts once."""
+    """The parameter count of each component of the model, in the model's order. Every parameter counts once."""
     counts: Counter[str] = Counter()
     for name, size in parameter_sizes(run.objective, run.model).items():
         component, *rest = name.split(".")
@@ -166,10 +167,10 @@ def _components(run: RunConfig) -> dict[str, int]:
 def _priced(
     run: RunConfig, gpus: int, gpu: GPU, utilisation: float, base: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """(sort key, rounded costs) of `run`, which is `base` in another layout.
+    """Returns (sort key, rounded costs) of `run`, which is `base` in another layout.
 
-    The key sorts the fastest layouts first (to 100 tokens/s), then those with fewer micro-batches a step, then those
-    with less memory. Raises ValueError if `run` cannot run on `gpus`.
+    The key sorts the fastest layouts first. Of layouts whose speeds are equal to 100 tokens/s, those with fewer
+    micro-batches per step come first, and then those with less memory. Raises ValueError if `run` cannot run on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
@@ -206,13 +207,14 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
     """The costs of the layouts that are valid and fit in memory, the fastest first."""
     keys_and_costs = []
     for variant in _variants(run, gpus):
-        with suppress(ValueError):  # invalid: for example, rows do not divide, or a stage would be empty
+        with suppress(ValueError):  # a variant is invalid if, for example, rows do not divide, or a stage is empty
             keys_and_costs.append(_priced(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
-    """`run` with every engine and power of two as micro-batch, with and without checkpointing; some are invalid."""
+    """Yield `run` with each engine of `_engines` and each power of two as the micro-batch, with and without activation
+    checkpointing. Some of these runs are invalid."""
     for engine in _engines(run.engine, gpus):
         replicas = gpus // engine.processes_per_replica
         rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas
@@ -224,8 +226,8 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
-    """ZeRO 1, 2 and 3; ZeRO 2 and 3 with the optimizer offloaded; then pipelines of 2, 4, 8, … stages, if these divide
-    `gpus`."""
+    """Yield `engine` with ZeRO 1, 2 and 3, with ZeRO 2 and 3 and the optimizer offloaded, and then with pipelines of 2,
+    4, 8, … stages, if these divide `gpus`."""
     base = replace(
         engine,
         kind="deepspeed",
@@ -246,8 +248,8 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
 
 
 def _options(run: RunConfig, base: RunConfig) -> str:
-    """Command-line options that change the run `base` into `run`: the settings of the layout that are not the default
-    in `run` or in `base`."""
+    """The command-line options that change the run `base` into `run`. A setting of the layout is among them if it is
+    not the default in `run` or in `base`."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _LAYOUT_SETTINGS:

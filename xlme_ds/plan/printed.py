@@ -1,4 +1,5 @@
-"""Output of `xlme plan`: the fastest layout, its command, other layouts, and on request all figures as tables."""
+"""Prints the output of `xlme plan`: the fastest layout, its command, other layouts, and on request tables with all
+figures."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,8 @@ _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
 def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, its training command with `recipe_flags`, and other layouts: at most `layouts` in
-    all."""
+    """Print the fastest layout, its training command with `recipe_flags`, and other layouts. At most `layouts` layouts
+    are printed in all."""
     fastest = distinct(result["layouts"])[:layouts]
     hardware = result["hardware"]
     print(_answer(result, fastest, dollars_per_hour) + "\n")
@@ -72,7 +73,7 @@ def print_budget(result: dict[str, Any]) -> None:
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`layouts`, after merging layouts that are equally fast and differ only in the micro-batch.
 
-    A merged layout is the first of its group; `micro_batches` lists the micro-batches of the whole group.
+    Of each such group only the first layout is kept. Its key `micro_batches` lists the micro-batches of the group.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
@@ -84,7 +85,7 @@ def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
-    """Time, memory, GPU-hours and cost of the first of `layouts`, the fastest."""
+    """The sentence with time, memory, GPU-hours and cost of the first of `layouts`, which is the fastest."""
     hardware = result["hardware"]
     head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
     if not layouts:
@@ -98,14 +99,14 @@ def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dol
 
 
 def _time(days: float) -> str:
-    """`days` as text: in days, or in hours and minutes below one day."""
+    """`days` as text. A time of less than one day is written in hours and minutes."""
     if days >= 1:
         return f"{days:.3g} days"
     return duration(days * DAY) if days * DAY >= 60 else "less than a minute"
 
 
 def _round(value: float) -> str:
-    """Hours or dollars as text, rounded to a whole number, or to two significant digits below 10."""
+    """Hours or dollars as text, rounded to a whole number. A value below 10 is rounded to two significant digits."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value >= 0.01 else "under 0.01"
@@ -124,7 +125,7 @@ def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]
 
 
 def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the parameters by component and by network, and a note."""
+    """Returns (table of the parameters by component and by network, note)."""
     by_network = dict(result["parameters"])
     by_component = by_network.pop("components")
     sections = [[(name, f"{size:,}") for name, size in counts.items()] for counts in (by_component, by_network)]
@@ -132,7 +133,7 @@ def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the operations by the standard and by the paper's count, and a note."""
+    """Returns (table of the operations by the standard and by the paper's count, note)."""
     standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
     rows = [
         ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
@@ -152,7 +153,7 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the memory of the layout that the recipe sets, and a note on the step time and the assumptions."""
+    """Returns (table of the memory of the layout that the recipe sets, note on the step time and the assumptions)."""
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
     title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
     table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])

@@ -1,22 +1,23 @@
-"""Estimated speed of a layout: the bytes that GPUs send, and tokens per second, from three assumptions.
+"""Estimates the speed of a layout: the bytes that GPUs send, and tokens per second, from three assumptions.
 
 On the busiest GPU, with m micro-batches and p pipeline stages, the seconds of a step are the sum of:
 
     compute   = operations executed / (peak · utilisation)        including recomputed layers and logits
-    bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = (exposed bytes) / rate + max(0, (other bytes) / rate − computing meanwhile)
+    bubble    = compute · (p − 1) / m                             1F1B: a GPU is idle in (p−1) of (m+p−1) intervals
+    transfer  = (exposed bytes) / rate + max(0, (other bytes) / rate − seconds of computing in which they are sent)
                                                                   rate = bandwidth · LINK_EFFICIENCY
     offload   = (bytes of optimizer, gradients and weights) / HOST_RATE; nvme counts as the host's memory
 
-Bytes are counted as the engines send them. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
-reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights are sent in the type of the computation, sums of
-gradients in float32, with `engine.gradient_precision bf16` in bf16. With several micro-batches a step:
+Bytes are counted as the engines send them. In an all-reduce of n bytes over N ranks each rank sends 2n(N−1)/N bytes. In
+a reduce-scatter or an all-gather it sends n(N−1)/N bytes (ring algorithms). Weights are sent in the type of the
+computation. Gradients are summed in float32, or in bf16 with `engine.gradient_precision bf16`. With several
+micro-batches per step:
 
 | | gradients | weights |
 |---|---|---|
-| ZeRO-1, bf16 | reduce-scatter, once a step | all-gather, once a step |
-| ZeRO-1, fp32 or offloaded | all-reduce, once a step | all-gather, once a step |
-| ZeRO-2 | all-reduce in every micro-batch (`use_multi_rank_bucket_allreduce`, its default) | all-gather, once a step |
+| ZeRO-1, bf16 | reduce-scatter, once per step | all-gather, once per step |
+| ZeRO-1, fp32 or offloaded | all-reduce, once per step | all-gather, once per step |
+| ZeRO-2 | all-reduce in every micro-batch (default of `use_multi_rank_bucket_allreduce`) | all-gather, once per step |
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
@@ -24,10 +25,10 @@ A pipeline also sends hidden states forward and their gradients back. If a first
 sends hidden states forward once more, and ZeRO-3 gathers again the weights that it does not hold until the second pass.
 
 Bytes that are sent while nothing computes are exposed. The gradient of a vocabulary table is complete at the very end
-of a backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. Also exposed: under
-ZeRO-3, the gathering of the tables at the start of each micro-batch, because they belong to the root module; under
-ZeRO-1 and 2, the gathering of the new weights after the update; in a pipeline, or with `overlap_comm` off, all bytes.
-The other bytes are sent during
+of a backward pass, so its sum over the ranks is exposed. Under ZeRO-2 and 3 this is so in every micro-batch. ZeRO-3
+also exposes the gathering of the tables at the start of each micro-batch, because they belong to the root module.
+ZeRO-1 and 2 also expose the gathering of the new weights after the update. In a pipeline, or with `overlap_comm` off,
+all bytes are exposed. The other bytes are sent during
 
 | | |
 |---|---|
@@ -48,15 +49,17 @@ from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 # The three assumptions.
 UTILISATION = 0.4  # fraction of its peak that a GPU reaches while it computes: measure it, and set --utilisation
 LINK_EFFICIENCY = 0.7  # fraction of a link's bandwidth that a collective reaches
-HOST_RATE = 10e9  # bytes a second for each GPU through PCIe and the host's memory, with eight GPUs on a host
+HOST_RATE = 10e9  # bytes per second for each GPU through PCIe and the host's memory, with eight GPUs on a host
 
-BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has two matrix products for each of the forward pass
+# Fraction of a step's operations that the backward pass executes. It has two matrix products for each one of the
+# forward pass.
+BACKWARD_SHARE = 2 / 3
 DAY = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
 class GPU:
-    """A kind of GPU, from its data sheet."""
+    """A kind of GPU, with numbers from its data sheet."""
 
     name: str
     memory_gib: float
@@ -106,9 +109,9 @@ def gpu_of(text: str) -> GPU:
 
 
 def communication(layout: ParallelLayout) -> dict[str, float]:
-    """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
-    `stages` to other stages, and their sum `total`; `exposed`: the bytes of the total that are sent while nothing
-    computes."""
+    """The bytes that the busiest GPU sends in an optimizer step. It sends `gradients` and `weights` to the replicas of
+    its stage, and the bytes `stages` to other stages. `total` is the sum of these three. `exposed` counts those of the
+    total that are sent while nothing computes."""
     by_stage = [_sent_by(layout, stage) for stage in range(len(layout.stages))]
     totals = [sent["gradients"] + sent["weights"] + sent["stages"] for sent in by_stage]
     busiest = by_stage[totals.index(max(totals))]
@@ -116,12 +119,12 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
-    """Bytes that a GPU of a stage sends in an optimizer step, as in `communication`; `exposed` is here without the
-    bytes to other stages."""
+    """The bytes that a GPU of a stage sends in an optimizer step, with the keys of `communication` except `total`. Here
+    `exposed` does not count the bytes to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     ring_share = (layout.replicas - 1) / layout.replicas
-    all_gather = layout.element * sizes.total * ring_share  # of all weights
-    reduce_scatter = layout.sum_bytes * sizes.total * ring_share  # of all gradients
+    all_gather = layout.element * sizes.total * ring_share  # bytes of an all-gather of all weights
+    reduce_scatter = layout.sum_bytes * sizes.total * ring_share  # bytes of a reduce-scatter of all gradients
     table_share = sizes.tables / sizes.total
     if layout.zero["stage"] == 3:
         # For the backward pass, weights that are no longer held are gathered again. The tables, which belong to the
@@ -148,17 +151,17 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     if layout.flops.first_pass_layer and not is_last:  # the pass without gradients sends forward too
         sends += 1
     between = micro_batches * sends * between_stages(layout)
-    if stage == 0:  # sends the updated embedding to the last stage
+    if stage == 0:  # this stage sends the updated embedding to the last stage
         between += layout.element * layout.borrowed
-    elif is_last:  # sends the embedding's gradient to the first stage
+    elif is_last:  # this stage sends the embedding's gradient to the first stage
         between += FLOAT * layout.borrowed
     return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
 
 
 def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
-    """Estimated seconds of a step of `run`: `compute`, `bubble`, `transfer`, `offload` and their sum `step`; with
-    `tokens_per_s`, `days` of the whole run, and `of_peak` = (standard count of operations / `step`) / peak of all GPUs.
-    """
+    """The estimated seconds of a step of `run`: `compute`, `bubble`, `transfer`, `offload` and their sum `step`. The
+    dict also has `tokens_per_s`, the `days` of the whole run, and `of_peak` = (standard count of a step's operations /
+    `step`) / peak of all GPUs."""
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(stage.layers) for stage in layout.stages]
     costs = stage_costs(layout.flops, balance, layout.model.activation_checkpointing)
@@ -166,9 +169,9 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     bubble = compute * (len(layout.stages) - 1) / layout.accumulation
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
     parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
-    if layout.offloads_optimizer:  # state read and written, gradients to the host, weights to the GPU
+    if layout.offloads_optimizer:  # the state is read and written, gradients go to the host, and weights to the GPU
         seconds["offload"] += parameters * (2 * OPTIMIZER + 4 + layout.element) / HOST_RATE
-    if layout.engine.offload_parameters != "none":  # weights to the GPU in both passes of every micro-batch
+    if layout.engine.offload_parameters != "none":  # weights go to the GPU in both passes of every micro-batch
         seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST_RATE
     step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
@@ -177,12 +180,12 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
 
 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
-    """Seconds of a step in which a GPU sends and does not compute; `compute`: seconds of computing."""
+    """The seconds of a step in which a GPU sends and does not compute. `compute`: the seconds in which it computes."""
     sent = communication(layout)
-    # Consecutive ranks share a stage (rank = stage · replicas + replica). Rates of the links, in GB/s:
+    # These are the rates of the links in GB/s. Consecutive ranks share a stage (rank = stage · replicas + replica).
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
     among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network
-    usable = LINK_EFFICIENCY * 1e9  # bytes a second for each GB/s of a link
+    usable = LINK_EFFICIENCY * 1e9  # bytes per second for each GB/s of a link's rate
     between = sent["stages"] / (among_stages * usable)
     exposed = (sent["exposed"] - sent["stages"]) / (among_replicas * usable)
     others = (sent["gradients"] + sent["weights"]) / (among_replicas * usable) - exposed
