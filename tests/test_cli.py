@@ -166,7 +166,7 @@ def test_recipes_are_legal(name: str) -> None:
         ),
         (
             RunConfig("x", engine=EngineConfig(pipeline_schedule="dualpipev")),
-            "engine.pipeline_schedule dualpipev is for engine.kind pipeline, it is deepspeed",
+            "engine.pipeline_schedule dualpipev is for engine.kind pipeline, engine.kind is deepspeed",
         ),
         (
             RunConfig("x", model=ModelConfig(vocabulary=10, vocabulary_blocks=7)),
@@ -204,9 +204,9 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
     xl = recipe("xl_zero3")
     engine = EngineConfig(deepspeed="zero3_offload", offload_parameters="nvme", nvme_folder="/nvme")
     config = replace(xl, engine=engine)
-    with pytest.raises(ValueError, match=r"an embedding of 1 model\.vocabulary_blocks has 805306368: set these to 16"):
+    with pytest.raises(ValueError, match=r"model\.vocabulary_blocks has 805306368: set model\.vocabulary_blocks to 16"):
         validate(config, world=1)
-    with pytest.raises(ValueError, match="set these to 2"):
+    with pytest.raises(ValueError, match=r"set model\.vocabulary_blocks to 2$"):
         validate(config, world=8)
     validate(config, world=16)
     validate(replace(config, model=replace(xl.model, vocabulary_blocks=16)), world=1)

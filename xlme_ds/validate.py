@@ -57,8 +57,8 @@ def check_class(config: Any) -> None:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. `prefix` precedes the
-    setting's name in an error, such as `model.`."""
+    """Check each setting of a dataclass against the choices or the range in its type. `prefix`, such as `model.`,
+    precedes the setting's name in an error."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         _check_value(f"{prefix}{name}", getattr(settings, name), hint)
 
@@ -174,7 +174,7 @@ def _check_data(config: Training) -> None:
         )
     decay_setting = f"schedule.decay_steps {schedule.decay_steps}"
     if schedule.decay_steps and schedule.name != "wsd":
-        raise ValueError(f"{decay_setting} is for schedule.name wsd, it is {schedule.name}: leave it 0")
+        raise ValueError(f"{decay_setting} is for schedule.name wsd, schedule.name is {schedule.name}: leave it at 0")
     if warmup > steps:
         raise ValueError(f"optimizer.warmup_steps {warmup} exceeds train.steps {steps}: shorten the warm-up")
     if warmup + schedule.decay_steps > steps:
@@ -230,8 +230,8 @@ def _check_pipeline(config: Training) -> None:
             value, default = getattr(engine, name), getattr(EngineConfig, name)
             if value != default:
                 raise ValueError(
-                    f"engine.{name} {value} is for engine.kind pipeline, it is {engine.kind}: set that, or leave it at "
-                    f"{default}"
+                    f"engine.{name} {value} is for engine.kind pipeline, engine.kind is {engine.kind}: set engine.kind "
+                    f"to pipeline, or leave engine.{name} at {default}"
                 )
         return
     if balance and len(balance) != parts:
@@ -253,8 +253,8 @@ def check_processes(engine: EngineConfig, world: int) -> None:
         raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
     if world % engine.processes_per_replica:
         raise ValueError(
-            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
-            "launched"
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of {engine.processes_per_replica} "
+            f"processes, {world} were launched"
         )
 
 
@@ -269,8 +269,8 @@ def _check_world(config: Training, world: int) -> None:
         if share > buffer:
             raise ValueError(
                 f"engine.offload_parameters nvme has buffers of {buffer} elements, and a process's share of an "
-                f"embedding of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
-                f"{_divide_up(model.vocabulary * model.width, world * buffer)}"
+                f"embedding of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set model."
+                f"vocabulary_blocks to {_divide_up(model.vocabulary * model.width, world * buffer)}"
             )
     accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
     needed = 2 * engine.pipeline_stages

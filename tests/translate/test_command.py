@@ -527,7 +527,7 @@ def test_lines_that_were_trained_on_are_counted(run: Path, folder: Path, capsys:
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "beam": ("--beam 0", "beam 0 follows nothing: it must be at least 1"),
+    "beam": ("--beam 0", "beam 0 keeps no hypothesis: it must be at least 1"),
     "wide": ("--beam 500", "beam 500 is more than a vocabulary of"),
     "from": ("--from fr", "--from fr is no language of {run}: choose one of de en"),
     "to": ("--to xx", "--to xx is no language of {run}: choose one of de en"),
@@ -565,7 +565,7 @@ def test_the_widest_beam(run: Path, folder: Path, capsys: pytest.CaptureFixture[
     assert len((folder / "one.en").read_text().splitlines()) == 1
     with pytest.raises(SystemExit):
         command([*words.split(), str(most + 1)])
-    assert f"has room for: it can be {most}" in capsys.readouterr().err
+    assert f"has room for: it can be at most {most}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

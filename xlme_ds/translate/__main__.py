@@ -15,7 +15,7 @@ from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
 
-_MAX_NAMED = 5  # upper bound of line numbers in a note
+_MAX_NAMED = 5  # largest number of line numbers that a note lists
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,25 @@ class TranslateSettings:
     """Folder of a run, or of its export; RUN@STEP names a checkpoint. An unfinished run counts as its newest
     checkpoint."""
     source: Path
-    """UTF-8 text, one sentence a line; a blank line stays empty."""
+    """UTF-8 text, one sentence per line; the translation of a blank line is empty."""
     from_language: Annotated[str, tyro.conf.arg(name="from")]
-    """Code of the source's language, as the data have it."""
+    """Code of the source's language, as in the training data."""
     to_language: Annotated[str, tyro.conf.arg(name="to")]
     """Code of the language to translate into."""
     out: Path | None = None
-    """File to write, a line for each of the source."""
+    """File to write, with one line per line of the source."""
     pairs: Path | None = None
-    """In place of --out, a folder of pairs that `xlme prep encode --para` reads: back-translation. The same command
-    resumes after a stop."""
+    """In place of --out, for back-translation: folder to write pairs into, which `xlme prep encode --para` reads. After
+    a stop, the same command resumes."""
     beam: int = 4
-    """Number of hypotheses of a sentence; 1 takes the most likely token each time, and is fastest."""
+    """Number of hypotheses per sentence; 1 takes the most likely token each time, and is fastest."""
     length_penalty: float = 1.0
     """Log-probabilities are divided by the length to this power; above 1 prefers longer translations."""
     reference: Path | None = None
-    """A human translation, line by line: prints BLEU and chrF."""
+    """File with a human translation of each line; BLEU and chrF are printed."""
     trained_on: tuple[Path, ...] = ()
-    """Folders that `xlme prep mix` wrote: prints how many lines of source and --reference are in them."""
+    """Folders that `xlme prep mix` wrote; the number of lines of source and --reference that they contain is
+    printed."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,10 +70,10 @@ def run(settings: TranslateSettings) -> None:
     if reference is not None:
         if len(reference) != len(lines):
             raise ValueError(
-                f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference has a "
-                "line for each of the source"
+                f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference needs "
+                "one line per line of the source"
             )
-        scores(reference[:1], reference[:1], settings.to_language)  # raises now, not at the end, without sacreBLEU
+        scores(reference[:1], reference[:1], settings.to_language)  # without sacreBLEU, this raises now, not at the end
     translator = load_translator(settings.model)
     check_search(translator, settings.beam, settings.length_penalty)
     languages = (

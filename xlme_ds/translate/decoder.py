@@ -28,8 +28,8 @@ class SharedInputs(NamedTuple):
     self_bias: AttentionBias | ItemBias  # which target tokens a target token sees
     source_BSD: Tensor  # the encoder's last hidden states
     cross_bias: AttentionBias  # which source tokens a target token sees
-    # By attention layer, the keys and values of earlier tokens; a pass over one more token adds its own. None in a pass
-    # over whole targets.
+    # Attention layer -> its keys and values, of the earlier target tokens or, in a cross-attention, of the source. A
+    # pass over one more target token adds the keys and values of that token. None in a pass over whole targets.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 
@@ -118,12 +118,12 @@ class Decoder(Encoder):
 
 
 def decoder_layers(cfg: ModelConfig) -> int:
-    """Number of layers; one of DeltaLM's layers has two attentions and two feed-forward networks."""
+    """Number of layers in the form's own count: a layer of DeltaLM has two attentions and two feed-forward networks."""
     return cfg.decoder_layers or max(1, cfg.discriminator_layers // (1 if cfg.decoder == "xlm" else 2))
 
 
 def decoder_depth(cfg: ModelConfig) -> int:
-    """Number of feed-forward networks: the decoder can start from so many encoder layers."""
+    """Number of feed-forward networks, which is the number of encoder layers that the decoder can start from."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
 
 

@@ -1,9 +1,9 @@
 """Beam search for the most likely translation of every source, token by token.
 
 At every token the `beam` best unfinished hypotheses of a sentence continue. A candidate that ends with `</s>` becomes a
-finished hypothesis if it is among the `beam` best candidates. The search ends with `beam` finished hypotheses, or at
-XLM's largest length, 1.3 n + 5 tokens for a source of n tokens. Score of a hypothesis: (sum of log p) / length **
-penalty; the highest score wins. Beam 1 takes the most likely token each time.
+finished hypothesis if it is among the `beam` best candidates. The search ends when there are `beam` finished
+hypotheses, or when the hypotheses have XLM's largest length, 1.3 n + 5 tokens for a source of n tokens. The hypothesis
+with the highest score wins: score = (sum of log p) / length ** penalty. Beam 1 takes the most likely token each time.
 
 A sentences, N hypotheses of all sentences together, S source tokens, D width, V vocabulary.
 """
@@ -41,26 +41,27 @@ def translate(
     mode; its device and precision are used.
     """
     translations: list[list[int]] = [[] for _ in sources]
-    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     batches = _batches(order, sources, beam, max_sentences=max(_MAX_LOGITS // (model.cfg.vocabulary * beam), 1))
-    for numbers in progress(batches, len(sources), "sentences", amount=len):
-        limits = [min(longest_translation(len(sources[number])), model.cfg.max_positions) for number in numbers]
+    for indices in progress(batches, len(sources), "sentences", amount=len):
+        limits = [min(longest_translation(len(sources[index])), model.cfg.max_positions) for index in indices]
         searches = [Search(limit, beam, length_penalty) for limit in limits]
-        _search(model, [sources[number] for number in numbers], languages, searches)
-        for number, search in zip(numbers, searches, strict=True):
-            translations[number] = search.best()
+        _search(model, [sources[index] for index in indices], languages, searches)
+        for index, search in zip(indices, searches, strict=True):
+            translations[index] = search.best()
     return translations
 
 
 def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, max_sentences: int) -> Iterator[list[int]]:
-    """Batches of source indices. `order` has short sources first, so a batch is padded to its last source."""
+    """Yield batches of source indices. `order` has short sources first, so a batch is padded to the length of its last
+    source."""
     batch: list[int] = []
-    for number in order:
-        padded_tokens = (len(batch) + 1) * (len(sources[number]) + 2)
+    for index in order:
+        padded_tokens = (len(batch) + 1) * (len(sources[index]) + 2)
         if batch and (padded_tokens * beam > _MAX_BATCH_TOKENS or len(batch) == max_sentences):
             yield batch
             batch = []
-        batch.append(number)
+        batch.append(index)
     if batch:
         yield batch
 

@@ -16,8 +16,8 @@ DECODER_FORM = "decoder_form"  # the key of `model.decoder` in config.json
 
 
 def load_with_decoder(folder: Path) -> TrainedRun | None:
-    """The whole model of an export with a decoder, as a run; None for any other folder. Raises ValueError if a file is
-    missing or damaged."""
+    """The whole model of an export with a decoder, in the form of a run; None for any other folder. Raises ValueError
+    if a file is missing or damaged."""
     config = read_config(folder)
     if config.get("model_type") != MODEL_TYPE or not config.get(DECODER_FORM):
         return None
@@ -37,7 +37,8 @@ def _config(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def _generation(cfg: ModelConfig) -> dict[str, Any]:
-    """Settings with which transformers' `generate` searches as `xlme translate` does with the same number of beams."""
+    """Settings with which transformers' `generate` searches like `xlme translate`, if both have the same number of
+    beams."""
     return {
         "bos_token_id": BOS,
         "pad_token_id": PAD,

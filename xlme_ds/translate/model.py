@@ -1,7 +1,7 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
 Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-B rows; of a row T tokens, S source and R target tokens; M target tokens of all rows, D width, V vocabulary.
+B rows. A row has T tokens: S source tokens and R target tokens. M target tokens in all rows, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ from .sides import (
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
-LENGTH_FACTOR = 3  # upper bound of (tokens of a row's translations) / (tokens of the row)
-_TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}
+LENGTH_FACTOR = 3  # upper bound of (tokens in the translations of a row's sentences) / (tokens in the row)
+_TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}  # task of a row -> the terms that it can have
 
 
 class TranslationOutput(NamedTuple):
@@ -47,7 +47,7 @@ class TranslationOutput(NamedTuple):
 
 
 class TranslationModel(TextEncoder):
-    """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
+    """`TextEncoder` with a decoder, and a head that predicts the decoder's tokens; all three share one embedding."""
 
     # Whether a flag is true on any process. This default is for one process. Under ZeRO-3 each pass needs all
     # processes, so the engine replaces this function, and all processes decode until the last one is done.
@@ -59,8 +59,9 @@ class TranslationModel(TextEncoder):
         self.masked_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
-        """Predict every target token from its source and the target tokens before it. A pair's target is predicted
-        once, a monolingual sentence once for each of its sources in the batch (noised copy, written translation)."""
+        """Predict every target token from its source and the target tokens before it. The target of a pair is predicted
+        once. A monolingual sentence is predicted once from each source that it has in the batch: its noised copy, a
+        translation that the model writes."""
         table = read_whole(self.table)
         empty = torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(empty.float(), empty, empty, empty)]
@@ -116,7 +117,7 @@ class TranslationModel(TextEncoder):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The decoder's last hidden states, [B, R, D], of whole targets. `sources_BS`: each source token's item number,
+        """The decoder's last hidden states of whole targets, [B, R, D]. `sources_BS`: each source token's item number,
         0 for padding."""
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
@@ -131,14 +132,15 @@ class TranslationModel(TextEncoder):
     def read_next(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """The decoder's last hidden state, [B, D], after one more token of each target, at `position` (from 0). `past`
-        caches the keys and values of earlier tokens; those of this token are added to it."""
+        """The decoder's last hidden state, [B, D], after it has read one more token of each target, `tokens_B`, at
+        `position` (from 0). `past` caches the keys and values of earlier tokens; those of this token are added to
+        it."""
         decoder = self.decoder
         position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.distances(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
-        # The biases for the distances from the new token to the first token, …, to itself.
+        # The biases for the distances from the new token to each token of the target, the first one to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
         self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)
         return decoder.through_layers(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]

@@ -5,7 +5,7 @@ target token is predicted from its source and the target tokens before it. Both 
 token of a target are `</s>`. Which side of a pair is the source is drawn when the data are mixed, so that one model
 learns both directions. A monolingual sentence is a target, too: its source is a noised copy (denoising auto-encoding),
 or a translation that the model writes with the current weights (back-translation). As in every objective, the step's
-number and the weights alone determine the source. M target tokens.
+number and the weights alone determine the source. M target tokens of a batch.
 """
 
 from copy import copy
@@ -43,7 +43,7 @@ _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accurac
 
 
 class MachineTranslation(MaskedLanguageModelling):
-    """All tokens of a target are predicted, each from the tokens before it: `mask_fraction` is 1; none is masked."""
+    """Every token of a target is predicted from the tokens before it, so `mask_fraction` is 1, and none is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_class = Causal
@@ -69,7 +69,7 @@ class MachineTranslation(MaskedLanguageModelling):
         self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
         super().__init__(cfg)
         self.weights = self._weights_in(0)
-        # From an index into TERMS to one into `self.terms`; 0, never read, for a term that is not trained.
+        # Index into TERMS -> index into `self.terms`. The entry of a term that is not trained is 0 and is never read.
         self._index_of_term = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
@@ -78,8 +78,8 @@ class MachineTranslation(MaskedLanguageModelling):
             require_sentences(rows, needed=True)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches with a noised copy of each sentence and the language to translate it into, as far as their terms are
-        trained."""
+        """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
+        language to translate each sentence into if back-translation is trained."""
         denoising, back = (self._weight_points.get(term, ()) for term in ("ae", "bt"))
         if not (denoising or back):
             return super().batches(rows, purpose)
@@ -95,8 +95,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` without back-translation if it has another term. Back-translation may differ between devices: if two
-        tokens are almost equally likely, rounding decides which one the model writes."""
+        """`batch`, without back-translation if it has another term. The sources of back-translation may differ between
+        devices: if two tokens are almost equally likely, rounding decides which one the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
             return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
@@ -112,7 +112,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.tensor([weight_at(points, step) for points in self._weight_points.values()], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError unless every step has a term, languages have embeddings and the engine can run a decoder."""
+        """Raise ValueError unless every step trains a term, languages have embeddings, and model and engine can have a
+        decoder."""
         super().check(run)
         name, data = run.objective.name, run.data
         self._check_weights(run)
@@ -153,7 +154,7 @@ class MachineTranslation(MaskedLanguageModelling):
             if points and not any(weights.values()):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
             total_weights = {step: total + weights[step] for step, total in total_weights.items()}
-        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # in some steps, no pairs
+        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # whether some steps read no pairs
         empty_steps = [step for step, total in total_weights.items() if not total and step < run.train.steps]
         if reads_sentences_alone and empty_steps and any(points_of.values()):
             raise ValueError(
@@ -162,7 +163,7 @@ class MachineTranslation(MaskedLanguageModelling):
             )
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The weights that encoder and decoder start from, by `start.into` and `start.decoder`."""
+        """The weights that encoder and decoder start from, as `start.into` and `start.decoder` choose."""
         weights = super().first_weights(start, cfg)
         of_decoder = FirstWeights(
             start.decoder or start.folder,
@@ -184,15 +185,18 @@ class MachineTranslation(MaskedLanguageModelling):
         return TranslationModel(cfg)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Counted as if half of each row of pairs were source and half target, and as if a sentence had a source of its
-        own length. A sentence is read once for denoising and once for back-translation. To write the source of
-        back-translation, both networks first run without gradient. With sentences, pairs are counted as sentences."""
-        passes = len(self.terms) - 1  # over a sentence
+        """Operations per token of the forward passes, counted as if a row of pairs were half source and half target,
+        and as if the source of a sentence were as long as the sentence.
+
+        A sentence is read once for denoising and once for back-translation. To write the source of back-translation,
+        both networks first run without gradient. If sentences are trained, pairs are counted like sentences.
+        """
+        passes = len(self.terms) - 1  # number of passes over a sentence that have a gradient
         # `share`: (tokens that a network reads in all passes) / (tokens of the row); `side`: tokens it reads in a pass.
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
         self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions
-        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # of either kind: projections, scores, weighted sums
+        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((self_attentions + cross_attentions) * attention + decoder_depth(cfg) * feed_forward)
         encoder = encoder_forward(cfg, 1, side)
@@ -209,8 +213,9 @@ class MachineTranslation(MaskedLanguageModelling):
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """One micro-batch for each term's forward pass, the largest first. Of a pair, each network reads half of the
-        tokens. Of a sentence, each reads as many as the sentence has: a source is about as long as its target."""
+        """The sizes of the forward passes of all terms, the largest first. In a pair, each network reads half of the
+        tokens. For a sentence, each network reads as many tokens as the sentence has, because a source is about as long
+        as its target."""
         sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
         passes = [sentences] * (len(self.terms) - 1)
         if batch.pairs:
@@ -219,7 +224,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return sorted(passes, key=lambda micro_batch: -micro_batch.tokens)
 
     def predicted_positions(self, batch: Batch) -> Tensor:
-        """Indices of the target tokens in the flattened batch."""
+        """The indices of the target tokens in the flattened batch."""
         return target_mask(batch).flatten().nonzero().squeeze(1)
 
     def counts(self, batch: Batch) -> Tensor:
@@ -247,14 +252,15 @@ class MachineTranslation(MaskedLanguageModelling):
         return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
-        """The summed losses and the numbers of target tokens, by the language translated into, float64 [2, terms,
-        languages]."""
+        """Returns float64 [2, terms, languages]: the summed losses and the numbers of target tokens, by the language of
+        the target."""
         language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
         return sum_by_language(output.nll_M, counted_M, self._terms(output), language_M, len(self.terms), languages)
 
     @staticmethod
     def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The rows with each target token replaced by the likeliest one, given the true tokens before; no scores."""
+        """Returns (tokens [B, T], None). Each target token is replaced by the token that the model finds most likely
+        after the true tokens before it. There are no probabilities."""
         filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None
 

@@ -1,5 +1,5 @@
-"""Offline back-translation: a file of text becomes pairs that `xlme prep encode --para` reads, each line next to its
-translation.
+"""Offline back-translation: the lines of a text and their translations become pairs, which `xlme prep encode --para`
+reads.
 
 FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
 FOLDER/.back_<to>.a-b.json               the settings, model and text that the pairs come from
@@ -28,7 +28,7 @@ class PairFolder:
     to: str
 
     def path(self, code: str) -> Path:
-        """The file of a side."""
+        """The file with the text in language `code`."""
         return self.folder / f"back_{self.to}.{'-'.join(sorted((self.source, self.to)))}.{code}"
 
     @property
@@ -51,7 +51,7 @@ class PairFolder:
             )
         if not complete:
             self.parts.mkdir(exist_ok=True)
-        return self.parts.exists()  # even of complete pairs, if a stop came before the parts were removed
+        return self.parts.exists()  # they exist for complete pairs, too, if a stop came before their removal
 
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
@@ -69,13 +69,13 @@ class PairFolder:
                 part_lines = lines[first : first + _PART_LINES]
                 translated = translate_lines(translator, part_lines, languages, beam, penalty)
                 cut = set(translated.cut)  # line numbers from 1
-                pairs = [
+                part_pairs = [
                     pair
                     for number, pair in enumerate(zip(part_lines, translated.lines, strict=True), start=1)
                     if number not in cut and all(side.strip() for side in pair)
                 ]
                 empty = sum(not line.strip() for line in part_lines)
-                write_object(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
+                write_object(self._part(first), {"pairs": part_pairs, "cut": len(cut), "empty": empty})
         parts = [read_object(self._part(first)) for first in first_lines]
         pairs = [pair for part in parts for pair in part["pairs"]]
         # The translations come last: their file marks the pairs as complete.

@@ -1,4 +1,4 @@
-"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each sentence for denoising
+"""Sources from monolingual sentences (XLM; Conneau and Lample, 2019): a noised copy of each sentence for denoising
 auto-encoding, and the language to translate each sentence into for back-translation.
 
 Both depend only on the seed, the row's tokens and the row's number. Their random numbers are independent of all other
@@ -17,9 +17,11 @@ from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move (positions), shares dropped and masked
-ALWAYS = ("0:1",)  # weight 1 in all steps
-_TASK = np.uint64(len(TASKS))  # no task has this number, so no other random numbers have these counters
+SHUFFLED = 3  # a token moves by fewer positions than this; all three values are XLM's
+DROPPED, BLANKED = 0.1, 0.1  # share of a sentence's tokens that is dropped, share of the others that is masked
+ALWAYS = ("0:1",)  # the setting for weight 1 in all steps
+# In place of a task's index in Philox's counter: no task has this index, so no other draw has the same counter.
+_TASK = np.uint64(len(TASKS))
 _TO_UNIT = 2.0**-32  # factor from 32 random bits to [0, 1)
 _LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -31,7 +33,7 @@ class Sentences:
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
-    languages: tuple[int, ...]  # of the rows
+    languages: tuple[int, ...]  # indices of the languages of the rows
     mask: int  # id of `<mask>`
 
     def __post_init__(self) -> None:
@@ -41,15 +43,16 @@ class Sentences:
                 f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
             )
 
-    def added(self, batch: Batch, parts: TaskRows, seed: int, step: int) -> Batch:
-        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` added."""
+    def added(self, batch: Batch, task_rows: TaskRows, seed: int, step: int) -> Batch:
+        """`batch`, which `collate` made of `task_rows`, with `noised_BT` and `into_BT` added, each in the steps that
+        need it."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
-        first = 0
-        for task, rows, numbers in parts:
+        first = 0  # index in the batch of the task's first row
+        for task, rows, row_numbers in task_rows:
             if task == TASKS.index("mono"):
                 end, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
                 of_task = noised_BT[first:end], into_BT[first:end]
-                _noise(*rows, numbers, key, self.mask, np.array(self.languages), *of_task)
+                _noise(*rows, row_numbers, key, self.mask, np.array(self.languages), *of_task)
             first += len(rows.tokens)
         if weight_at(self.denoising, step):
             batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
@@ -76,11 +79,13 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write to the columns of each item. `noised_BT`: a noised copy, then `<pad>` to the item's end. `into_BT`: the
-    language to translate the item into, drawn uniformly from `language_indices` without the item's own.
+    """Fill `noised_BT` and `into_BT` in the columns of each item, which is one sentence.
 
-    The tokens of a sentence are sorted by i + u, where i is the position and u uniform in [0, 3). Then a share is
-    dropped, and a share of the rest becomes `<mask>`. At least one token stays.
+    `noised_BT` gets a noised copy; the columns after it, up to the end of the item, keep `<pad>`. `into_BT` gets the
+    language to translate the item into, drawn uniformly from `language_indices` without the item's own language.
+
+    The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, 3). Then a share of
+    them is dropped, and a share of the others becomes `<mask>`. At least one token stays.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)

@@ -1,11 +1,11 @@
 """Inputs of the encoder and the decoder of a translation model, made from a batch (XLM: Conneau and Lample, 2019;
 Lample et al., 2018).
 
-Rows of pairs are the same as in translation language modelling. Here the sides of pairs are separated, so that neither
-network reads the other's side. A monolingual sentence is a target; its source is a noised copy, or a translation that
-the model wrote.
+Rows of pairs are the same as in translation language modelling. Here the two sides of a pair are separated: the encoder
+reads the source, the decoder the target. A monolingual sentence is a target; its source is a noised copy, or a
+translation that the model wrote.
 
-B rows; of a row T tokens, S source and R target tokens.
+B rows. A row has T tokens: S source tokens and R target tokens.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MULTIPLE = 8  # widths are multiples of this, which is faster on a GPU
 
 
 class Side(NamedTuple):
-    """The tokens of every row that one network reads, with padding only on the right; int64 [B, S] or [B, R]."""
+    """The tokens that one network reads of every row, with padding only on the right; int64 [B, S] or [B, R]."""
 
     tokens: Tensor
     positions: Tensor  # from 0 in every item
@@ -31,8 +31,8 @@ class Side(NamedTuple):
 
 
 def target_mask(batch: Batch) -> Tensor:
-    """Whether each token is a target, bool [B, T]. Targets are the second sides of pairs, and monolingual sentences;
-    each with its last `</s>` and without its opening token."""
+    """Whether each token is a target, bool [B, T]. Targets are the second sides of pairs, and monolingual sentences.
+    The last `</s>` of each belongs to the target, its opening token does not."""
     not_padding_BT, is_pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
     second_BT = (batch.sides_BT == 1) & not_padding_BT
     # In XLM's layout, `</s>` also opens the second side.
@@ -68,7 +68,7 @@ def targets(batch: Batch) -> Side:
     """Decoder inputs: targets shifted right, each beginning with `</s>`."""
     target_BT = target_mask(batch)
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
-    # A sentence's first target has position 1; a pair's comes after a token that is no target.
+    # The first target token of a sentence has position 1; the one of a pair comes after a token that is no target.
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
     first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values  # the column in which each token's target begins
     before_BT = F.pad(batch.tokens_BT[:, :-1], (1, 0), value=PAD).masked_fill(begins_BT, EOS)
@@ -96,8 +96,11 @@ def sentences_apart(batch: Batch) -> SentencesApart:
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
-    """The translations `written` as sources: each in the row of its sentence, one after the other; `rows`: the batch's
-    number of rows; `opening`: the token before each translation. L tokens of all translations, with special tokens."""
+    """The translations `written` as sources. Those of the sentences of one row follow each other in the same row.
+
+    `opening`: the token before each translation; `rows`: the number of rows of the batch. L tokens in all translations,
+    with special tokens.
+    """
     device = sentences.row_N.device
     lengths_N = torch.tensor([len(translation) + 2 for translation in written], device=device)
     tokens_L = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
@@ -113,7 +116,7 @@ def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]],
 
 
 def _starts(lengths: Tensor) -> Tensor:
-    """Index at which each of several stretches begins, if they follow each other from 0."""
+    """The index at which each of several sequences of these lengths begins, if they follow each other from index 0."""
     return lengths.cumsum(0) - lengths
 
 
@@ -123,7 +126,8 @@ def _width(lengths_B: Tensor) -> int:
 
 
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """`values`, each [B, T], reduced to the tokens where the mask is true, which move left in their rows; [B, S]."""
+    """Each of the `values`, [B, T], reduced to [B, S]: the tokens where the mask is true move to the left of their row,
+    and 0 follows them."""
     width = _width(mask_BT.sum(1))
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]  # columns where the mask is true first
     kept_BS = mask_BT.gather(1, order_BS)

@@ -92,9 +92,10 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
     """Raise ValueError if `beam` or `length_penalty` is out of range; a beam must fit the size of the vocabulary."""
     size = translator.vocabulary.size
     if beam < 1:
-        raise ValueError(f"beam {beam} follows nothing: it must be at least 1")
+        raise ValueError(f"beam {beam} keeps no hypothesis: it must be at least 1")
     if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates, and some tokens are never written
-        raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be {(size - 5) // 2}")
+        most = (size - 5) // 2
+        raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {most}")
     if not abs(length_penalty) <= _MAX_PENALTY:  # true of NaN, too
         raise ValueError(
             f"length_penalty is {length_penalty}: it must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, such as 1"
@@ -105,7 +106,7 @@ class Translated(NamedTuple):
     """Translations, one for each source line."""
 
     lines: list[str]
-    cut: list[int]  # numbers, from 1, of source lines that were too long: only their start was read
+    cut: list[int]  # numbers (from 1) of the source lines that were too long, so that only their start was read
 
 
 def translate_lines(

@@ -1,6 +1,6 @@
-"""Decoding token by token, with cached keys and values, and the greedy translations of back-translation.
+"""Decodes token by token, with cached keys and values, and writes the greedy translations of back-translation.
 
-N hypotheses or sentences, S source tokens, D width, V vocabulary.
+N hypotheses or sentences, which are the model's B rows; S source tokens, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """A translation model (`TranslationModel`) as decoding uses it."""
+    """The members of a translation model (`TranslationModel`) that decoding uses."""
 
     cfg: ModelConfig
     any_rank: Callable[[bool], bool]
@@ -27,7 +27,7 @@ class Writer(Protocol):
     def read_next(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """Hidden states after one more token, [N, D]."""
+        """The decoder's last hidden state of each row after one more token, [N, D]."""
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [N, V]."""
@@ -46,11 +46,11 @@ class CachedDecoder:
         self.source_NSD = model.read_source(source)
         self.allowed_N11S = (source.items > 0)[:, None, None]
         self.past: dict[torch.nn.Module, KeysAndValues] = {}
-        self.position = 0  # of the next token that the decoder reads
+        self.position = 0  # position of the next token that the decoder reads
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
-        """Log-probabilities of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary tokens and
-        `</s>` are possible."""
+        """Read `tokens_N`; returns the log-probabilities of the token that follows, float32 or wider [N, V]. Only
+        ordinary tokens and `</s>` are possible."""
         hidden_ND = self.model.read_next(
             tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
         )
@@ -70,10 +70,11 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """Greedy translations of the rows of `source`, a sentence each, into `languages_N`, as ordinary tokens. Each has at
-    most `longest_translation` tokens, and at most as many as the model can read."""
+    """Greedy translations, as ordinary tokens, of the rows of `source`, each of which is one sentence, into the
+    languages `languages_N`. Each has at most `longest_translation` tokens, and at most as many as the model can
+    read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
-    lengths = (source.items > 0).sum(1).tolist()  # with the two special tokens
+    lengths = (source.items > 0).sum(1).tolist()  # including the two special tokens
     limits = [min(longest_translation(length - 2), model.cfg.max_positions - 2) for length in lengths]
     written: list[list[int]] = [[] for _ in limits]
     live = list(range(len(limits)))  # index of the sentence in each of the decoder's rows; finished ones are removed
