@@ -161,13 +161,14 @@ class IndexedShard:
         """Read the N rows `first` … `stop` − 1, without those after the record batch of row `first`. Returns (tokens,
         lists): the ids, int32 [N, T], and two pairs (offsets [N + 1], values), for the rows' lengths and for their
         languages."""
-        batch, wanted = divmod(first, self._batch_rows)
+        batch, wanted_begin = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
-        # From here on, rows are counted from the start of the record batch. Rows `wanted` … `wanted_end` − 1 are
-        # returned; rows `begin` … `end` − 1 are read: whole groups, to compare their checksums.
+        # From here on, rows are counted from the start of the record batch. Rows `wanted_begin` … `wanted_end` − 1 are
+        # returned. Rows `begin` … `end` − 1 are read: complete groups, so that their checksums can be compared.
         wanted_end = min(stop - rows_before, count)
-        begin, end = wanted // self._group * self._group, min(-(-wanted_end // self._group) * self._group, count)
+        begin = wanted_begin // self._group * self._group
+        end = min(-(-wanted_end // self._group) * self._group, count)
         tokens_at, *lists_at = self._offsets[batch].tolist()
         row_bytes = 4 * self.row_tokens
         tokens = self._array(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
@@ -184,7 +185,7 @@ class IndexedShard:
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
         if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
-        low, high = wanted - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
+        low, high = wanted_begin - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
         columns = [
             (offsets[low : high + 1] - offsets[low], values[offsets[low] : offsets[high]])
             for offsets, values in zip(lists[::2], lists[1::2], strict=True)

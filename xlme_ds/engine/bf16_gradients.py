@@ -4,9 +4,9 @@ by default in float32.
 The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
 DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
 another one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. The
-operating system maps new buffers page by page, so filling one with a Base model's gradients takes as long as several
-layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never exists
-as one tensor. docs/lab/engines.md has the time that each change saves.
+operating system maps new buffers page by page, so filling one with a Base model's gradients takes as long as computing
+several layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never
+exists as one tensor. docs/lab/engines.md has the time that each change saves.
 
 A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32 it
 sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
@@ -75,8 +75,8 @@ def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
 
 
 class _GradientSums:
-    """Reduces gradients over the replicas. `parts` holds, for every group, this rank's part of the gradients: first
-    summed, then averaged.
+    """Reduces gradients over the replicas, the ranks that hold the same parameters. `parts` holds, for every group,
+    this rank's part of the gradients: first their sum over the replicas, then their mean.
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
     `late` is sent during the last backward pass, once the gradients of this group and of all groups before it are
@@ -111,6 +111,7 @@ class _GradientSums:
                 self._send()
 
     def _send(self) -> None:
+        """Start the reduction of the next group; `finish` waits for it."""
         group, optimizer = self.sent, self.optimizer
         self.sent += 1
         arrived = optimizer.fp32_groups_has_gradients[group]

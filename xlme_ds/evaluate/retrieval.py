@@ -256,17 +256,18 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
     Only `block` rows of the N × N cosines are in memory at a time.
     """
     english_ND, other_ND = unit_length(english_ND), unit_length(other_ND)
-    right = np.arange(len(english_ND))  # index of each sentence's translation
-    nearest_other = np.empty(len(right), dtype=np.int64)  # index of the nearest translation of each English sentence
-    nearest_english = np.zeros(len(right), dtype=np.int64)  # index of the nearest English sentence of each translation
-    best_cosines = np.full(len(right), -np.inf)  # the cosine of each translation and that English sentence
-    for start in range(0, len(right), block):
+    count = len(english_ND)
+    nearest_other = np.empty(count, dtype=np.int64)  # index of the translation nearest to each English sentence
+    nearest_english = np.zeros(count, dtype=np.int64)  # index of the English sentence nearest to each translation
+    best_cosines = np.full(count, -np.inf)  # the cosine of each translation and that English sentence
+    for start in range(0, count, block):
         cosines = english_ND[start : start + block] @ other_ND.T
         nearest_other[start : start + block] = cosines.argmax(1)
         block_best = cosines.max(0)
         nearest_english = np.where(block_best > best_cosines, start + cosines.argmax(0), nearest_english)
         best_cosines = np.maximum(best_cosines, block_best)
-    return float((nearest_other == right).mean()), float((nearest_english == right).mean())
+    partner = np.arange(count)  # a sentence and its translation have the same index
+    return float((nearest_other == partner).mean()), float((nearest_english == partner).mean())
 
 
 def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:

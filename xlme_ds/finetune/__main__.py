@@ -1,4 +1,4 @@
-"""Fine-tune a model on one process; on several by `xlme launch --gpus N finetune …`.
+"""Fine-tune a model on one process, or on several with `xlme launch --gpus N finetune …`.
 
 xlme finetune --task ner --model runs/base --data xtreme/panx --out runs/base-ner
 
