@@ -155,7 +155,7 @@ class Order:
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
         while last - first > 1:
             middle = (first + last) // 2
-            left_slots, slots = (middle - first) * self.block, sum(inside)  # of the left half, and of the range
+            left_slots, slots = (middle - first) * self.block, sum(inside)  # slots of the left half, and of the range
             draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
             # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
             ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
@@ -169,8 +169,8 @@ class Order:
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """int64: the index of the example that takes part in each use. `use[i]` is the number of a use of the language
-        with index `language[i]`."""
+        """int64: for each use, the index of its example. `use[i]` is the number of a use of the language with index
+        `language[i]`."""
         per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]

@@ -46,7 +46,7 @@ class Stage:
 
         Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
-        with ExitStack() as root_lock:  # holds the lock on the root, nothing on the other ranks
+        with ExitStack() as root_lock:  # on the root rank this holds the lock, on the other ranks nothing
             on_root(lambda: self._open(root_lock))
             yield
 

@@ -143,7 +143,7 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
             raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
         if config.train.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
-    except ValueError as error:  # every rank raises the same
+    except ValueError as error:  # every rank raises the same error
         raise SharedError(str(error)) from None
     return config
 

@@ -54,7 +54,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
     settings = config.data
-    run_phases = phases(settings, mask_fraction=0.0)  # any fraction: masks do not change which rows a step reads
+    run_phases = phases(settings, mask_fraction=0.0)  # or any other: masks do not change which rows a step reads
     if len(run_phases) != len(data):
         raise ValueError(f"{run} read {len(run_phases)} folders, --data names {len(data)}: name them all")
     start = first_step(config)

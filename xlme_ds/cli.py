@@ -1,5 +1,5 @@
-"""Command lines `--recipe NAME [--section.key value ...]`: the settings of a recipe, or of a file, with overrides; and
-the lines that commands print."""
+"""Parse command lines `--recipe NAME [--section.key value ...]`, which change the settings of a recipe or a file; and
+print errors, remarks, progress and numbers in the form that all commands share."""
 
 import os
 import shlex

@@ -94,7 +94,7 @@ class ModelConfig:
     discriminator_layers: SmallCount = 12
     """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
     max_positions: Size = 512
-    """Rows of the learned absolute position table; also the largest number of tokens in an item."""
+    """Rows of the learned absolute position table; also the largest number of tokens in a text or pair."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token. If this is off, only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
@@ -157,9 +157,9 @@ class ModelConfig:
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
     where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers", "graphs"] = "auto"
-    """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
-    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a CPU or for
-    translation."""
+    """Compilation for speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step;
+    graphs: it also replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a
+    CPU or for translation."""
     head_chunk: Count = 8192
     """Vocabulary entries whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False
@@ -314,9 +314,9 @@ class EngineConfig:
     operations of the parts are balanced. Set it if measurements show a slower stage. The first part may have no
     layers."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """Where master weights and moments are stored, if the GPU has no room for them; nvme needs ZeRO-3."""
+    """Storage of master weights and moments, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
-    """Where weights are stored while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
+    """Storage of weights while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
     nvme_folder: str = ""
     """Folder on a local disk for offloading to nvme; its contents may be deleted after a run."""
 

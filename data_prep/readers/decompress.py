@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-CHUNK = 1 << 18  # bytes
+CHUNK = 1 << 18  # bytes that are read or decompressed at a time
 
 
 class _Damage(OSError):

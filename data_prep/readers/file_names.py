@@ -19,9 +19,10 @@ Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a
 _Inputs = dict[Codes, list[tuple[str, ...]]]  # codes -> the inputs with these codes, each as the names of its files
 _SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_STAR_AFTER_CODE = "}*"  # a star right after a code: its text begins with no letter, which the code would include
+# A star right after a code. The text that it matches does not begin with a letter, which would belong to the code.
+_STAR_AFTER_CODE = "}*"
 _STARS = ("*", _STAR_AFTER_CODE)
-_MAX_CODE = 12  # characters
+_MAX_CODE = 12  # characters of the longest code
 
 
 class _Code(NamedTuple):
@@ -55,7 +56,7 @@ class FileNames:
         self.listed = frozenset(code for codes in wanted or () for code in codes)
         self.codes = {pattern: {name: _codes_in(pattern, name, self.listed) for name in places} for pattern in patterns}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
-        self.inputs: dict[str, _Inputs] = {}  # by pattern
+        self.inputs: dict[str, _Inputs] = {}  # pattern -> its inputs
         taken = set[str]()  # names of files that fit an earlier pattern
         for pattern in dict.fromkeys(patterns):
             self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
@@ -116,7 +117,8 @@ class FileNames:
         A file also belongs to a wanted code if the code in its name is longer, begins with the wanted code and is of
         the same language: `en_US_0` belongs to en. It does not if the longer code is wanted too.
         """
-        wanted: dict[Codes, list[Codes]] = {}  # the codes that the pattern has placeholders for -> all wanted codes
+        # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.
+        wanted: dict[Codes, list[Codes]] = {}
         for codes in self.wanted:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             wanted.setdefault(in_name, []).append(codes)

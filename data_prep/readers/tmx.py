@@ -22,8 +22,8 @@ from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Elements in a segment that hold codes of other tools, not text. Text nested in them, in <sub>, is left out too.
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
-_MAX_DEPTH = 100  # of nested elements; TMX needs about ten
-_MAX_TAG_BYTES = 8_000_000  # of a tag or a comment, which expat keeps in memory until its end
+_MAX_DEPTH = 100  # largest depth of nested elements; TMX needs about ten
+_MAX_TAG_BYTES = 8_000_000  # largest size of a tag or a comment, which expat keeps in memory until its end
 _HEAD_BYTES = 1000  # bytes at the start of the file in which the encoding is declared
 
 # First bytes of a file -> its encoding.

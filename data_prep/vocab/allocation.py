@@ -27,7 +27,8 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 
 
 def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
-    """The steps (language, from size, to size) along all hulls, at most `step` pieces each, by falling gain per piece.
+    """The steps along all hulls, each as (language, size before the step, size after it), by falling gain per piece. A
+    step has at most `step` pieces.
 
     The gain is the language's weight times the slope of its hull. A language's steps stay in order, because the slopes
     of a hull fall; steps of equal gain are sorted by language.

@@ -108,8 +108,8 @@ def sample_lines(
 def _first_bounds(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
-    """For each input, by language: the number of its smallest hashes whose lines are candidates. It is estimated from
-    the bytes of the inputs."""
+    """One dict per input: for each language, the number of smallest hashes whose lines are candidates. It is estimated
+    from the bytes of the inputs."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):

@@ -111,7 +111,7 @@ class UnigramPath:
         self._lengths = np.array([1, *map(len, self._pieces)], np.uint8)
         self._counts = words.counts
         number_of = {character: number for number, character in enumerate(words.alphabet, 1)}
-        characters = np.fromiter((number_of[c] for piece in longer for c in piece), np.int32)  # of all longer pieces
+        characters = np.fromiter((number_of[c] for piece in longer for c in piece), np.int32)  # longer pieces, joined
         starts = _starts(self._lengths[self._first_longer :])
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
@@ -268,8 +268,9 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     """
     words = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
-    # These describe the substrings of `length - 1` characters: `ids` by position, the other two by id. `length` goes up
-    # to LONGEST + 1, because the characters after a substring of LONGEST characters decide whether it is a candidate.
+    # For the substrings of `length - 1` characters: `ids` has, by position, the id of the substring that begins there;
+    # `occurrences` and `positions` have, by id, its occurrences and its first position. `length` goes up to
+    # LONGEST + 1, because the characters after a substring of LONGEST characters decide whether it is a candidate.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, LONGEST + 2):

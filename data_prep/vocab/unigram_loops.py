@@ -3,7 +3,7 @@ pieces up, and segmenting words.
 
 `characters` holds the numbers of the characters of all words, one word after the other: word w is
 `characters[starts[w] : starts[w + 1]]`, and 0 is the unknown character. The lattice of a text tells which pieces begin
-at each character: `fan[i]` is their number for character i, and `arcs` holds their piece numbers, character by
+at each character: `fan[i]` is their count for character i, and `arcs` holds their piece numbers, character by
 character, the shortest piece first. Piece n has `lengths[n]` characters and the log-probability `scores[n]`.
 """
 
@@ -14,7 +14,7 @@ from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint6
 from xlme_ds.data.compiled import compiled, reads
 
 Numbers = np.ndarray
-LONGEST = 16  # characters of a piece, as in SentencePiece
+LONGEST = 16  # characters of the longest piece, as in SentencePiece
 LONGEST_WORD = 1024  # characters; a longer word is cut
 # Values in place of a script. In a piece, a character with ANY may come before a character of any script. A character
 # with MARK takes the script of the character before it.
@@ -97,7 +97,7 @@ def extend(
     longer_ids = np.full(len(ids), np.int32(-1))
     room = 1 << 14
     totals, prefixes, positions = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
-    size = 0  # ids given
+    size = 0  # number of ids given so far
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1] - length + 1):
             prefix = ids[i]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_RARE_REMOVED_AT = 1.25  # rare pieces are dropped at this size / `largest`, so that enough others are left
+_RARE_REMOVED_AT = 1.25  # size / `largest` of the vocabulary from which rare pieces are dropped: enough others are left
 _MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes text
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")

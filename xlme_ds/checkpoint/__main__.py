@@ -261,7 +261,8 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 
 
 def _print_checkpoints(run: Path, checksums: bool) -> bool:
-    """Print a line for every checkpoint of `run`; returns whether all are sound. Raises ValueError if it has none."""
+    """Print a line for every checkpoint of `run`. Returns whether none has a fault. Raises ValueError if there are no
+    checkpoints."""
     require_folder(run, "name a run folder")
     folders = checkpoints_of(run)
     sound = True

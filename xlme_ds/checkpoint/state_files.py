@@ -134,8 +134,8 @@ class StateWriter:
 class Headers(NamedTuple):
     """The headers of some files of a checkpoint."""
 
-    tensors: list[tuple[str, str]]  # (parameter, kind)
-    steps: set[int]  # the steps that the headers name; a sound checkpoint has only one
+    tensors: list[tuple[str, str]]  # (parameter, kind) of each tensor
+    steps: set[int]  # the steps that the headers name; in an undamaged checkpoint all name the same
     # [parts, 5]: index of the part's tensor in `tensors`, first element, element count, index of the part's file in the
     # checkpoint, and first byte in that file.
     parts: np.ndarray

@@ -27,7 +27,7 @@ class Measure(NamedTuple):
     higher_is_better: bool = True
 
 
-MEASURES = {  # in the order of tables
+MEASURES = {  # in the order in which tables show them
     "pos": Measure("parts of speech, F1, non-English languages"),
     "ner": Measure("entities, F1, non-English languages"),
     "align": Measure("word alignment, error rate", higher_is_better=False),
