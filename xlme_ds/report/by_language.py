@@ -81,7 +81,7 @@ def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Se
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of a table, and the values in the text above it."""
+    """The rows of a table, and the values in the text above it. `ranked`: number of languages with a gain."""
     ranked = [row for row in rows if row["gain"] is not None]
     count = min(3, len(ranked) // 2)
     return {
@@ -123,7 +123,7 @@ def _charts(
     }
     if not curves:
         return {"groups": {}, "zero": "0", "low": 0.0, "high": 0.0, "first": 0, "last": 0}
-    points = [point for by_task in curves.values() for line in by_task.values() for point in line]
+    points = [point for by_task in curves.values() for curve in by_task.values() for point in curve]
     steps, values = zip(*points, strict=True)
     first, last = min(steps), max(steps)
     low, high = min(*values, 0.0), max(*values, 0.0)
@@ -136,7 +136,7 @@ def _charts(
     charts = [
         {
             "code": code,
-            "lines": {task: [svg_point(*point) for point in line] for task, line in by_task.items()},
+            "lines": {task: [svg_point(*point) for point in curve] for task, curve in by_task.items()},
             "gains": {task: gains[task][code] for task in by_task},
         }
         for code, by_task in curves.items()

@@ -55,7 +55,7 @@ _UNUSED = re.compile(
 )
 _WIDE, _NARROW, _HEIGHT = 9.6, 4.6, 2.8  # inches
 _STYLE = {
-    "svg.fonttype": "none",  # text stays text: the page's font, selectable, small
+    "svg.fonttype": "none",  # text stays text, in the page's font, so it can be selected and takes few bytes
     "svg.hashsalt": "xlme_ds",  # the same data gives the same bytes
     "font.size": 11,
     "axes.edgecolor": GRID,
@@ -126,7 +126,7 @@ def curves(
             if is_drawn(key) and isinstance(value, int | float):
                 keys_of.setdefault(title, {})[series] = key
     keys_of = {title: keys for title, keys in keys_of.items() if keys}
-    panel_counts = Counter(title in separate for title in keys_of)  # section, True or False -> its number of panels
+    panel_counts = Counter(title in separate for title in keys_of)  # whether in `separate` -> number of panels
     widths = {title: _WIDE if panel_counts[title in separate] == 1 else _NARROW for title in keys_of}
     return {
         title: _panel(title, widths[title], keys, metrics, heldout, quantities, borders)
@@ -166,7 +166,7 @@ def _panel(
     quantities: Quantities,
     borders: Sequence[int],
 ) -> Panel:
-    """The panel of one title; `keys`: its logged keys, by series."""
+    """The panel with this title. `keys`: series -> the logged key whose values it shows."""
     axes, marks = _new_axes(width), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")

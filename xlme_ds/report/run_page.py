@@ -108,7 +108,8 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
     """The progress of an unfinished run; None for a finished one. `step`: the newest step; `steps`: number of steps of
-    the whole run; `shown`: the step of the sentences on the page, 0 if there are none yet."""
+    the whole run; `shown`: the step of the sentences on the page, 0 if there are none yet. `settings`: the run's
+    settings in `train`."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -117,8 +118,8 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """File -> a text that lists the steps of which it lacks a record that the settings ask for. Files that lack none
-    are left out."""
+    """Name of a file -> text that lists the steps at which the settings ask for a record and the file has none. Files
+    without such steps are left out."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     gaps = {}
@@ -203,7 +204,8 @@ def _dumbbells(
 ) -> list[dict[str, Any]]:
     """One row per language in `after`: the positions of its values in `before` and `after` on an axis from 0 to 100.
 
-    The axis begins at the value `low`; None: at the smallest value. Without a value in `before`, the position is None.
+    The axis begins at the value `low` or, if `low` is None, at the smallest value. If a language has no value in
+    `before`, that position is None.
     """
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low

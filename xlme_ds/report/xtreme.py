@@ -1,4 +1,4 @@
-"""Gather the scores of fine-tuned models and of retrieval and alignment tests from their folders.
+"""Gathers the scores of fine-tuned models and of retrieval and alignment tests from the result files in folders.
 
 If a task was fine-tuned with several settings, the runs with one of them count: the one with the best score on the dev
 sets, averaged over seeds.
@@ -48,7 +48,7 @@ class TaskScores:
     """A task's runs with the chosen setting, one for each seed, all with the same languages."""
 
     runs: tuple[TaskRun, ...]
-    compared: int = 1  # how many settings have scores, of which this one is the best
+    compared: int = 1  # how many settings have scores; the chosen setting is the best of them
     settings: int = 1  # how many settings the command was to run
 
 
@@ -75,7 +75,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     names = _names(contents.values())
     models: dict[str, Model] = {}
     shape_folders = _shape_folders(contents.values())
-    runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # by name and task
+    runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # (name of the model, task) -> its runs
     weights = _weights(contents.values())
     for path, content in contents.items():
         try:
@@ -118,7 +118,7 @@ def _result_files(folder: Path) -> list[Path]:
 
 
 def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The name of each model, by its path."""
+    """Path of a model -> its name."""
     paths = {path for scores in _all_scores(contents) if (path := _model_path(scores))}
     last_parts = Counter(Path(path).name for path in paths)
     return {path: Path(path).name if last_parts[Path(path).name] == 1 else path for path in paths}

@@ -28,7 +28,7 @@ from .run_folder import RunFolder
 class RunInfo(NamedTuple):
     """Information on a run that is not in its settings."""
 
-    flops: float  # floating-point operations of one step, by the standard count
+    flops: float  # floating-point operations of one step, as `flops_per_step` counts them
     parameters: dict[str, int]  # parameter count of each network
     vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
     # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
@@ -116,7 +116,7 @@ def pretraining_info(
         return info
     objective = objective_of(config.objective)
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
-    unigram = {}  # by task: the unigram model's loss sums and the token counts of each language
+    unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
     for index, store in heldout.stores.items() if root else ():
         unigram[TASKS[index]] = unigram_by_language(
             loader.shares(index, config.train.steps), store, index, heldout.plan.rows[index]

@@ -38,7 +38,7 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """The loop calls its methods after every step and at the end, on each rank that has the callback."""
+    """The loop calls the methods of a callback after every step and at the end, on each rank that has the callback."""
 
     logs: Sequence[StepLines] = ()  # the files of records that the callback writes
 

@@ -97,7 +97,7 @@ class StepLines:
         self.lines += 1
 
     def close(self) -> None:
-        """Write what is still in a buffer."""
+        """Write what is still in a buffer; here nothing, because `write` closes the file after every line."""
 
 
 @cache

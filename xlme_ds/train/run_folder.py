@@ -272,8 +272,8 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
-    """The steps without a record, as `20, 50 to 80`; multiples of `every` after `done`, up to `last`, should have
-    one."""
+    """The steps that lack a record, as text such as `20, 50 to 80`. The multiples of `every` after `done`, up to
+    `last`, should have a record."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     ranges = []
     # Over consecutive missing steps, step - every * index is constant.

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 _LAUNCHER = "deepspeed.launcher.launch"  # starts the processes of one machine
-_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # start the launcher
+_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # commands that start the launcher
 _PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
 _HEAD_START = 1.0  # the handler may run this many seconds before the listening thread reads the signal
 
@@ -34,8 +34,8 @@ class StopRequest:
     there is something to save. Signals are handled only if the object is made in the main thread; signals that were
     ignored before, such as SIGHUP under nohup, stay ignored. Once the terminal has closed, output is dropped.
 
-    Python runs a handler between two Python instructions, so never while the main thread waits in C++ for other
-    processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
+    Python runs a handler only between two Python instructions, so it does not run one while the main thread waits in
+    C++ for other processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The decoder of a translation model: each target token sees the target tokens before it and all source tokens.
 
-Two forms (`model.decoder`): XLM's layer has self-attention, cross-attention and a feed-forward network. DeltaLM's layer
-(Ma et al., 2021, section 3.1) consists of two encoder layers: self-attention and feed-forward, then cross-attention and
-feed-forward. So each half can start from a whole layer of a pre-trained encoder.
+It has one of two forms (`model.decoder`). XLM's layer has self-attention, cross-attention and a feed-forward network.
+DeltaLM's layer (Ma et al., 2021, section 3.1) consists of two encoder layers: self-attention and feed-forward, then
+cross-attention and feed-forward. So each half can start from a whole layer of a pre-trained encoder.
 
 B rows, S source tokens, R target tokens, H heads, K head size, D width.
 """
@@ -130,8 +130,9 @@ def decoder_depth(cfg: ModelConfig) -> int:
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     """Decoder parameters made from an encoder's `state_dict`; layer n comes from the encoder's layer n.
 
-    XLM's form: the result lacks cross-attention and its norm, which an encoder does not have. Interleaved form: the
-    result has all parameters; in odd layers (from 0) the encoder's self-attention becomes cross-attention.
+    In XLM's form, the result lacks cross-attention and its norm, which an encoder does not have. In the interleaved
+    form, the result has all parameters: in odd layers (counted from 0) the encoder's self-attention becomes
+    cross-attention.
     """
     parameters = dict(encoder)
     if cfg.decoder == "interleaved":

@@ -72,11 +72,11 @@ class Search:
     def __init__(self, limit: int, beam: int, length_penalty: float):
         self.limit, self.beam, self.length_penalty = limit, beam, length_penalty
         self.live: list[list[int]] = [[]]
-        self.finished: list[tuple[float, list[int]]] = []  # score, tokens
+        self.finished: list[tuple[float, list[int]]] = []  # (score, tokens)
 
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
-        """Extend the live hypotheses by a token. `candidates`: (sum of log p, index into `live`, next token), best
-        first. Returns the candidates that continue; none if the search has ended."""
+        """Extend the live hypotheses by one token. Each of the `candidates` is (sum of log p, index into `live`, next
+        token); the best comes first. Returns the candidates that continue, or none if the search has ended."""
         continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
             if len(continued) == self.beam:
@@ -104,13 +104,13 @@ class Search:
 
 
 def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language: int) -> Side:
-    """The encoder's input: a row for every sentence, with special tokens, on the model's device."""
+    """The encoder's input: one row per sentence, with special tokens, on the model's device."""
     items = [LAYOUTS[model.cfg.layout].item(source) for source in sources]
     tokens_AS = np.full((len(items), max(map(len, items))), PAD, dtype=np.int64)
     for row, item in zip(tokens_AS, items, strict=True):
         row[: len(item)] = item
     tokens = torch.from_numpy(tokens_AS).to(model.table[0].device)
-    item_numbers = (tokens != PAD).long()  # one item a row: 1, and 0 at padding
+    item_numbers = (tokens != PAD).long()  # each row is one item: 1, and 0 at padding
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     return Side(tokens, positions * item_numbers, language * item_numbers, item_numbers)
 
@@ -130,7 +130,7 @@ def _search(
         vocabulary, hypotheses_per_sentence = sums_NV.shape[1], len(sums_NV) // len(live)
         best = sums_NV.view(len(live), -1).topk(2 * beam)  # at most `beam` of them are `</s>`, so `beam` can continue
         still_live: list[Search] = []
-        continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
+        continued: list[tuple[float, int, int]] = []  # (sum of log p, row, token)
         best_by_sentence = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
         for sentence, (search, totals, indices) in enumerate(best_by_sentence):
             candidates = ((total, *divmod(index, vocabulary)) for total, index in zip(totals, indices, strict=True))

@@ -1,7 +1,7 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
 Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-B rows. A row has T tokens: S source tokens and R target tokens. M target tokens in all rows, D width, V vocabulary.
+B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,8 @@ class TranslationModel(TextEncoder):
 
     def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
         """Predict every target token from its source and the target tokens before it. The target of a pair is predicted
-        once. A monolingual sentence is predicted once from each source that it has in the batch: its noised copy, a
-        translation that the model writes."""
+        once. A monolingual sentence is predicted once from each source that it has in the batch: from its noised copy,
+        from a translation that the model writes, or from both."""
         table = read_whole(self.table)
         empty = torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(empty.float(), empty, empty, empty)]
@@ -140,7 +140,7 @@ class TranslationModel(TextEncoder):
         embedded_B1D = lookup(tokens_B[:, None], self.table)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.distances(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
-        # The biases for the distances from the new token to each token of the target, the first one to itself.
+        # The biases for the distances from the new token to each token of the target, from the first one to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
         self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)
         return decoder.through_layers(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]

@@ -3,7 +3,7 @@ reads.
 
 FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
 FOLDER/.back_<to>.a-b.json               the settings, model and text that the pairs come from
-FOLDER/.back_<to>.a-b.parts/<n>.json     a translated part; n: index of its first line
+FOLDER/.back_<to>.a-b.parts/<n>.json     one translated part; n is the index of its first line
 """
 
 import shutil

@@ -5,7 +5,7 @@ Rows of pairs are the same as in translation language modelling. Here the two si
 reads the source, the decoder the target. A monolingual sentence is a target; its source is a noised copy, or a
 translation that the model wrote.
 
-B rows. A row has T tokens: S source tokens and R target tokens.
+B rows; per row T tokens, S source tokens and R target tokens.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class SentencesApart(NamedTuple):
     """Monolingual sentences, one in each row of `source`."""
 
     source: Side  # [N, S]
-    into_N: Tensor  # the language to translate each into
+    into_N: Tensor  # the language to translate each sentence into
     row_N: Tensor  # each sentence's row in the batch
     item_N: Tensor  # each sentence's number in that row, from 1
 

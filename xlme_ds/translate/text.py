@@ -96,7 +96,7 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
     if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates, and some tokens are never written
         most = (size - 5) // 2
         raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {most}")
-    if not abs(length_penalty) <= _MAX_PENALTY:  # true of NaN, too
+    if not abs(length_penalty) <= _MAX_PENALTY:  # also refuses NaN
         raise ValueError(
             f"length_penalty is {length_penalty}: it must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, such as 1"
         )
