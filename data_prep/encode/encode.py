@@ -1,10 +1,11 @@
-"""Stage `encode`: corpora to Arrow shards of token ids, per language and per pair.
+"""Stage `encode` turns corpora into Arrow shards of token ids. Each language and each pair has a folder.
 
     OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: each record is a document, which ends in `</s>`
-    OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: each record is a pair, its sides in the order of the name
-    OUT/{mono,para}/manifest.json          written when all shards of the task are there
+    OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: each record is a pair, with a's side first
+    OUT/{mono,para}/manifest.json          written when all shards of the task are written
 
-A shard has the text of one block of an input, about `block_bytes`. Its bytes do not depend on the number of workers.
+A shard has the text of one block of an input, which is about `block_bytes` bytes. The shard's bytes do not depend on
+the number of workers.
 """
 
 import shutil
@@ -41,7 +42,8 @@ from xlme_ds.io.files import file_sha256
 
 @dataclass(frozen=True)
 class EncodeConfig(TextConfig):
-    """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks.
+    """Encode documents (CC-100's layout) and pairs (OPUS's layout) to Arrow shards. Under mpiexec or srun, the MPI
+    ranks share the work.
 
     xlme prep encode --mono mono --para para --vocab vocab --out encoded
     """
@@ -53,14 +55,15 @@ class EncodeConfig(TextConfig):
     processes: int = 1
     """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
     max_pair_tokens: int = 509
-    """Pairs with more tokens on both sides together are dropped and counted; at most --row-tokens of `mix` minus 3."""
+    """Most tokens of a pair, both sides together; longer pairs are dropped and counted. It should be at most the
+    --row-tokens of `mix` minus 3."""
     block_bytes: int = 64_000_000
-    """Bytes of text in a shard, and in a worker's unit of work."""
+    """Bytes of text that a worker encodes at a time, and that a shard holds."""
     split: Literal["all", "train", "heldout"] = "all"
-    """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
-    others. A hash of the document's text as the model reads it decides, or of the pair's English side."""
+    """Part of the text to encode: heldout encodes the documents and pairs that --heldout-share holds out, train encodes
+    the others. A hash of the document's text, or of the pair's English side, decides which are held out."""
     heldout_share: float = 0.001
-    """Share of the documents, and of the pairs, that are held out; give the same share for train and heldout."""
+    """Share of the documents and of the pairs that is held out; give the same share for train and heldout."""
     without: UseAppendAction[tuple[Path, ...]] = ()
     """File of UTF-8 text, such as one side of a test set. Paragraphs that have the same token ids as one of its lines
     are dropped and counted, and so are pairs with such a side; may be given several times."""
@@ -69,7 +72,8 @@ class EncodeConfig(TextConfig):
 
 
 def run(config: EncodeConfig) -> None:
-    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
+    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
+    with other settings."""
     with same_on_all_ranks():
         if config.max_pair_tokens < 2 or config.block_bytes < 1:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
@@ -83,7 +87,8 @@ def run(config: EncodeConfig) -> None:
 
 
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
-    """The vocabulary's size, and for each kind of text (mono, para) its stage and the inputs to encode."""
+    """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the inputs
+    to encode."""
     vocabulary = Vocabulary(config.vocab)
     HeldOutText.read(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
@@ -95,7 +100,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         settings: dict[str, Any] = {
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,
-            # for each input: its language or pair, the names of its files and, if described, the name of its corpus
+            # for each input: its language or pair, the names of its files, and the name of its corpus, if it has one
             "inputs": [
                 [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
                 for source in sources.inputs
@@ -128,7 +133,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
-    # all blocks of these inputs are encoded, and only their duplicates are yet to be removed
+    # All blocks of these inputs are encoded; only the duplicates remain to be removed.
     encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
@@ -143,7 +148,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
 
 
 def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Raise ValueError if a file has another size than when it was encoded."""
+    """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
         result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
         for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
@@ -155,18 +160,15 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
-    """The inputs to encode, in order; removes the results of those that must be encoded again.
-
-    They are the unfinished inputs and, where the duplicates of a language must be found again, the language's finished
-    inputs too.
-    """
+    """Returns the inputs to encode, in order: the unfinished inputs, and all inputs of a language whose duplicates must
+    be found again. Removes the results of finished inputs that are encoded again."""
     unfinished = [task for task in tasks if stage.task_result(task.name) is None]
     for task in unfinished:
         forget_encoded(stage, task)
     languages = {task.source.name for task in unfinished if task.filters.exact_duplicates and not is_final(stage, task)}
     names = {task.name for task in unfinished}
-    of_languages = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
-    again = [task for task in of_languages if task.name not in names]
+    deduplicated = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
+    again = [task for task in deduplicated if task.name not in names]
     discard(stage, again)
     stage.forget_tasks(task.name for task in again)
     names.update(task.name for task in again)
@@ -178,7 +180,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
-            path.unlink()  # a block's marker, from a process that outlived its killed run for a moment
+            path.unlink()  # a block's marker, written by a process that outlived its killed run for a moment
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []
@@ -197,7 +199,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
     if "without" in stage.settings and not any(held_out):
-        warn(f"no text of {stage.folder} is a line of --without: do its files have the sentences alone, one a line?")
+        warn(f"no text of {stage.folder} is a line of --without: do its files have only sentences, one per line?")
     write_manifest(
         stage.folder,
         Manifest(

@@ -40,7 +40,7 @@ _vocabulary = cache(Vocabulary)  # each process reads it once
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One input to encode; `index` is its index among the inputs of its language or pair."""
+    """The task of encoding one input. `index` is the input's index among the inputs of its language or pair."""
 
     source: Input
     index: int
@@ -52,20 +52,20 @@ class EncodeTask:
 
     @property
     def mono(self) -> bool:
-        """Whether the input has documents (True) or pairs."""
+        """True if the input has documents, False if it has pairs."""
         return len(self.source.languages) == 1
 
     @property
     def filters(self) -> Filters:
-        """The input's filters."""
+        """The filters that the input's corpus description names."""
         return make_filters(self.source.filters, "mono" if self.mono else "para", self.source.corpus)
 
     def block_name(self, number: int) -> str:
-        """Name of a block's marker."""
+        """Name of the marker of the input's block `number`."""
         return f"{self.name}.{number:05d}"
 
     def shard_name(self, number: int) -> str:
-        """Path of a block's shard, relative to the stage's folder or its subfolder STAGED."""
+        """Path of the shard of block `number`, relative to the stage's folder or to its subfolder STAGED."""
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
@@ -77,7 +77,7 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode as number `member` of the processes that share the work, until all inputs are encoded or a member fails.
+    """Encode in one of the processes that share the work, `member`, until all inputs are encoded or a member fails.
 
     `without` are files of text to leave out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
@@ -102,7 +102,8 @@ def encode_inputs(
 
 
 def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
-    """Read one input and return when all its blocks are encoded, here or by other members, or when a member fails."""
+    """Read one input; each block is encoded here or offered to other members. Returns when all blocks are encoded, or
+    when a member has failed."""
     begin_input(stage, task)
     block_count = 0
     try:
@@ -114,8 +115,8 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
             if shared.failed:
                 return
     except ValueError:
-        shared.take_back(task.name, lambda *_: None)  # waits for other members; blocks on offer are thrown away
-        discard(stage, [task])  # the user will fetch the file again, and may get another version
+        shared.take_back(task.name, lambda *_: None)  # waits for other members, and throws away the blocks on offer
+        discard(stage, [task])  # because the user will fetch the file again, and may get another version
         raise
     if shared.take_back(task.name, encode):
         if task.filters.exact_duplicates:
@@ -133,7 +134,7 @@ def encode_block(
     block: TextBlock,
     without: HeldOutText | None = None,
 ) -> None:
-    """Write the shard of one block, then its marker."""
+    """Write the shard of one block, then the block's marker. `without` is text to leave out."""
     filters = task.filters
     hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
@@ -150,7 +151,7 @@ def encode_block(
         units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if hashes else stage.folder) / task.shard_name(number)
-    first_batch = next(batches, None)  # None if no text is left: then no file is written
+    first_batch = next(batches, None)  # None if the filters leave no text; then no file is written
     shard = None if first_batch is None else write_arrow(path, schema, chain([first_batch], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
@@ -162,21 +163,21 @@ def encode_block(
 
 
 def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
-    """Make every paragraph a document of its own, also in `counts`."""
+    """Make every paragraph a document of its own, and add the new documents to `counts`."""
     for lines, paragraph_counts in documents:
         counts.units_in += len(lines) - len(paragraph_counts)
         yield Paragraphs(lines, np.ones(len(lines), np.int64))
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Record the names and sizes of an input's files before they are read; `discard_changed` compares them."""
+    """Record the names and sizes of an input's files before they are read. `discard_changed` compares them later."""
     if stage.task_result(f"{task.name}.begun") is None:
         stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Discard the blocks of unfinished inputs whose files changed since an interrupted run. One process calls this
-    before any block is encoded."""
+    """Discard the blocks of unfinished inputs whose files changed since an interrupted run. Only one process calls
+    this, before any block is encoded."""
     begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
 
@@ -194,8 +195,8 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def moved_shards(stage: Stage) -> set[str]:
-    """Names of staged shards that were moved to their final place. A shard without a marker of the move, because the
-    run was interrupted, is moved back."""
+    """Names of staged shards that were moved to their final place. If an interrupted run moved a shard but did not mark
+    the move, the shard is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.task_result(path.stem)
@@ -210,7 +211,7 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Forget the blocks of an encoded input that lack their marker or shard, so that they are encoded again."""
+    """Forget the blocks of an encoded input whose marker or shard is missing, so that they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
@@ -221,7 +222,7 @@ def forget_encoded(stage: Stage, task: EncodeTask) -> None:
 
 
 def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
-    """Mark an input as finished, with the shards and counts from the results of its blocks."""
+    """Mark an input as finished. Its result has the shards and the summed counts of its blocks' results."""
     counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
     for number, block_result in enumerate(block_results):
@@ -230,6 +231,6 @@ def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any
         counts = add_counts(counts, block_result["counts"])
         shards += [block_result["shard"]] if block_result["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    # Flushed before the markers of its blocks are removed: if a crash lost it, all blocks would be encoded again.
+    # Flush the result before the blocks' markers are removed: if a crash lost it, all blocks would be encoded again.
     stage.finish_task(task.name, result, flush=len(shards) > 1)
     stage.forget_tasks(markers)

@@ -1,4 +1,5 @@
-"""Text to keep out of training: the other part of a split, and test sets. It is compared as the model reads it."""
+"""Finds text to keep out of training: the other part of a split, and test sets. Two texts are the same text if the
+model reads them alike."""
 
 import re
 from collections import Counter
@@ -22,11 +23,12 @@ _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines,
 
 @dataclass(frozen=True)
 class Split:
-    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form says
-    which part it is in, so texts that the model cannot tell apart are in the same part, whatever files they are in."""
+    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form
+    decides which part the text is in. So texts that the model cannot tell apart are in the same part, even if they are
+    in different files."""
 
     part: str
-    share: float  # held-out share of all texts
+    share: float  # share of all texts that is held out
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
         """Whether each text (in normal form) is in the part that is not encoded; bool [texts]."""
@@ -46,8 +48,8 @@ class HeldOutText:
     def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
         """Read the lines of UTF-8 files, compressed or not.
 
-        Raises ValueError for a file that is not UTF-8 or has no lines of text, and for a pipe, because every process
-        and every later run reads the files again.
+        Raises ValueError for a file that is not UTF-8 or has no lines of text. Raises ValueError for a pipe too,
+        because every process and every later run must read the files again.
         """
         digests: set[bytes] = set()
         for path in paths:
@@ -64,25 +66,25 @@ class HeldOutText:
 
 
 def _clean_sentences(path: Path, data: bytes) -> list[str]:
-    """Clean the lines of a test set as training text is cleaned, and leave out empty ones. Raises ValueError for a file
-    that is not one sentence a line."""
+    """Clean the lines of a test set as training text is cleaned, and leave out empty lines. Raises ValueError if the
+    file does not have one sentence per line."""
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
-    effect = "so --without leaves out nothing by it"
+    effect = "so --without has no effect"
     if repaired["invalid_utf8"]:
         raise ValueError(f"{path} is not UTF-8: convert it")
     if not lines:
         raise ValueError(f"{path} has no text, {effect}: name the file of the test set")
     require_line_feeds(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
-        raise ValueError(f"{path} is a table, JSON or XML, {effect}: store the sentences alone, one a line")
+        raise ValueError(f"{path} is a table, JSON or XML, {effect}: store only the sentences, one per line")
     for warning in text_warnings(len(lines), repaired):
         raise ValueError(f"{path}: {warning}")
     return lines
 
 
 def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """Split `ids` into lines of these `lengths`; returns the bytes of the ids of each line."""
+    """Split `ids` into lines of these `lengths`. Returns each line's ids as bytes."""
     data, stops = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
     return [data[start:stop] for start, stop in pairwise([0, *stops])]
 

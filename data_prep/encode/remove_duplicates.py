@@ -1,8 +1,8 @@
 """The second half of filter `exact_duplicates`: write staged shards again without the duplicates of their language.
 
-OUT/staged/<name>/<slice>.*.npy       the duplicates with a hash in one slice (dedup.py)
+OUT/staged/<name>/<slice>.*.npy       the duplicates whose hash is in one slice of the range of hashes (dedup.py)
 OUT/tasks/<name>.<slice>.json         marker: the duplicates in the slice are found
-OUT/tasks/<task>.<block>.final.json   marker with the result of a block that is written without its duplicates
+OUT/tasks/<task>.<block>.final.json   marker: the block is written without its duplicates; has the block's result
 """
 
 import os
@@ -30,8 +30,9 @@ from xlme_ds.io.folders import make_folder
 
 @dataclass(frozen=True)
 class _Language:
-    """One language or pair. `blocks` (input, block number in the input) and `staged`, the path of each block's staged
-    shard, are in input order; `slices` are the paths of the slices' files without suffix."""
+    """One language or pair. `blocks` has (input, number of the block in the input) for each block, and `staged` has the
+    path of each block's staged shard, both in input order. `slices` has the path of each slice's files, without
+    suffix."""
 
     blocks: tuple[tuple[EncodeTask, int], ...]
     staged: tuple[Path, ...]
@@ -39,7 +40,8 @@ class _Language:
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
-    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs; collective under MPI."""
+    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, all ranks call
+    this."""
     by_name = groupby(tasks, lambda task: task.source.name)
     languages = on_root(lambda: [_language(stage, list(inputs)) for _, inputs in by_name])
     slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
@@ -51,7 +53,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
 
 
 def is_final(stage: Stage, task: EncodeTask) -> bool:
-    """Whether all blocks of an input are written without their duplicates, and only the input's marker is missing."""
+    """True if all blocks of an input are written without their duplicates, and only the input's marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
         stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
@@ -76,7 +78,7 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
 
 
 def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> None:
-    """Write the duplicates in one slice of a language's hashes, unless that is done."""
+    """Find and write the duplicates in one slice of a language's hashes, unless the slice has its marker."""
     language, slice_number = language_and_slice
     out = language.slices[slice_number]
     marker = f"{out.parent.name}.{out.name}"
@@ -86,14 +88,15 @@ def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> N
 
 
 def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> None:
-    """Write a block, given by its index in the language, without its duplicates, unless that is done."""
+    """Write a block of a language without its duplicates, unless the block has its final marker. The block is given by
+    its index in the language."""
     language, index = language_and_block
     task, number = language.blocks[index]
     marker = f"{task.block_name(number)}.final"
     if stage.task_result(marker) is not None:
         return
     result = _result(stage, task.block_name(number))
-    result.pop("files", None)  # hashes and lengths, which are removed with the staged shards
+    result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
         path, staged = stage.folder / task.shard_name(number), language.staged[index]
         keep = np.ones(result["paragraphs"], bool)
@@ -109,9 +112,10 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
 
 
 def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
-    """Write a shard with only the paragraphs or pairs to `keep` (bool for each).
+    """Write the staged shard to `path` with only the paragraphs or pairs to `keep` (bool for each). `counts` are the
+    block's counts with duplicates.
 
-    Returns the entries of the block's result that change; `counts` are the block's counts so far.
+    Returns the entries of the block's result that change.
     """
     lengths = load_lengths(staged)
     batches = list(read_arrow(staged))
@@ -136,9 +140,9 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Build documents of the paragraphs to `keep`; `lengths` is from `load_lengths`.
+    """Returns the batches with only the paragraphs to `keep`. `lengths` is from `load_lengths`.
 
-    A document whose kept paragraphs have no tokens is dropped, and `keep` is cleared for all its paragraphs.
+    A document whose kept paragraphs have no tokens is dropped, and `keep` becomes False for all its paragraphs.
     """
     document_of = lengths["document"]  # index of each paragraph's document
     records = sum(batch.num_rows for batch in batches)

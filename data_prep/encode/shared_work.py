@@ -1,4 +1,4 @@
-"""Inputs, and blocks of large inputs, shared between the processes or ranks of stage `encode`."""
+"""Shares inputs, and blocks of large inputs, between the processes or ranks of stage `encode`."""
 
 import os
 import pickle
@@ -15,9 +15,9 @@ from data_prep.readers import TextBlock
 from xlme_ds.io.files import naming
 
 _WORK_FOLDER = re.compile(r"work-\d+-\d+")
-# A waiting member looks for work at intervals of 1/8 of the time it has waited, within these bounds, in seconds.
+# A waiting member looks for work at intervals of 1/8 of the time that it has waited, but within these bounds (seconds).
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
-_OFFERS_PER_MEMBER = 2  # most blocks on offer for each waiting member
+_OFFERS_PER_MEMBER = 2  # at most so many blocks are on offer for each waiting member
 _NO_FAILURE = "no-failure"  # a file that exists as long as no member has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
@@ -56,7 +56,8 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Make a new folder in `parent` and remove killed runs' folders; one process calls this before others start.
+        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before others
+        start.
 
         Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """
@@ -70,7 +71,7 @@ class SharedWork:
         return folder
 
     def claim(self, name: str) -> bool:
-        """Claim input `name`; False if another member has claimed it."""
+        """Claim input `name`. Returns False if another member has claimed it."""
         try:
             (self.folder / "claimed" / name).touch(exist_ok=False)
         except FileExistsError:
@@ -83,12 +84,12 @@ class SharedWork:
 
     @property
     def failed(self) -> bool:
-        """Whether any member failed."""
+        """True if any member has failed."""
         return not (self.folder / _NO_FAILURE).exists()
 
     @contextmanager
     def stopping_all(self) -> Iterator[None]:
-        """On an error in the `with` block, set `failed` for all members, so that none waits for this one."""
+        """If the `with` block raises an error, set `failed` for all members, so that no member waits for this one."""
         try:
             yield
         except BaseException:
@@ -98,7 +99,8 @@ class SharedWork:
             self.status.stop()
 
     def offer(self, name: str, number: int, block: TextBlock) -> bool:
-        """Offer a block to the waiting members; False if none waits, or enough blocks are on offer already."""
+        """Offer a block to the waiting members. Returns False, and offers nothing, if no member waits or if enough
+        blocks are on offer already."""
         waiting = len(os.listdir(self.folder / "waiting"))
         if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERS_PER_MEMBER * waiting:
             return False
@@ -109,7 +111,7 @@ class SharedWork:
         return True
 
     def take(self, encode: EncodeBlock, name: str = "") -> bool:
-        """Take one offered block (of input `name`, if given) and encode it; False if none is offered."""
+        """Take one offered block (of input `name`, if given) and encode it. Returns False if no block is on offer."""
         for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
             taken = self.folder / "taken" / offered.name
             try:
@@ -126,16 +128,18 @@ class SharedWork:
         return False
 
     def take_until_all_finished(self, inputs: int, encode: EncodeBlock) -> None:
-        """Wait for blocks and encode them until this number of `inputs` is finished, or a member failed."""
+        """Wait for blocks and encode them, until `inputs` inputs are finished or a member has failed."""
         (self.folder / "waiting" / str(self.member)).touch()
         self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, encode)
 
     def take_back(self, name: str, encode: EncodeBlock) -> bool:
-        """Encode the offered blocks of input `name` and wait for those that others took; False if a member failed."""
+        """Encode the blocks of input `name` that are still on offer, and wait until other members have encoded the
+        blocks that they took. Returns False if a member has failed."""
         return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), encode, name)
 
     def _take_until(self, is_done: Callable[[], bool], encode: EncodeBlock, name: str = "") -> bool:
-        """Encode offered blocks (if given, only of input `name`) until `is_done`; False if a member failed."""
+        """Encode offered blocks (only of input `name`, if given) until `is_done()`. Returns False if a member has
+        failed."""
         idle_since = time.monotonic()
         while not self.failed:
             if self.take(encode, name):
@@ -147,7 +151,8 @@ class SharedWork:
         return False
 
     def report(self, encoded_bytes: int, inputs: int, label: str) -> None:
-        """Add to the bytes of text that this member encoded; member 0 displays the sum over all members."""
+        """Add `encoded_bytes` to the bytes of text that this member has encoded. Member 0 displays the sum over all
+        members."""
         path = self.folder / f"done-{self.member}"
         with naming(path):
             path.write_text(str(_read_number(path) + encoded_bytes))
@@ -162,5 +167,5 @@ class SharedWork:
 
 
 def _read_number(path: Path) -> int:
-    """Read a member's number of bytes; 0 if it has reported none."""
+    """Read the number of bytes that a member has encoded; 0 if it has not reported any."""
     return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it

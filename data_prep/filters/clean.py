@@ -32,13 +32,15 @@ from data_prep.languages import LANGUAGES, letters, scripts_of
 from xlme_ds.io.errors import no_such
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# The same characters as bytes of UTF-8, and CR, which needs a repair too: to check many lines at once.
+# The same characters, and CR, which needs a repair too, as bytes of UTF-8. `clean_lines` looks for them in many lines
+# at once.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
 # A byte order mark and all white space: `clean_line` removes any mixture of them from the start of a line.
 _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# (repair, largest plausible share of the lines, end of the warning if more need it): text in UTF-8 stays far below.
+# (repair, largest plausible share of the lines that need it, end of the warning if more lines need it). Text in UTF-8
+# stays far below these shares.
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
@@ -50,12 +52,13 @@ _HALVED_BYTES = 4_000  # text over this size that needs a repair is halved, beca
 
 @dataclass
 class Counts:
-    """Counts of the text that one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
+    """Counts of the text that one task read, repaired, dropped and wrote. `unit` is "documents" or "pairs".
 
-    `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) count what the written units have;
-    `tokens` includes each document's `</s>`. A pair has two paragraphs. `removed` counts, for documents only, the
-    paragraphs read and not written, by reason. A document without any written paragraph is dropped for the reason of
-    its last paragraph.
+    `units_in` counts the documents or pairs that were read, `units` those that were written. `paragraphs`,
+    `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) count the content of the written units; `tokens`
+    includes each document's `</s>`. A pair has two paragraphs. For documents only, `removed` counts the paragraphs that
+    were read and not written, by reason. A document without any written paragraph is dropped for the reason of its last
+    paragraph.
     """
 
     unit: str
@@ -73,7 +76,8 @@ class Counts:
     removed: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as a JSON object of the manifest; asserts that all text read was written, dropped or removed."""
+        """The counts as a JSON object for the manifest. Asserts that all text that was read was written, dropped or
+        removed."""
         assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
         removed: dict[str, Any] = {}
         if self.unit == "documents":
@@ -102,8 +106,8 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Yield warnings that a file is probably no text in UTF-8: many of its `lines` were repaired, or many of its tokens
-    are unknown."""
+    """Yield a warning if a file is probably no text in UTF-8, because many of its `lines` were repaired, and a warning
+    if many of its `tokens` are `unknown`."""
     for repair, threshold, warning_end in _SUSPICIOUS_REPAIRS:
         share = repaired.get(repair, 0) / max(lines, 1)
         if share > threshold:
@@ -113,7 +117,8 @@ def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unkn
 
 
 def clean_line(raw: bytes, repaired: Counter[str]) -> str:
-    """The repaired text of one line, given without its LF; may be empty. Counts the repairs in `repaired`."""
+    """Repair one line, given without its LF, and count the repairs in `repaired`. Returns its text, which may be
+    empty."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -134,7 +139,7 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
-    """`clean_line` of every line of `data`; fast where many consecutive lines need no repair."""
+    """Apply `clean_line` to every line of `data`. This is fast where many consecutive lines need no repair."""
     if not data:
         return []
     if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
@@ -142,20 +147,20 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
             return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
         except UnicodeDecodeError:
             pass
-    middle = data.find(b"\n", len(data) // 2) + 1 if len(data) > _HALVED_BYTES else 0  # 0: not halved
+    middle = data.find(b"\n", len(data) // 2) + 1 if len(data) > _HALVED_BYTES else 0  # 0: do not halve
     if 0 < middle < len(data):
         return clean_lines(data[:middle], repaired) + clean_lines(data[middle:], repaired)
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
 EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
-MODEL = "model"  # setting of filter language: a file
+MODEL = "model"  # the setting of filter `language` that names a model file
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Many paragraphs (one side) or pairs (two sides): the texts and the language of each side, and the scores of the
-    pairs, NaN where one is missing."""
+    """Many paragraphs (one side) or pairs (two sides). `texts[side]` are the texts of a side, in the language
+    `languages[side]`. `scores` are the scores of pairs, NaN where a score is missing."""
 
     texts: tuple[Sequence[str], ...]
     languages: tuple[str, ...]
@@ -163,31 +168,31 @@ class Sides:
 
 
 # A filter returns a bool for each paragraph or pair: True drops it. Its keyword arguments are its settings, and its
-# docstring is the condition to drop.
+# docstring states when a paragraph or pair is dropped.
 TextFilter = Callable[[Sides], np.ndarray]
-TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # takes the numbers of tokens of each side
+TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # takes, for each side, the number of tokens of each text
 
 
 def _length(sides: Sides, *, min_characters: float = 0, max_characters: float = 0) -> np.ndarray:
-    """A paragraph, or either side of a pair, has too few or too many characters; 0 is no bound."""
+    """A paragraph, or either side of a pair, has too few or too many characters; 0 sets no bound."""
     lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides.texts]
     return _length_tokens(lengths, min_tokens=min_characters, max_tokens=max_characters)
 
 
 def _length_tokens(lengths: Sequence[np.ndarray], *, min_tokens: float = 0, max_tokens: float = 0) -> np.ndarray:
-    """A paragraph, or either side of a pair, has too few or too many tokens; 0 is no bound."""
+    """A paragraph, or either side of a pair, has too few or too many tokens; 0 sets no bound."""
     longest: np.ndarray = np.maximum.reduce(lengths)
     return (np.minimum.reduce(lengths) < min_tokens) | (longest > (max_tokens or np.inf))
 
 
 def _length_ratio(lengths: Sequence[np.ndarray], *, largest: float = 3.0, above: float = 10) -> np.ndarray:
-    """One side of a pair has over `largest` times the tokens of the other, and more than `above` tokens."""
+    """One side of a pair has more than `above` tokens, and more than `largest` times the tokens of the other side."""
     longer, shorter = np.maximum(*lengths), np.minimum(*lengths)
     return (longer > above) & (longer > largest * shorter)
 
 
 def _identical_sides(sides: Sides) -> np.ndarray:
-    """Both sides of a pair are the same text, but for case, white space and Unicode form."""
+    """Both sides of a pair are the same text, apart from case, white space and Unicode form."""
     same = (a == b or _folded(a) == _folded(b) for a, b in zip(*sides.texts, strict=True))
     return np.fromiter(same, bool, len(sides.texts[0]))
 
@@ -197,8 +202,8 @@ def _folded(text: str) -> str:
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
-    """Less than `share` of the letters of a paragraph or side are of its language's scripts. Text without letters, or
-    in a language that CC-100 does not have, is not dropped."""
+    """Less than `share` of the letters of a paragraph or side belong to the scripts of its language. Text without
+    letters, or in a language that CC-100 does not have, is not dropped."""
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
         if language in LANGUAGES:
@@ -208,19 +213,21 @@ def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
 
 
 def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
-    """A paragraph is as short as a menu entry or button, in bytes: a Chinese character says more than a letter."""
+    """A paragraph has fewer than `min_bytes` bytes, like a menu entry or a button. Bytes count, not characters, because
+    a Chinese character says more than a letter."""
     (texts,) = sides.texts
     return np.fromiter((len(text) < min_bytes and len(text.encode()) < min_bytes for text in texts), bool, len(texts))
 
 
 def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
-    """The score that came with the pair is less than `least`, or missing."""
+    """The score that the corpus gives the pair is less than `least`, or missing."""
     assert sides.scores is not None
     return ~(sides.scores >= least)  # NaN is not >= anything, so a missing score is dropped
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """A paragraph or side is in other languages with over `probability`, by the model file `model` or py3langid's."""
+    """The model file `model`, or else py3langid's model, gives a probability of more than `probability` to all other
+    languages than that of the paragraph or side."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
@@ -240,7 +247,8 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of one input, ready to run: (name under which dropped text is counted, filter)."""
+    """The filters of one input. `text` and `tokens` have (name under which dropped text is counted, filter) for each
+    filter of texts and of token counts."""
 
     text: tuple[tuple[str, TextFilter], ...] = ()
     tokens: tuple[tuple[str, TokenFilter], ...] = ()
@@ -248,7 +256,7 @@ class Filters:
 
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
-    """The filters of a description's tables, for text of `task` (mono or para).
+    """Make the filters that a corpus description's tables set, for text of `task` (mono or para).
 
     Raises ValueError for a wrong name or setting; the message begins with `where`.
     """

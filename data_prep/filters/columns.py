@@ -1,4 +1,4 @@
-"""Filters by the value in a column of the corpus, such as a score: `[filters.column.NAME]` in a description."""
+"""Filters records by the value in a column of the corpus, such as a score: `[filters.column.NAME]` in a description."""
 
 import math
 import sys
@@ -25,8 +25,8 @@ class ColumnFilter:
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:
-        """Whether a record with this value is dropped. Text is compared with the bounds as a number, and with `one_of`
-        as it is written."""
+        """True if a record with this value is dropped. A text value is compared with the bounds as a number, and with
+        `one_of` as it is written."""
         if self.one_of is not None and _json_text(value) not in map(_json_text, self.one_of):
             return True
         if self.min is None and self.max is None:
@@ -56,8 +56,8 @@ def is_number(value: Any) -> bool:
 
 
 def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
-    """The filters of `[filters.column.NAME]`, one for each NAME. Raises ValueError for a wrong setting; the message
-    begins with `where`."""
+    """Make a filter for each table `[filters.column.NAME]`. Raises ValueError for a wrong setting; the message begins
+    with `where`."""
     filters = []
     rules_by_column = settings.get(COLUMN, {})
     usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
@@ -79,5 +79,6 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """The first reason to drop a record, from its value in the column of each filter; empty to keep it."""
+    """Returns the first filter's reason to drop a record, "" if none drops it. `values` are the record's values in the
+    filters' columns."""
     return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")

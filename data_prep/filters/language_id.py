@@ -1,4 +1,5 @@
-"""Language identification of lines, by py3langid's model or a model file of fastText (both: the extra `langid`)."""
+"""Identifies the language of lines, by py3langid's model or a model file of fastText. The extra `langid` installs both
+packages."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -25,23 +26,21 @@ _NO_FASTTEXT = "filter language needs the package fasttext-community for a model
 
 
 class Identifier(Protocol):
-    """A model that gives a line's probability of being in each language; `labels` are its names for them."""
+    """A model that gives the probability of each language for a line. `labels` are its names for the languages."""
 
     name: str
     labels: Sequence[str]
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line the probability that its language is one of `labels`, to compare with `threshold`.
-
-        Labels with a probability far below `threshold` may be left out of the sum.
-        """
+        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`, so
+        labels with a probability far below `threshold` may be left out of it."""
 
 
 class Py3langid:
     """The model in the package py3langid."""
 
     def __init__(self) -> None:
-        """Load the model, which takes 1.6 s. Raises ValueError where the package is missing."""
+        """Load the model, which takes 1.6 s. Raises ValueError if the package is missing."""
         try:
             from py3langid import langid
         except ImportError:
@@ -59,7 +58,7 @@ class FastText:
     """A classifier in fastText's format, such as GlotLID or lid.176."""
 
     def __init__(self, path: str) -> None:
-        """Load the model. Raises ValueError where the package is missing, or the file holds no model of this kind."""
+        """Load the model file `path`. Raises ValueError if the package is missing or the file is no whole model."""
         try:
             import fasttext
         except ImportError:
@@ -68,7 +67,7 @@ class FastText:
             self._model: Any = fasttext.load_model(path)
             self.labels: Sequence[str] = self._model.get_labels()
             if not (self._model.is_quantized() or _ends_with(path, self._model.get_output_matrix())):
-                raise ValueError("it is cut off")  # fastText does not notice
+                raise ValueError("it is cut off")  # fastText itself loads such a file
         except (ValueError, RuntimeError, MemoryError) as error:
             raise ValueError(f"{path} is no model of fastText ({error}): fetch it again") from None
         self.name = f"fastText {file_sha256(Path(path))}"
@@ -83,7 +82,8 @@ class FastText:
 
 
 def _ends_with(path: str, matrix: np.ndarray) -> bool:
-    """Whether a file ends with the numbers of `matrix` as float32, as whole models do; False for an empty matrix."""
+    """True if a file ends with the numbers of `matrix` as float32, as the file of a whole model does. False for an
+    empty matrix."""
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))
@@ -92,12 +92,14 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
 
 @cache
 def load_identifier(path: str = "") -> Identifier:
-    """Load the model file `path`, or py3langid's model, once in a process. Raises ValueError if it cannot be loaded."""
+    """Load the model file `path`, or py3langid's model if `path` is empty, once per process. Raises ValueError if it
+    cannot be loaded."""
     return FastText(path) if path else Py3langid()
 
 
 def _code(label: str) -> str:
-    """The language code in a label, without the script; a label without such a code is returned without its prefix."""
+    """The language code in a label, without the script. A label that has no language code is returned without its
+    prefix."""
     label = label.removeprefix(_LABEL_PREFIX)
     try:
         return language_of(label).partition("-")[0]
@@ -107,7 +109,8 @@ def _code(label: str) -> str:
 
 @cache
 def labels_of(language: str, model: str = "") -> tuple[str, ...]:
-    """The model's labels for a language (CC-100's code) and its varieties; empty if the model does not know it."""
+    """The model's labels for a language (CC-100's code) and its varieties; empty if the model does not know the
+    language."""
     code = language.partition("-")[0]
     return tuple(label for label in load_identifier(model).labels if _code(label) in (code, *_DIALECTS.get(code, ())))
 
@@ -115,9 +118,9 @@ def labels_of(language: str, model: str = "") -> tuple[str, ...]:
 def in_another_language(lines: Sequence[str], language: str, probability: float, model: str = "") -> np.ndarray:
     """bool for each line: the probabilities of all other languages sum to more than `probability`.
 
-    They are summed because a model divides its probability between similar languages: a Bosnian line among English ones
-    may be Bosnian, Croatian or Serbian to it. Labels for no language (numbers, program code) count as `language`. False
-    for all lines if the model does not know `language`.
+    They are summed because a model divides its probability between similar languages: for a Bosnian line among English
+    lines, the model may give some probability each to Bosnian, Croatian and Serbian. Labels for no language (numbers,
+    program code) count as `language`. If the model does not know `language`, the result is False for all lines.
     """
     language_labels = labels_of(language, model)
     if not language_labels:
