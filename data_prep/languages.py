@@ -1,4 +1,4 @@
-"""CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
+"""Lists CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
 
 A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
 before them and do not count: a text has the same number of letters in composed and in decomposed form. Digits, signs
@@ -54,8 +54,8 @@ _ALIASES: dict[str, str] = {
     "te_latn": "te_rom",
     "ur_latn": "ur_rom",
 }
-# CC-100's code, then the language's codes in ISO 639-3 and 639-2: the current one, the bibliographic one (ger), and for
-# a macrolanguage also the code of its main member (ara, arb). Other members are left out: prs is not fa, nno is not no.
+# CC-100's code, then the language's codes in ISO 639-3 and 639-2: the current code, the bibliographic code (ger), and
+# for a macrolanguage (ara) the code of its main member (arb). Other members are left out: prs is not fa, nno is not no.
 _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
@@ -97,7 +97,7 @@ sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv
 vn vu wf ws ye yt za zm zw
 an cs dd eu su tp uk xk xx yu zr zz
 """
-# A whole code, with `_` or `-` between its parts. A region may also be a number (es_419) or the language again (en_EN).
+# A language code, with `_` or `-` between its parts. The region may also be a number (es_419) or the language (en_EN).
 _CODE = re.compile(
     r"(?P<language>[a-z]{2,3})"
     rf"(?:[-_](?P<script>(?i:{'|'.join(f'{_SCRIPT_CODES} {_VARIANTS}'.split())})))?"
@@ -137,13 +137,13 @@ _SCRIPTS: dict[str, tuple[str, str]] = {
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Names of the scripts that a language (CC-100's code) is written in."""
+    """Names of the scripts in which a language (CC-100's code) is written."""
     return tuple(name for name, (_, languages) in _SCRIPTS.items() if language in languages.split()) or ("Latin",)
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError for an unknown code; the error suggests a similar one if
-    the language is known."""
+    """CC-100's spelling of a language code. Raises ValueError for an unknown code. If the code's language is known, the
+    error suggests a similar code."""
     key = code.lower().replace("-", "_")
     if key in _CANONICAL:
         return _CANONICAL[key]
@@ -159,7 +159,7 @@ def canonical(code: str) -> str:
         ):
             if spelling in _CANONICAL:
                 return _CANONICAL[spelling]
-        if usual_script:  # a region that the tables do not list makes no other language
+        if usual_script:  # a region that the tables do not list does not change the language
             return cc100
     # Suggest codes of the same language only: nearly all other combinations of two or three letters are codes too.
     spellings = [spelling for spelling in _CANONICAL if cc100 and spelling.split("_")[0] == language]
@@ -169,26 +169,26 @@ def canonical(code: str) -> str:
 
 
 def all_listed(codes: Sequence[str]) -> bool:
-    """Whether this file lists all of these codes. The part after `_` of an unlisted code, such as en_ca, may be a
-    country or a second language."""
+    """True if this file lists all of these codes. In a code that it does not list, such as en_ca, the part after `_`
+    may be a country or a second language."""
     return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
 @lru_cache(100_000)
 def is_code(text: str) -> bool:
-    """Whether a text has the form of a language code of ISO 639, with or without a script and a region."""
+    """True if a text has the form of a language code of ISO 639, with or without a script and a region."""
     return _CODE.fullmatch(text) is not None
 
 
 def may_be_pair(code: str) -> bool:
-    """Whether a code could also be a pair of languages: `de_en` and `en_ca` could, `en_CA` and `pt_br` could not."""
+    """True if a code could also be a pair of languages, as `de_en` and `en_ca` could. `en_CA` and `pt_br` could not."""
     first, _, second = code.replace("-", "_").partition("_")
     return second in LANGUAGES and _CANONICAL.get(first, second) != second and not all_listed([code])
 
 
 def language_of(code: str) -> str:
-    """CC-100's spelling of a language code (`canonical`); for a language outside CC-100 its ISO 639 code, with the
-    script if the code has one: `qu`, `gsw-Latn`.
+    """CC-100's spelling of a language code (`canonical`). For a language that CC-100 does not have, its ISO 639 code,
+    with the script if the code has one: `qu`, `gsw-Latn`.
 
     Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown script or region.
     """
@@ -251,7 +251,8 @@ SCRIPTS = tuple(_RANGES)
 
 @cache
 def script_numbers() -> np.ndarray:
-    """uint8 by code point: 1 + the script's index in SCRIPTS for a letter, 0 for anything else."""
+    """A uint8 table with an entry for each code point: 1 + the script's index in SCRIPTS for a letter, 0 for any other
+    character."""
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
@@ -262,8 +263,8 @@ def script_numbers() -> np.ndarray:
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """For each line, the number of its letters that belong to `scripts`, and the number of all its letters: two int64
-    arrays. No line may be empty, because `reduceat` has no empty sums."""
+    """Returns two int64 arrays with an entry for each line: the number of its letters that belong to `scripts`, and the
+    number of all its letters. No line may be empty, because `reduceat` has no empty sums."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True

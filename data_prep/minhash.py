@@ -1,9 +1,10 @@
-"""Remove near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
+"""Removes near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
 
     OUT/mono/<lang>.jsonl.gz    the documents that are kept, for `encode --mono OUT/mono`
-    OUT/manifest.json           written when all languages are there
+    OUT/manifest.json           written when all languages are written
 
-Each language is a task. It reads the documents twice: to compute their signatures, and to write those that are kept.
+Each language is a task, which reads the language's documents twice: it computes their signatures, and then writes the
+documents that are kept.
 """
 
 import contextlib
@@ -27,14 +28,17 @@ from data_prep.store import Stage, new_file, written_files
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.io.folders import make_folder
 
-# Languages written without spaces: a character counts as a word.
+# Languages that are written without spaces. In these, each character counts as a word.
 _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
 
 
 @dataclass(frozen=True)
 class MinhashConfig:
-    """Remove documents that differ little from another one of their language, by datatrove's MinHash: 14 buckets of 8
-    hashes of 5-word sequences, so documents that share about three quarters of these are near duplicates."""
+    """Remove documents that differ little from another document of their language.
+
+    datatrove's MinHash compares the 5-word sequences of documents by 14 buckets of 8 hashes. So documents that share
+    about three quarters of their sequences are near duplicates.
+    """
 
     mono: Path
     """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
@@ -42,11 +46,11 @@ class MinhashConfig:
     out: Path
     """Folder to write: mono/<lang>.jsonl.gz."""
     processes: int = 1
-    """Worker processes on this machine, each for one language at a time; under MPI the ranks work instead."""
+    """Worker processes on this machine; each works on one language at a time. Under MPI the ranks work instead."""
 
 
 def run(config: MinhashConfig) -> None:
-    """Write the languages that are not written yet. Raises ValueError where datatrove is missing, or for bad input."""
+    """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
     stage, languages = on_root(lambda: _plan(config))
     with stage.open():
         finished = stage.finished(config.processes)
@@ -74,7 +78,7 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
 
 
 def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
-    """Mark the folder as complete: `encode` refuses an incomplete one."""
+    """Write the manifest, which marks the folder as complete. `encode` refuses an incomplete folder."""
     files = (file for result in results.values() for file in written_files(result))
     counts = {name: {key: result[key] for key in ("documents", "removed")} for name, result in results.items()}
     manifest = Manifest(stage.name, stage.settings, 0, "", tuple(results), tuple(files), {"by_language": counts})
@@ -82,7 +86,8 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write the documents of one language that are kept; the result counts the documents read and the ones removed."""
+    """Write the documents of one language that are kept. The result has the number of documents that were read, and the
+    number that were removed."""
     name, inputs = language
     result = stage.task_result(name)
     if result is None:
@@ -106,10 +111,8 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """Yield the text of one document of each cluster of near duplicates, in input order; `counts` counts all documents.
-
-    The intermediate files are in the folder `work`.
-    """
+    """Yield the text of one document of each cluster of near duplicates, in input order. All documents are counted in
+    `counts`, and intermediate files are written to the folder `work`."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig

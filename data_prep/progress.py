@@ -1,6 +1,6 @@
-"""Output for the user: results on stdout, warnings on stderr, and the progress of long work.
+"""Shows the user results on stdout, warnings on stderr, and the progress of long work.
 
-Progress is a bar on a terminal, else a plain line every few seconds.
+On a terminal, progress is a bar; elsewhere it is a plain line every few seconds.
 """
 
 import sys
@@ -17,7 +17,7 @@ _PLAIN_SECONDS = 10.0
 
 
 def printable(text: str) -> str:
-    """Make text safe to print on one line of a terminal: line ends, control characters and lone surrogates, which file
+    """Make text safe to print on one line of a terminal. Line ends, control characters and lone surrogates, which file
     names may have, become Python escapes."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
@@ -33,13 +33,11 @@ def warn(text: str) -> None:
 
 
 class Progress:
-    """Progress of work of known length: `with Progress("encode", total) as progress: progress.advance(amount)`.
-
-    Nothing is shown unless `visible`.
-    """
+    """Shows the progress of work of known length, if `visible`. Use it as
+    `with Progress("encode", total) as progress: progress.advance(amount)`."""
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.plain = visible and not sys.stderr.isatty()  # lines of text in place of the bar
+        self.plain = visible and not sys.stderr.isatty()  # show lines of text in place of the bar
         self.status = Status()
         self.bar = Bar(
             TextColumn("{task.description}", markup=False),
@@ -67,14 +65,16 @@ class Progress:
 
 
 class Status:
-    """Progress of work of unknown length, as text: a line that updates on a terminal, else a new line every 10 s."""
+    """Shows the progress of work of unknown length as text: on a terminal a line that updates, elsewhere a new line
+    every 10 s."""
 
     def __init__(self) -> None:
         self.printed_at = time.monotonic()
         self.live: Live | None = None
 
     def show(self, text: Callable[[], str]) -> None:
-        """Print `text()`; a terminal shows its new value every second until `stop`."""
+        """Print `text()`, unless the last line is less than 10 s old. On a terminal, the line shows the new value of
+        `text()` every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
                 self.live = Live(

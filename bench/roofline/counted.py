@@ -6,7 +6,7 @@ kernel that reads its inputs and writes its outputs once; the tables here list t
     time = max(slowdown · bytes / memory rate, FLOPs / FLOP rate, launch floor) + gap to the next kernel
 
 The rates were measured in profiled training steps. torch.compile is not run. In layers that a run would compile, the
-matrix products take their eager time, and all other operators take `_COMPILED_SHARE` of it.
+operators with FLOPs take their eager time, and all other operators take `_COMPILED_SHARE` of it.
 
 The count cannot know whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
 computes, and what other processes cost.

@@ -226,8 +226,8 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """The model file `model`, or else py3langid's model, gives a probability of more than `probability` to all other
-    languages than that of the paragraph or side."""
+    """By the model file `model`, or else py3langid's model, the languages other than that of the paragraph or side have
+    a total probability of more than `probability`."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 

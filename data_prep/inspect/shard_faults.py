@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# Counts of "records", "tokens" and, for encoded text only, "unknown" ids. Training rows also have a count of items for
-# each language or pair. Its key is the sorted tuple of the language indices of an item's sides.
+# The number of "records", of "tokens" and, for encoded text only, of "unknown" ids. For training rows, the other keys
+# are sorted tuples of the language indices of an item's sides, and the values are the numbers of such items.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
 
@@ -20,7 +20,7 @@ Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the r
 def schema_and_checks(
     folder: Path, manifest: Manifest
 ) -> tuple[pa.Schema, Callable[[pa.RecordBatch], Faults], Callable[[pa.RecordBatch], RecordCounts]]:
-    """Return the schema of a folder's shards, a function that finds faults in records, and one that counts records."""
+    """Returns (schema of a folder's shards, function that finds faults in records, function that counts records)."""
     text_end = manifest.vocabulary_size - 1  # the last id is <mask>, which no text has
     if manifest.stage == "mix":
         sides = 2 if manifest.settings["task"] == "para" else 1
@@ -84,13 +84,13 @@ def _row_faults(
     used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)  # tokens of a row's items
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
-    yield (  # an item has at least a token for each side, and 1 + sides special tokens
+    yield (  # an item has at least one token per side, and 1 + `sides` special tokens
         _records_with(row_of_item, lengths < 1 + 2 * sides, len(rows)) | (used > width),
         "lengths that the row cannot have",
     )
     misplaced = (np.arange(width) >= used[:, None]) != (rows == PAD)
     yield misplaced.any(1), "<pad> where text belongs, or text after the last item"
-    yield side_counts != item_counts * sides, "not one language a side"
+    yield side_counts != item_counts * sides, "not one language per side"
     yield (
         _records_with(row_of_side, (side_languages < 0) | (side_languages >= languages), len(rows)),
         f"a language index outside [0, {languages})",
@@ -111,10 +111,10 @@ def _item_faults(
     layout: Layout,
     packed: bool,
 ) -> np.ndarray:
-    """bool [rows]: the row has an item with special tokens that are not where the layout puts them.
+    """bool [rows]: the row has an item whose special tokens are not where the layout puts them.
 
-    `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items of
-    impossible lengths are skipped, because `_row_faults` reports them itself.
+    `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items with
+    impossible lengths are skipped, because `_row_faults` itself reports them.
     """
     width = rows.shape[1]
     stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # an item is at [start, stop) in its row
@@ -129,13 +129,13 @@ def _item_faults(
     is_first[first] = True
     faulty = _records_with(row_of_item, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
     faulty |= ((rows == BOS) & ~is_first.reshape(rows.shape)).any(1)
-    if packed:  # other rows are slices of text, with a </s> where a document ends
+    if packed:  # a row that is not packed is a slice of text, which has a </s> wherever a document ends
         eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
-        expected = len(layout.between) if sides == 2 else 0  # number of </s> inside an item
+        expected = len(layout.between) if sides == 2 else 0  # number of </s> between an item's first and last token
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
         faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
-        # In `flat`, the first </s> after each item's first token.
+        # Positions in `flat` of the first </s> after each item's first token.
         first_separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]
         last_separator = np.minimum(first_separator + len(layout.between) - 1, flat.size - 1)
         faulty |= _records_with(row_of_item, flat[last_separator] != EOS, len(rows))
@@ -143,7 +143,7 @@ def _item_faults(
 
 
 def _flattened(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(values of a list column, number of values in each record, index of the record of each value)."""
+    """Returns (values of a list column, number of values in each record, index of the record of each value)."""
     lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
     return column.flatten().to_numpy(), lengths, np.repeat(np.arange(len(lengths)), lengths)
 

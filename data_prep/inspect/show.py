@@ -1,4 +1,4 @@
-"""Stage `show`: print training rows as text, with their items, languages, and the positions that training masks."""
+"""Stage `show` prints training rows as text, with their items, languages, and the positions that training masks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,23 +30,23 @@ class ShowConfig:
     data: Path
     """Folder that `mix` wrote."""
     task: Literal["mono", "para"] | None = None
-    """Rows of this task only; without it, of both."""
+    """Print rows of this task only; by default, of both tasks."""
     rows: int = 5
-    """Rows to print of each task."""
+    """Number of rows to print for each task."""
     start: int = 0
     """Index of the first row to look at, counted from 0."""
     language: str | None = None
-    """Only rows with an item in this language."""
+    """Print only rows that have an item in this language."""
     seed: int = 1
     """The run's --seed, which decides the masked positions."""
     mask_fraction: float = 0.15
-    """The run's --objective.mask-fraction; 0 marks nothing."""
+    """The run's --objective.mask-fraction; 0 marks no position."""
 
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One training row: its index in the task, `tokens` int32 [T], the `lengths` of its items, and `languages`, a code
-    for each side of each item."""
+    """One training row: its index in the task, its `tokens` int32 [T], the `lengths` of its items, and `languages`,
+    which has a code for each side of each item."""
 
     index: int
     tokens: np.ndarray
@@ -55,7 +55,7 @@ class ShownRow:
     layout: Layout
 
     def masked(self, task: str, seed: int, fraction: float) -> set[int]:
-        """Positions that training masks when it reads this row for the first time."""
+        """The positions that training masks when it reads this row for the first time."""
         if not fraction:
             return set()
         lengths, no_languages = np.array(self.lengths, np.int64), np.zeros(0, np.int64)
@@ -65,7 +65,7 @@ class ShownRow:
 
 
 def run(config: ShowConfig) -> None:
-    """Print rows. Raises ValueError when no row fits the settings, or `mix` did not write the folder."""
+    """Print rows. Raises ValueError if no row fits the settings, or if `mix` did not write the folder."""
     on_root(lambda: _run(config))
 
 
@@ -111,8 +111,8 @@ def _show(config: ShowConfig, task: str) -> str:
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
-    """Yield the rows from index `start` on; with `language`, only rows that have it. Raises ValueError for a damaged
-    shard."""
+    """Yield the rows from index `start` on; if `language` is given, only rows that have an item in it. Raises
+    ValueError for a damaged shard."""
     rows_before, layout = 0, LAYOUTS[manifest.layout]
     for shard in manifest.shards:
         if rows_before + shard.rows <= start:
@@ -138,7 +138,8 @@ def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordB
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Indices of a batch's rows that have the language (of all rows if None); reads only the column of languages."""
+    """Indices of a batch's rows that have an item in `language`, or of all rows if `language` is None. Reads only the
+    column of languages."""
     if language is None:
         return range(batch.num_rows)
     languages = batch.column("languages")
@@ -162,7 +163,8 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 
 
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """(first, stop) of each side's text in the item at positions [begin, end), without the special tokens around it."""
+    """Returns (first, stop) for each side of the item at positions [begin, end): the positions of the side's text,
+    without the special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # the item may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
@@ -173,7 +175,7 @@ def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, i
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
     """Decode the tokens at positions [first, stop); `</s>` is written out.
 
-    The tokens at `masked` positions have reversed colours, and with `marks`, for output without colour, are in ⟦⟧.
+    The tokens at `masked` positions have reversed colours. If `marks`, for output without colour, they are in ⟦⟧ too.
     """
     line = Text()
     for position in range(first, stop):

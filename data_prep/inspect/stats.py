@@ -1,4 +1,4 @@
-"""Stage `stats`: tables and a page about the encoded text and the training rows of every language and pair."""
+"""Stage `stats` prints tables and writes a page about the encoded text and the rows of every language and pair."""
 
 import base64
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class StatsConfig:
     encoded: Path
     """Folder that `encode` wrote."""
     data: Path
-    """Folder that `mix` wrote from it."""
+    """Folder that `mix` wrote from the encoded folder."""
     out: Path
     """Folder for the page, stats.html."""
     processes: int = 1
@@ -41,8 +41,8 @@ class StatsConfig:
 
 
 class Section(NamedTuple):
-    """The numbers of one task: a line and a length histogram for each language or pair, and tables of lost text.
-    `packed`: a monolingual row has several documents or sentences."""
+    """The numbers of one task. `lines` and `lengths` have a line and a histogram of lengths for each language or pair;
+    `losses` are tables of lost text. `packed` is True if monolingual rows have several documents or sentences."""
 
     task: str
     lines: list[StatsLine]
@@ -52,12 +52,13 @@ class Section(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """The cells of each table row by column heading; the last row is the sum."""
+        """One dict per table row, from a column's heading to the row's cell. The last row is the sum."""
         return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
 
 
 def run(config: StatsConfig) -> None:
-    """Print the tables and write `stats.html`. Raises ValueError when the two folders do not belong together."""
+    """Print the tables and write `stats.html`. Raises ValueError if `config.data` was not mixed from
+    `config.encoded`."""
     tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
     if not tasks:
         raise ValueError(
@@ -79,9 +80,9 @@ def _section(config: StatsConfig, task: str) -> Section:
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     from rich.console import Console
 
-    width = None if Console().is_terminal else 160  # wide enough for every column, where the output is a file
-    console = Console(width=width, markup=False, emoji=False)  # names may have brackets
-    page = config.out / "stats.html"  # first, because a reader of the tables such as `head` may stop early
+    width = None if Console().is_terminal else 160  # a file gets lines that are wide enough for every column
+    console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
+    page = config.out / "stats.html"  # written before the tables are printed, because `head` may end the output early
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
@@ -107,7 +108,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
 
 
 def html(sections: Sequence[Section], mixed: Manifest) -> str:
-    """The page as HTML, with the plots inside, so that it needs no other file."""
+    """The page as HTML. The plots are inside the page, so that it needs no other file."""
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(

@@ -15,8 +15,8 @@ _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
-    """SVG image of five numbers of each line: share before and after α (log scale), repeats, unknown rate, tokens per
-    character."""
+    """Plot five numbers of each language or pair as an SVG image: its shares before and after α (log scale), its
+    repeats, its unknown rate, and its tokens per character."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
@@ -42,8 +42,8 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
-    """SVG image of the lengths in tokens (log scale): the share of each language's records in each bin as a shaded
-    column, and the number of all records in each bin as a bar."""
+    """Plot the lengths in tokens (log scale) as an SVG image. Each language is a column, whose shades show the share of
+    its records in each bin. A bar shows the number of all records in each bin."""
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
@@ -62,7 +62,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 
 def loss_plot(table: LossTable) -> bytes:
-    """SVG image of the percentage of each language's text that was lost, stacked by reason."""
+    """Plot the percentage of each language's text that was lost, stacked by reason, as an SVG image."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))
@@ -93,7 +93,8 @@ def _width(columns: int) -> float:
 
 @contextmanager
 def svg_figure(size: tuple[float, float], salt: str, fonttype: str = "path") -> Iterator[tuple[Any, io.BytesIO]]:
-    """Yield a figure of this size in inches, and a buffer to which its SVG image is written at the end of the block.
+    """Yield (figure of this size in inches, buffer). At the end of the `with` block, the figure is written to the
+    buffer as an SVG image.
 
     `salt` makes the image's ids, and so its bytes, the same each time.
     """

@@ -1,4 +1,4 @@
-"""The numbers of stage `stats`: a line for each language or pair, lengths in tokens, and lost text by reason."""
+"""Computes the numbers of stage `stats`: a line for each language or pair, lengths in tokens, lost text by reason."""
 
 from collections import Counter
 from functools import partial
@@ -12,17 +12,18 @@ from data_prep.parallel import run_tasks
 from data_prep.store import read_arrow
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 
-# Lower bounds of the bins of lengths in tokens, each a factor of √2 wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
+# Lower bounds of the bins of lengths in tokens: 1, 2, 4, 5, 8, 11, 16, 22, 32 … Each is about √2 times the one before.
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
 # Unit of text -> the key under which encode counts, by reason, the units that were lost.
 _LOST_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 
 class StatsLine(NamedTuple):
-    """One language or pair, or the sum of many.
+    """The numbers of one language or pair, or their sums over many.
 
-    Of the documents or pairs that were `read`, encode dropped some, mix left out `too_long`, and `units` remain.
-    One pass over these has `available` rows or items; the training data have `used` rows or items.
+    `read` counts the documents or pairs that encode read. Encode `dropped` some of them, mix left out those that are
+    `too_long`, and `units` remain, which give `available` rows or items. The training data have `used` rows or items,
+    so some may be repeated. The shares are fractions of all rows or items, available and used.
     """
 
     name: str
@@ -40,7 +41,8 @@ class StatsLine(NamedTuple):
     available: int
 
     def cells(self, task: str, packed: bool = False) -> dict[str, str]:
-        """Human-readable values by column heading; `packed`: documents or sentences were packed into rows."""
+        """A dict from a column's heading to its human-readable value. `packed` says that documents or sentences were
+        packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
         used = "rows" if task == "mono" and not packed else units
         return {
@@ -61,7 +63,8 @@ class StatsLine(NamedTuple):
 
 
 def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[StatsLine]:
-    """A line for each language or pair, largest first. Raises ValueError if the folders do not belong together."""
+    """A line for each language or pair, largest first. Raises ValueError if `data_folder` was not mixed from
+    `encoded_folder`."""
     encoded = read_manifest(encoded_folder / task, "`xlme prep encode`")
     mixed = read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
@@ -100,8 +103,8 @@ def total(lines: list[StatsLine]) -> StatsLine:
 
 
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
-    """Number of records in each bin of lengths in tokens, int64 [len(EDGES)], by language or pair. The length of a pair
-    is the sum of both sides.
+    """Maps each language or pair to the number of its records in each bin of lengths in tokens, int64 [len(EDGES)]. The
+    length of a pair is the sum of both sides.
 
     Raises ValueError for a shard that cannot be read.
     """
@@ -129,10 +132,11 @@ def median(histogram: np.ndarray) -> int:
 
 
 class LossTable(NamedTuple):
-    """Lost documents, paragraphs or pairs of the languages or pairs `names`, sorted by the share that each lost.
+    """The lost documents, paragraphs or pairs of the languages or pairs `names`, sorted by the share that each lost.
 
-    `rows` are the cells of each row by column heading; the last row is the sum. `percents[reason]` has, for each of
-    `names`, the percentage that was lost for the reason; the reason with the largest loss is first.
+    `rows` has one dict per table row, from a column's heading to the row's cell; the last row is the sum.
+    `percents[reason]` has, for each of `names`, the percentage that was lost for the reason. The reason with the
+    largest loss comes first.
     """
 
     title: str
@@ -142,14 +146,15 @@ class LossTable(NamedTuple):
 
 
 def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
-    """Make the table of lost `units`, from the numbers of each language or pair: all `read`, and `lost` by reason."""
+    """Make the table of lost `units`. For each language or pair, `read` has the number of units that were read, and
+    `lost` the numbers of lost units by reason."""
     names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
-    everything = sum(lost.values(), Counter[str]())
-    reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
+    lost_in_all = sum(lost.values(), Counter[str]())
+    reasons = sorted(lost_in_all, key=lambda reason: (-lost_in_all[reason], reason))
     percents = {reason: [100 * lost[name][reason] / max(read[name], 1) for name in names] for reason in reasons}
     rows, heading = [], "pair" if units == "pairs" else "language"
     rows_of_names = [(name, read[name], lost[name]) for name in names]
-    for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
+    for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), lost_in_all)):
         divisor = max(total_read, 1)
         cells = {reason: f"{count:,} ({count / divisor:.2%})" for reason, count in by_reason.items() if count}
         row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: f"{by_reason.total() / divisor:.2%}"}
@@ -158,7 +163,7 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
-    """A table for each unit of text (documents, paragraphs, pairs) that lost some, with encode's reasons."""
+    """A table for each unit of text (documents, paragraphs, pairs) of which encode lost some, with the reasons."""
     tables = []
     for units, key in _LOST_KEYS.items():
         by_language = encoded.counts["by_language"].items()

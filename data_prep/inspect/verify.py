@@ -1,4 +1,4 @@
-"""Stage `verify`: read every shard of a folder that `encode` or `mix` wrote, and name the first fault."""
+"""Stage `verify` reads every shard of a folder that `encode` or `mix` wrote, and names the first fault."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check is made only if all before it passed
+Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check is made only if all earlier checks passed
 
 
 def run(config: VerifyConfig) -> None:
-    """Check `config.data`. Raises ValueError naming the file and the row of the first fault."""
+    """Check `config.data`. Raises ValueError that names the file and the row of the first fault."""
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
@@ -71,14 +71,14 @@ def _again(folder: Path) -> str:
 
 
 def _readable_manifest(folder: Path) -> Manifest:
-    """The manifest, after checks of its list of files and its vocabulary. Raises ValueError for the first fault."""
+    """Read the manifest, and check its list of files and its vocabulary. Raises ValueError for the first fault."""
     manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
     _raise_first(_listing_checks(folder, manifest))
     return manifest
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
-    """The folder has the manifest's vocabulary, and exactly the shards that the manifest lists."""
+    """Check that the folder has the manifest's vocabulary, and exactly the shards that the manifest lists."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
@@ -104,12 +104,12 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         expected = [min(full, rows - start) for start in range(0, rows, full)]
         yield (
             [shard.rows for shard in manifest.shards] == expected,
-            f"{path} does not list {rows} rows, {full} a shard: {_again(folder)}",
+            f"{path} does not list {rows} rows, {full} per shard: {_again(folder)}",
         )
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
-    """Read a whole shard and count its records. Raises ValueError naming the file and the first faulty row."""
+    """Read a whole shard and count its records. Raises ValueError that names the file and the first faulty row."""
     path = folder / shard.name
     again = f"give the command that wrote {folder} again"
     if not path.exists():
@@ -155,7 +155,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
 
 
 def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """The manifest agrees with the content of the shards, and with the settings and markers of the folder."""
+    """Check that the manifest agrees with the content of the shards, and with the folder's settings and markers."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
     languages = sorted(settings.get("languages", ()))
@@ -175,7 +175,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
-    """The manifest agrees with settings.json and the markers of finished tasks; either may be missing."""
+    """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     settings_path, path = folder / "settings.json", folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
@@ -192,7 +192,8 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     expected_tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
-    totals = {name.split("-")[1] for name in results if name.startswith("windows-")}  # sample sizes tried
+    # `fill_rows` tries sample sizes until the rows are full, and puts the size into its markers' names.
+    totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
@@ -211,13 +212,14 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """The manifest and the shards have equal counts, and all that was read is written, dropped or removed."""
+    """Check that the manifest and the shards have equal counts, and that all text that was read is written, dropped or
+    removed."""
     unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
-    for shard, of_shard in zip(manifest.shards, shard_counts, strict=True):
+    for shard, counted_in_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
         yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
-        by_name[name] += of_shard
+        by_name[name] += counted_in_shard
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
@@ -241,7 +243,8 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
 
 
 def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """The manifest and the rows have equal counts, which follow from alpha and the other settings of the sampling."""
+    """Check that the manifest and the rows have equal counts, and that alpha and the other settings of the sampling
+    give these counts."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
     items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}

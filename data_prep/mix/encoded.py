@@ -1,7 +1,8 @@
-"""Random access to encoded shards: reads only the bytes that are needed, and keeps no file open.
+"""Reads ids from any place in encoded shards. Only the bytes that are needed are read, and no file stays open.
 
 A memory map would read 128 KiB or more around every row, and Linux allows a process only 65,530 maps. So each read
-opens its file again. Only the positions of a shard's record batches stay in memory, read once from the file's metadata.
+opens its file again. Only the positions of a shard's record batches stay in memory; they are read once, from the file's
+metadata.
 """
 
 import mmap
@@ -18,23 +19,23 @@ from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
-# `mix` samples examples. An example is a slice of a shard's token stream, which becomes a training row (unit "slices"),
-# or a record or a piece of a record; a row packs several of these (all other units).
+# `mix` samples examples. With unit "slices", an example is a slice of a shard's token stream, and becomes a training
+# row. With all other units, an example is a record or a piece of a record, and a training row packs several examples.
 Unit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "it was changed, delete it and give the encode command again"
 _LARGEST_GAP = 1024  # int32 words (4 KiB): pieces with at most this gap between them are read in one call
 _READ_WORDS = 1 << 18  # int32 words (1 MiB): all pieces that one call reads begin in the same MiB of the file
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
-_SHORT_PIECE = 32  # int32 words: up to this mean length of the pieces, index arrays copy them faster than slices
+_SHORT_PIECE = 32  # int32 words: if the pieces' mean length is at most this, index arrays copy faster than slices
 
 
 @dataclass(frozen=True, eq=False)
 class BatchIndex:
-    """The size and the place of every record batch of a shard.
+    """The size and the position of every record batch of a shard.
 
     `record_counts` [batches] and `id_counts` [columns, batches] are the sizes. `offset_positions` and `id_positions`
-    [columns, batches] are where a list column's offsets and ids begin. A position counts int32 words from the start of
-    the file; an offset, as Arrow stores it, counts ids from the first id of the batch.
+    [columns, batches] are the positions at which a list column's offsets and ids begin. A position counts int32 words
+    from the start of the file. An offset, as Arrow stores it, counts ids from the first id of the batch.
     """
 
     path: Path
@@ -44,11 +45,12 @@ class BatchIndex:
     id_positions: np.ndarray
 
     def id_ranges(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(position of the first id, number of ids) of the records at these indices: int64 [columns, records] each."""
+        """Returns (position of the first id, number of ids) of the records at these indices, int64 [columns, records]
+        each."""
         first_records = starts_of(self.record_counts)
         batch = np.searchsorted(first_records, records, side="right") - 1
         positions = self.offset_positions[:, batch] + (records - first_records[batch])
-        offsets = np.empty((*positions.shape, 2), dtype=np.int32)  # where a record's ids begin, and where they end
+        offsets = np.empty((*positions.shape, 2), dtype=np.int32)  # the offsets at which a record's ids begin and end
         offset_starts = np.arange(0, offsets.size, 2)
         copy_words(self.path, positions.ravel(), np.full(positions.size, 2), offsets.ravel(), offset_starts)
         begin, end = offsets[..., 0].astype(np.int64), offsets[..., 1]
@@ -59,28 +61,28 @@ class BatchIndex:
 
     def all_lengths(self) -> np.ndarray:
         """Number of ids of every record of the shard in each column, int64 [columns, records]."""
-        batch_offsets = self.record_counts + 1  # each batch has an offset more than records
+        batch_offsets = self.record_counts + 1  # each batch has one more offset than it has records
         counts = np.broadcast_to(batch_offsets, self.offset_positions.shape).ravel()
         offsets = np.empty(int(counts.sum()), dtype=np.int32)
         copy_words(self.path, self.offset_positions.ravel(), counts, offsets, starts_of(counts))
         differences = np.diff(offsets.reshape(len(self.offset_positions), -1))
-        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # differences between batches are no lengths
+        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # a difference across two batches is not a length
         lengths = np.delete(differences, across_batches, axis=1).astype(np.int64)
         if not (lengths >= 0).all():
             raise ValueError(f"{self.path} has a record of negative length: {_ENCODE_AGAIN}")
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, target_starts: np.ndarray) -> np.ndarray:
-        """For each i, copy the `width` ids that begin at `starts[i]` to `target[target_starts[i]:]`; returns how many
-        ids it copied for each.
+        """For each i, copy the `width` ids that begin at `starts[i]` to `target[target_starts[i]:]`. Returns the number
+        of ids that were copied for each i.
 
-        A start is an index in the token stream: the first column's ids of all batches, one after the other. Fewer than
-        `width` ids are copied only at the end of the stream.
+        A start is an index in the token stream, which is the first column's ids of all batches, one after the other.
+        Fewer than `width` ids are copied only at the end of the stream.
         """
         batch_starts, batch_stops = starts_of(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
-        pieces = np.searchsorted(batch_stops, stops) - first_batch + 1  # a slice has a piece in each of its batches
+        pieces = np.searchsorted(batch_stops, stops) - first_batch + 1  # a slice has one piece per batch
         slice_of = np.repeat(np.arange(len(starts)), pieces)
         batch = first_batch[slice_of] + within(pieces)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
@@ -120,8 +122,8 @@ def read_batches(path: Path) -> BatchIndex:
 
 
 def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
-    """Position of buffer `index` of a column, in int32 words from the start of the file. Raises ValueError if it is not
-    in the file, as the buffer of a compressed column is not."""
+    """Position of buffer `index` of a column, in int32 words from the start of the file. Raises ValueError if the
+    buffer is not in the file, for instance because the column is compressed."""
     buffer, byte, size = column.buffers()[index], 0, 0
     if buffer is not None and buffer.size:  # an empty buffer may have any address
         byte, size = buffer.address - file.address, buffer.size
@@ -144,14 +146,14 @@ def within(counts: np.ndarray) -> np.ndarray:
 def copy_words(
     path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, target_starts: np.ndarray
 ) -> None:
-    """Copy `counts[i]` int32 words of a file, from position `starts[i]`, to `target[target_starts[i]:]`, for each i."""
+    """For each i, copy `counts[i]` int32 words of a file, from position `starts[i]`, to `target[target_starts[i]:]`."""
     if not len(starts):
         return
     order = np.argsort(starts, kind="stable")
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
-    reached = np.maximum.accumulate(starts + counts)  # the farthest end so far: pieces may overlap
+    reached = np.maximum.accumulate(starts + counts)  # the farthest end up to each piece, because pieces may overlap
     apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # one read gets the pieces [first, stop)
+    first = np.flatnonzero(np.append(True, apart))  # each read covers the pieces [first, stop)
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
@@ -161,17 +163,17 @@ def copy_words(
         for source, count, to in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
             target[to : to + count] = data[source : source + count]
     else:
-        index = within(counts)  # of each word in its piece
+        index = within(counts)  # index of each word in its piece
         target[np.repeat(target_starts, counts) + index] = data[np.repeat(data_starts, counts) + index]
 
 
 def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Read `sizes[i]` int32 words of a file from position `starts[i]`, for each i; returns all in one array."""
+    """For each i, read `sizes[i]` int32 words of a file from position `starts[i]`. Returns all words in one array."""
     data = np.empty(int(sizes.sum()), dtype=np.int32)
     data_bytes = data.view(np.uint8).data
     filled = 0
     with naming(path), open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads ahead
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # keeps the kernel from reading ahead
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [data_bytes[filled : filled + size]], start) < size:
                 raise ValueError(f"{path} ends before byte {start + size}: {_ENCODE_AGAIN}")
@@ -181,11 +183,11 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EncodedShard:
-    """The number of examples of an encoded shard, and where they are; `group` is its language or language pair.
+    """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
-    `tokens` counts the tokens of all examples; special tokens count too, except those of slices. If the unit is not
-    slices, most records are one example each. `irregular` has the indices of all other records, ascending, and `pieces`
-    the number of examples of each of these: several, or 0 for a record that is too long for a row and left out.
+    `tokens` counts the tokens of all examples. Special tokens count too, except those of slices. If the unit is not
+    slices, most records are one example each. `irregular` has the indices of all other records, ascending. `pieces` has
+    the number of examples of each irregular record: several, or 0 if the record is too long for a row and is left out.
     """
 
     group: str
@@ -201,12 +203,13 @@ class EncodedShard:
         return int((self.pieces == 0).sum())
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(record, piece of the record) of each example, int64 [examples] each; not for slices."""
+        """Returns (index of the record, index of the piece in the record) of each example, int64 [examples] each. Must
+        not be called for slices."""
         # Begin with an imaginary record -1 of one piece, so that an irregular record comes before every example.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
-        first_examples = irregular + starts_of(pieces - 1)  # first example of each irregular record
-        latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to here
-        steps, pieces = examples - first_examples[latest], pieces[latest]  # steps from that record's first example
+        first_examples = irregular + starts_of(pieces - 1)  # index of the first example of each irregular record
+        latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to the example
+        steps, pieces = examples - first_examples[latest], pieces[latest]  # examples since that record's first example
         return irregular[latest] + np.maximum(steps - pieces + 1, 0), np.where(steps < pieces, steps, 0)
 
 
@@ -216,8 +219,9 @@ def survey(
     """Count the examples of the encoded shard `name` (`group/file-block.arrow`) of task folder `folder`.
 
     A token stream is cut every `row_tokens` - 2 ids; a last slice of one id is left out, because it is the last
-    document's `</s>`. A document that is longer than a row is several examples; a longer sentence or pair is left out.
-    No pair has over `max_pair_tokens` ids (None: no bound); if a row has room for that many, no lengths are read.
+    document's `</s>`. A document that is longer than a row is several examples; a sentence or pair that is longer than
+    a row is left out. No pair has more than `max_pair_tokens` ids, unless that is None. If all such pairs fit into a
+    row, the lengths are not read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
@@ -239,9 +243,10 @@ def survey(
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
-    """Indices in `languages` of a group's languages: one for a language, two for a pair `a-b`.
+    """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for a pair not named in the order of `in_order`: its text may be encoded under both names.
+    Raises ValueError for a pair whose name does not have the order of `in_order`, because the pair's text may be
+    encoded under both names.
     """
     if group in languages:
         return (languages.index(group),)

@@ -1,7 +1,8 @@
-"""Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
+"""Stage `mix` samples examples of encoded shards by temperature, shuffles them, and writes training shards with exactly
+the requested number of rows, in training order.
 
-The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own: the
-example in each slot (position in the order) is computed, never stored (see `sampling.Order`).
+The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own,
+because the example at each position of the order is computed, never stored (see `sampling.Order`).
 """
 
 import difflib
@@ -54,35 +55,37 @@ class MixConfig:
     out: Path
     """Output folder: mono/, para/ and vocab/."""
     mono_rows: int = 0
-    """All monolingual rows to write, exactly; 0 leaves the task out. A run that needs more rows reads these again."""
+    """Number of monolingual rows to write; 0 leaves the task out. A training run that needs more rows reads these rows
+    again."""
     para_rows: int = 0
-    """All rows of packed translation pairs to write, exactly; 0 leaves the task out."""
+    """Number of rows of packed translation pairs to write; 0 leaves the task out."""
     row_tokens: int = 512
     """Tokens of a row, special tokens included; at most the model's `max_positions`."""
     alpha: float = 0.7
-    """Exponent of the sampling over languages and over pairs: 1 keeps the shares of the text, 0 gives each the same
-    share; a smaller one helps small languages."""
+    """Exponent of the sampling over languages and over pairs: 1 keeps each language's share of the text, 0 gives all
+    languages the same share. A smaller exponent gives small languages larger shares."""
     share: UseAppendAction[tuple[str, ...]] = ()
-    """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
-    given several times."""
+    """LANGUAGE=SHARE or PAIR=SHARE sets a share of the sampled examples, in place of the share that --alpha gives.
+    sw+yo=0.02 sets the share of both languages together; may be given several times."""
     max_repeats: float = 0.0
-    """Bound on the repeats of a language or pair: its sampled examples / its available examples. The others get what it
-    loses; 0 sets no bound."""
+    """Largest number of repeats of a language or pair, which is its sampled examples / its available examples. The part
+    of a share that exceeds this bound goes to the other languages; 0 sets no bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
     xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""
     seed: int = 0
-    """Seed of the order, and of which side of a pair comes first."""
+    """Seed of the order of the examples, and of the choice which side of a pair comes first."""
     sentences: bool = False
-    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation; needs `encode
-    --sentences`."""
+    """Pack whole sentences into monolingual rows, as pairs are packed, for denoising and back-translation; needs
+    `encode --sentences`."""
     documents: bool = False
-    """Monolingual rows of whole documents, packed as pairs are, so that no token sees another document; one longer than
-    a row is cut. Without it a row is a slice of a language's text."""
+    """Pack whole documents into monolingual rows, as pairs are packed, so that no token sees another document. A
+    document that is longer than a row is cut. Without this flag, a row is a slice of a language's text."""
     into: str = ""
-    """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
+    """Language to translate into: it is the second side of every pair that has it. In other pairs, a random side comes
+    first."""
     rows_per_shard: int = 65536
-    """Rows of every shard but the last; a row of 512 tokens takes about 2 KB."""
+    """Rows of every shard except the last; a row of 512 tokens takes about 2 KB."""
     processes: int = 1
     """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 
@@ -102,13 +105,13 @@ class MixConfig:
             if getattr(self, name) and not self.mono_rows:
                 raise ValueError(f"--{name} is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
         if self.sentences and self.documents:
-            raise ValueError("--sentences and --documents both say what monolingual rows hold: give one of them")
+            raise ValueError("--sentences and --documents both say what monolingual rows hold: give only one of them")
         if not 0 <= self.max_repeats < float("inf"):
             raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
 
 
 def run(config: MixConfig) -> None:
-    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    """Write the output folder, `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
@@ -120,7 +123,8 @@ def run(config: MixConfig) -> None:
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
-    """The manifest of each task, the vocabulary's file, and the sorted languages, whose indices rows store."""
+    """Returns (manifest of each task, the vocabulary's file, sorted languages). Rows store a language as its index in
+    the sorted languages."""
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
@@ -132,15 +136,16 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
-    # one list for both tasks, even if only one is mixed, so that a language has the same index in both
+    # Both tasks have one list of languages, even if only one task is mixed, so that a language has the same index in
+    # both.
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
     languages = {code for folder in finished for code in read_manifest(folder).languages}
     return encoded, vocabulary.path, tuple(sorted(languages))
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has another vocabulary, which the copy would replace, or has rows of `other_tasks` that
-    training could not read together with the new rows."""
+    """Raise ValueError if --out has another vocabulary, which the copy of this one would replace. Raise ValueError if
+    --out has rows of `other_tasks` that training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -152,18 +157,18 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
             compared = other.vocabulary_sha256, other.settings.get("row_tokens"), other.settings.get("layout", "xlme")
             if compared != (vocabulary_sha256, config.row_tokens, config.layout):
                 raise ValueError(
-                    f"{folder} has rows of another vocabulary, length or layout, which could not be read with these: "
-                    "choose another --out, or the settings of those"
+                    f"{folder} has rows of another vocabulary, length or layout, which training could not read with "
+                    "the new rows: choose another --out, or give the settings of that folder"
                 )
 
 
 def _group_names(encoded: Manifest) -> set[str]:
-    """Names of the languages or pairs that have shards."""
+    """The names of the languages or pairs that have shards."""
     return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
-    """Raise ValueError where --into, --sentences, --documents or --share does not fit the encoded text."""
+    """Raise ValueError if --into, --sentences, --documents or --share does not fit the encoded text."""
     names = {task: _group_names(manifest) for task, manifest in encoded.items()}
     all_names = set().union(*names.values())
     pair_languages = encoded["para"].languages if "para" in encoded else ()
@@ -173,7 +178,8 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
         )
     if config.sentences and not encoded["mono"].settings.get("sentences", False):
         raise ValueError(
-            f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it so"
+            f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it again "
+            "with --sentences"
         )
     if config.documents and encoded["mono"].settings.get("sentences", False):
         raise ValueError(
@@ -183,17 +189,19 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in all_names:
-                # the pair in the other order, en-de for de-en
+                # The other order of the same languages, such as de-en for en-de, is the best suggestion.
                 reversed_pair = [pair for pair in all_names if sorted(pair.split("-")) == sorted(name.split("-"))]
                 similar = reversed_pair or difflib.get_close_matches(name, all_names, n=1)
                 hint = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(sorted(all_names)[:8])} …"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {hint}")
-        if not any(set(group) <= of_task for of_task in names.values()):
-            raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")
+        if not any(set(group) <= task_names for task_names in names.values()):
+            raise ValueError(
+                f"--share {'+'.join(group)}=… has languages and pairs: give languages and pairs a --share each"
+            )
 
 
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
-    """The sampling of one task, with the --share values that name its languages or pairs."""
+    """The sampling of one task, with those --share values that name its languages or pairs."""
     names = _group_names(encoded)
     share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= names]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
@@ -241,7 +249,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
-    """What an example of the task is: a slice of the text, or a record (or a piece of one) to pack."""
+    """The unit of the task's examples: slices of the text, or records (or pieces of records) to pack."""
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
@@ -260,7 +268,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # what is held out as a whole: a sentence, or the part of a document in a block of this size in bytes
+        # --split decides for each sentence, or for the part of a document in a block of this size in bytes.
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -274,7 +282,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print the shares. For packed rows, `fill_rows` may add examples."""
+    """Plan which examples are sampled, and print the shares. If rows are packed, `fill_rows` may add examples."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]

@@ -1,4 +1,4 @@
-"""Choose how many examples to sample if rows are packed: enough to fill the requested rows."""
+"""Chooses how many examples to sample if rows are packed, so that they fill the requested rows."""
 
 from functools import partial
 from typing import Any
@@ -9,19 +9,19 @@ from data_prep.mix.mixed_rows import WINDOW, MixPlan, count_rows, with_total
 from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
-_WINDOWS_PER_TASK = 64
+_WINDOWS_PER_TASK = 64  # a window is a number of sampled examples that are packed together (mixed_rows.WINDOW)
 _MAX_ROUNDS = 20  # rounds of refining the total
 
 
 def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
-    """A copy of the plan in which number of examples × their mean length is about what `rows` rows hold.
+    """Returns a copy of the plan whose examples have, by their mean length, about as many tokens as `rows` rows hold.
 
     Raises ValueError if --max-repeats makes that impossible.
     """
     order = plan.order
-    # (index, tokens, examples) of each group with text
+    # (index, number of tokens, number of examples) of each group with text
     groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if examples]
-    limits = plan.sampling.limits(order.examples)  # most sampled examples of each group
+    limits = plan.sampling.limits(order.examples)  # the most examples that may be sampled from each group
     if limits is not None:
         possible = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
         if possible < rows:
@@ -30,7 +30,7 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
                 f"{'pairs' if order.label == 'para' else 'texts'} fill {possible:,} rows without gaps: raise it, or "
                 "ask for fewer rows"
             )
-    for _ in range(_MAX_ROUNDS):  # the shares under a bound depend on the total, and the total on the shares
+    for _ in range(_MAX_ROUNDS):  # with limits, the shares depend on the total, and the total depends on the shares
         mean_tokens = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
         total = int(rows * plan.row_tokens / mean_tokens) + 1  # nearly always enough, because packing leaves gaps
         total = min(total, sum(limits)) if limits is not None else total
@@ -43,7 +43,7 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
 def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Raise the plan's total until its examples pack into at least `rows` rows.
 
-    Returns the plan, and the number of rows before each window, int64 [windows + 1].
+    Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1].
     """
     while True:
         total = plan.order.total
@@ -55,12 +55,13 @@ def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[M
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before
-        # in proportion to the missing rows and 0.2% more, so that one more round is nearly always enough
+        # Raise the total by the ratio of the rows wanted to the rows made, and by 0.2% more, so that one more round is
+        # nearly always enough.
         plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
 
 
 def _count_rows(stage: Stage, plan: MixPlan, windows: int, first_window: int) -> dict[str, Any]:
-    """Count the rows of each of one task's windows, or read the counts that an interrupted run stored."""
+    """Count the rows of each window of one task, or read the counts that an interrupted run has stored."""
     name = f"windows-{plan.order.total}-{first_window}"
     result = stage.task_result(name)
     if result is None:

@@ -1,4 +1,5 @@
-"""Corpus formats. One process cuts an input into blocks of bytes; any process can parse a block to cleaned text."""
+"""Reads corpora in all formats. One process cuts an input into blocks of bytes; any process can parse a block to
+cleaned text."""
 
 import re
 from collections.abc import Iterator
@@ -40,8 +41,8 @@ __all__ = [
     "split_pair",
 ]
 
-# By format: first the readers of documents, then those of pairs. The compression is no part of the format: the ending
-# of the file's name determines it.
+# Format -> its reader: first the readers of documents, then the readers of pairs. The compression is no part of the
+# format: the ending of the file's name determines it.
 READERS: dict[str, CC100 | PairReader] = {
     "cc100": CC100(),
     "lines": Lines(),
@@ -58,12 +59,13 @@ READERS: dict[str, CC100 | PairReader] = {
     "arrow_pairs": RecordPairs(Arrow()),
     "tmx": Tmx(),
 }
-_FOLDER_FORMATS = ("cc100", "jsonl", "parquet")  # `find_documents` recognizes these by the ending of the file's name
+_FOLDER_FORMATS = ("cc100", "jsonl", "parquet")  # `find_documents` recognizes these by the endings of file names
 _BLOCK_BYTES = 1 << 18  # bytes of a block in `documents` and `pairs`
 
 
 def find_documents(folder: Path | str) -> list[Input]:
-    """An input for each file `<lang>.txt`, `.jsonl` (compressed or not) and `.parquet` of a folder, sorted by language.
+    """Make an input of each file `<lang>.txt`, `<lang>.jsonl` (compressed or not) and `<lang>.parquet` of a folder. The
+    inputs are sorted by language.
 
     Raises ValueError on an unknown language code.
     """
@@ -99,7 +101,8 @@ def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
 
 
 def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
-    """Yield the pairs with text on both sides. Raises ValueError on a damaged file, and if one side has more lines."""
+    """Yield the pairs that have text on both sides. Raises ValueError on a damaged file, and if one side has more lines
+    than the other."""
     reader = READERS[source.format]
     assert isinstance(reader, PairReader), source.format
     for block in reader.blocks(source, _BLOCK_BYTES):

@@ -250,7 +250,7 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
         ({"share": ("en-zh-Hans=0.1",)}, "--share names 'en-zh-Hans', of which nothing is mixed"),
         ({"share": ("zh-Hans-en=0.1",), "para_rows": 5}, "names 'zh-Hans-en', .*: did you mean 'en-zh-Hans'"),
         ({"share": ("de=0.7", "en=0.4")}, r"sum to 1\.1, which leaves nothing for the other languages"),
-        ({"share": ("de+en-de=0.1",), "para_rows": 5}, "has languages and pairs: give those of each a share"),
+        ({"share": ("de+en-de=0.1",), "para_rows": 5}, "has languages and pairs: give languages and pairs"),
         ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
         (
             {"max_repeats": 2, "mono_rows": 0, "para_rows": 5000},

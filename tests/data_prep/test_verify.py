@@ -182,7 +182,7 @@ def test_wrong_counts(copied: Path) -> None:
     manifest = read_manifest(folder)
     write_manifest(folder, replace(manifest, shards=manifest.shards[:-1]))
     (folder / manifest.shards[-1].name).unlink()
-    with pytest.raises(ValueError, match="does not list 50 rows, 20 a shard"):
+    with pytest.raises(ValueError, match="does not list 50 rows, 20 per shard"):
         run(VerifyConfig(copied / "data"))
     folder = copied / "encoded" / "mono"
     manifest = read_manifest(folder)
@@ -254,7 +254,7 @@ FAULTS = [
     ("data/mono", set_id("languages", 12, 0, 2), r"row 12: a language index outside \[0, 2\)"),
     ("data/mono", set_id("languages", 12, 0, -1), r"row 12: a language index outside \[0, 2\)"),
     ("data/para", drop("lengths", 13), "row 13: <pad> where text belongs, or text after the last item"),
-    ("data/para", drop("languages", 14), "row 14: not one language a side"),
+    ("data/para", drop("languages", 14), "row 14: not one language per side"),
 ]
 
 
