@@ -142,7 +142,7 @@ def test_an_export_goes_back_whole(sharing: str, blocks: int, tmp_path: Path) ->
         ]
         difference = torch.cat([run.state["difference_0"], run.state["difference_1"]])
         assert not torch.equal(tables[0] - tables[1], difference)
-    with pytest.raises(ValueError, match=r"has model\.generator_layers 1, this run has 2: set it to that"):
+    with pytest.raises(ValueError, match=r"has model\.generator_layers 1, this run has 2: set it to the same"):
         started("all", run, folder, generator_layers=2)
     with pytest.raises(ValueError, match=r"has no encoder, which start.take all takes: set start.take to disc"):
         started("all", run, folder, name="mlm")
@@ -292,7 +292,7 @@ def test_a_deep_interleaved_decoder(tmp_path: Path) -> None:
 
 def test_all_of_a_model_with_another_decoder_is_refused(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path, objective="mt", language_embeddings=("de", "en"), decoder_layers=2))
-    with pytest.raises(ValueError, match=r"has model.decoder xlm, this run has interleaved: set it to that"):
+    with pytest.raises(ValueError, match=r"has model.decoder xlm, this run has interleaved: set it to the same"):
         started("all", run, name="mt", decoder="interleaved", decoder_layers=1)
 
 

@@ -142,7 +142,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     encoders = " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
-            f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to "
+            f"{folder} is a fine-tuning run, and start.take all takes a pre-training model: set start.take to "
             f"{encoders}"
         )
     their_parts = objective_of(run.objective).first_weights(config.start, run.model)
@@ -195,7 +195,8 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     old_vocabulary = read_vocabulary(run, run / MODEL_FOLDER)
     if old_vocabulary.sha256 != vocabulary.sha256:
         raise ValueError(
-            f"{folder} has another vocabulary than the data, and start.take state takes it as it is: set it to all"
+            f"{folder} has another vocabulary than the data, and start.take state cannot change it: set start.take to "
+            "all"
         )
     _check_start(folder, settings.model, config, old_vocabulary, vocabulary)
     _check_shape(folder, settings.model, config)
@@ -203,7 +204,7 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         theirs, ours = getattr(settings.model, setting), getattr(config.model, setting)
         if theirs != ours:
             raise ValueError(
-                f"{folder} has model.{setting} {theirs}, this run has {ours}: set it to that, or start.take to all"
+                f"{folder} has model.{setting} {theirs}, this run has {ours}: set it to the same, or start.take to all"
             )
 
 
@@ -331,7 +332,9 @@ def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: 
     theirs = objective.shape_settings(source)
     for name, ours in objective.shape_settings(config.model).items():
         if theirs[name] != ours:
-            raise ValueError(f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to that{instead}")
+            raise ValueError(
+                f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to the same{instead}"
+            )
 
 
 def _check_layers(folder: Path, source: ModelConfig, part: str, first: FirstWeights) -> None:

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
-    # Made before torch is loaded, which takes a while: a signal to stop may come at any time.
+    # The stop request is made before torch is loaded, which takes a while: a signal to stop may come at any time.
     stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")

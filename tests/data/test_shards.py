@@ -277,6 +277,6 @@ def test_a_manifest_without_a_checksum_is_damaged(tmp_path: Path) -> None:
     del fields["sha256"]
     path.write_text(json.dumps(fields))
     with pytest.raises(
-        ValueError, match=r"manifest\.json is not a readable manifest \(it does not have its own checksum"
+        ValueError, match=r"manifest\.json is not a readable manifest \(its content does not match its checksum"
     ):
         read_manifest(path.parent)

@@ -101,7 +101,8 @@ class TaskObjective(Objective):
         return (loss / 2 if self.kind == "span" else loss).view(1)
 
     def statistics(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the number of right predictions in the batch. Each right end of a span counts 1/2."""
+        """float64 [1]: the number of right predictions in the batch. A right first or last token of a span counts
+        1/2."""
         logits, labels = self._flat(output, batch)
         right = (logits.argmax(-1) == labels).sum().double()
         return (right / 2 if self.kind == "span" else right).view(1)

@@ -42,7 +42,7 @@ class TuningConfig:
     batch: NotNegative[int] = 0
     """Examples per step; for questions, windows of contexts per step; 0: the task's first published number."""
     epochs: NotNegative[int] = 0
-    """Times that the training examples are read; 0: the task's first published number."""
+    """Number of passes over the training examples; 0: the task's first published number."""
     warmup: NotNegative[float] | None = None
     """Fraction of the steps in which the learning rate rises. By default the task's published value: a tenth of the
     steps, but 12,500 steps for XNLI."""
@@ -92,7 +92,7 @@ class TuningConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig(Training):
-    """Whole configuration of one run, as its `config.json` stores it."""
+    """The whole configuration of one run, as its `config.json` stores it."""
 
     task: str = "ner"
     """Task that the model was fine-tuned on."""
@@ -194,7 +194,8 @@ class Job:
 
 
 def jobs(command: FinetuneSettings) -> list[Job]:
-    """All runs of the command; a single one has --out itself as its folder."""
+    """All runs of the command. Their folders are below --out; a run without --grid and with one seed has --out
+    itself."""
     tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
     runs = []
     for tuning in tunings:

@@ -142,7 +142,7 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own dev sets come last and win
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
         if source.split == "dev" and source not in test and source.language in train_languages
     }
     unused = sorted({source.language for source in own_dev} - {source.language for source in test})

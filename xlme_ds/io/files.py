@@ -75,7 +75,7 @@ def write_text(path: Path, text: str, flush: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, flush: bool = True) -> None:
-    """Write `value` as JSON by `write_text`."""
+    """Write `value` as JSON, in the way of `write_text`."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
@@ -110,7 +110,7 @@ def read_signed(path: Path, context: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
     if value.pop(_CHECKSUM_KEY, None) != _checksum(value, context):
-        raise ValueError("it does not have its own checksum, its bytes changed")
+        raise ValueError("its content does not match its checksum")
     if (file_format := value.pop("format", None)) != FORMAT:
         raise ValueError(f"it has format {file_format}, this version reads {FORMAT}")
     return value
@@ -121,7 +121,8 @@ def _checksum(value: Mapping[str, Any], context: str) -> str:
 
 
 def read_json(path: Path, kind: type) -> Any:
-    """The value of a JSON file, of type `kind`. Raises ValueError in one sentence for any other content."""
+    """The value of a JSON file. Raises ValueError in one sentence if the file is not JSON, or if the value is not of
+    type `kind`."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=partial(_dict_of_unique, path))
     except json.JSONDecodeError as error:

@@ -47,9 +47,9 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. Among
-    these, the first half hold one distance each, and each further one has a wider range than the one before, up to
-    `max_distance`.
+    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. Of
+    these, the first half hold one distance each. The ranges of the others grow exponentially and would end at
+    `max_distance`, but the last one has no end.
 
     `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """
@@ -243,7 +243,7 @@ def dropping_attend(
 
 
 def _triton_kernels() -> Any:
-    """The module of the Triton kernels. Raises ValueError where triton is not installed."""
+    """The module of the Triton kernels. Raises ValueError if the package triton is not installed."""
     try:
         from . import attention_triton
     except ImportError:

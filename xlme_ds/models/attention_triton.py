@@ -373,7 +373,7 @@ class _Attend(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: in a checkpointed layer each access recomputes them
         qkv, update, _, scale, skewed, *_ = saved
         grad_qkv, grad_d, grad_far, grad_gates, grad_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
-        grad_weights = None, None, None  # of the gate
+        grad_weights = None, None, None  # gradients of the gate's three weights
         if update is not None:
             grad_weights = *grad_gates.sum((0, 1, 2)).to(update.dtype), grad_scale.sum((0, 2)).to(scale.dtype)
         grad_distance = None
@@ -388,7 +388,8 @@ def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Te
     tiles before and after the diagonal; each is added to the largest distance on its side."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
-    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) · N on
+    # The first column of `sums` is for the distance 1 − (near + 1) · N.
+    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)
     beyond = tokens - (near + 1) * side
     sums = F.pad(sums, (beyond, beyond - 1))  # negative padding removes values
     return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)

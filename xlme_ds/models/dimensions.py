@@ -18,8 +18,8 @@ from torch import Tensor, nn
 def effective_rank(products_DD: np.ndarray) -> float:
     """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007).
 
-    `products_DD` is Σ x xᵀ over the vectors x. If all vectors are on one line, the result is 1. If a number in
-    `products_DD` is not finite, it is NaN.
+    `products_DD` is Σ x xᵀ over the vectors x. If all vectors are on one line, the result is 1. If `products_DD` has a
+    number that is not finite, the result is NaN.
     """
     if not np.isfinite(products_DD).all():
         return math.nan

@@ -13,7 +13,7 @@ from torch import Tensor
 
 _STEP, _FACTOR_1, _FACTOR_2 = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)  # SplitMix64's uint64 constants as int64: the bits of sums and products are the same
+)  # SplitMix64's uint64 constants as int64, with which sums and products have the same bits
 OUTSIDE = -1  # the place of dropout outside of an encoder; inside it, 0 is the input and n + 1 is layer n
 _BITS = 16  # random bits for each element
 _PER_WORD = 64 // _BITS  # elements that one 64-bit word serves
@@ -21,7 +21,8 @@ _PER_WORD = 64 // _BITS  # elements that one 64-bit word serves
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """Keys for one `place` in the model, from the rows' keys (or from keys that this function returned), int64 [B]."""
+    """Keys for one `place` in the model, int64 [B]. They are made from the rows' keys, or from keys that this function
+    returned before."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))  # the product wrapped to int64
 
 

@@ -33,8 +33,8 @@ _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 class MaskedTokens(NamedTuple):
     """Loss, sample and prediction at the masked positions."""
 
-    nll_M: Tensor  # float32, −log p(target); carries the gradient
-    sample_M: Tensor  # int64, a sample, or without uniforms the most likely token; no gradient
+    nll_M: Tensor  # float32, −log p(target); it carries the gradient
+    sample_M: Tensor  # int64, the sampled token; without uniform numbers it is the most likely token
     predicted_M: Tensor  # int64, the most likely token
 
 
@@ -105,7 +105,7 @@ class _Groups(NamedTuple):
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again. Without uniforms, the most likely id is also the sample, and its group is both."""
+    """The groups to compute again. Without `uniforms_M` the sample is the most likely id, and both have one group."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -161,10 +161,10 @@ def _all_samples(
         end = tile.start + tile.size
         borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    elements = 2 * GROUP * hidden_MD.shape[1]  # in the embeddings of two groups
+    elements = 2 * GROUP * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
     if hidden_MD.is_cuda:
         positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
-    else:  # at most as many elements as a tile has logits
+    else:  # the embeddings of a piece have at most as many elements as a tile has logits
         positions_at_once = len(hidden_MD) * chunk // elements
     pieces = zip(*(array.split(max(positions_at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
     has_uniforms = len(arrays) == 3
@@ -283,7 +283,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             else:
                 grad_hidden += part_MC @ rows_CD
             del part_MC
-        no_gradients = [None] * 7  # for the arguments from targets_M to open_gradients
+        no_gradients = [None] * 7  # the arguments from targets_M to open_gradients get no gradient
         return grad_hidden.to(hidden_MD.dtype), grad_bias, *no_gradients, *grad_blocks
 
 

@@ -186,8 +186,8 @@ def _gradients(
     first_id: int,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (gradient of a tile's logits [M, C], its sums over each POSITIONS positions [⌈M / POSITIONS⌉, C]). Here C
-    is rounded up to whole groups; the values past the tile's last id are 0."""
+    """Returns (gradient of a tile's logits [M, C], its sums over runs of POSITIONS positions [⌈M / POSITIONS⌉, C]).
+    Here C is rounded up to whole groups; the values past the tile's last id are 0."""
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     scalars = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss

@@ -46,4 +46,4 @@ class CausalLanguageModelling(MaskedLanguageModelling):
     masking_class = Causal
     predicts_all = True
     reads = ("objective.z_loss",)
-    export_class = "XLMEModel"  # without a head: the exported classes with heads have no causal mask
+    export_class = "XLMEModel"  # a class without a head, because the classes with heads have no causal mask

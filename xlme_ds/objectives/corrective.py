@@ -81,12 +81,12 @@ class CorrectiveObjective(ElectraObjective):
 
     @classmethod
     def sums(cls, output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
-        """The summed loss of each term, float32 [6], in the order of `terms`; carries the gradient."""
+        """The summed loss of each term, float32 [6], in the order of `terms`. The sums carry the gradient."""
         corrective = sum_by_task(output.token_nll_BT.sum(1), batch.task_B)
         return torch.cat([super().sums(output, batch), corrective])  # type: ignore[arg-type]
 
     def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
-        """`sums` and `counts` of each language, float64 [2, 6, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 6, languages]."""
         nll_M = output.token_nll_BT.flatten()[batch.masked_M]
         language_M = batch.languages_BT.flatten()[batch.masked_M]
         counted_M, task_M = torch.ones_like(nll_M), batch.task_of_masked()

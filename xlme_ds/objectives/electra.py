@@ -139,18 +139,18 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [4], in the order of `terms`; carries the gradient."""
+        """The summed loss of each term, float32 [4], in the order of `terms`. The sums carry the gradient."""
         loss_BT = cls.discriminator_loss(output, batch)
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((loss_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` of each language, float64 [2, 4, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 4, languages]."""
         loss_BT = self.discriminator_loss(output, batch)
         language_N = batch.languages_BT.flatten()
         task_N = batch.task_B.repeat_interleave(loss_BT.shape[1])
-        # First the M losses of the generator, then the N of the discriminator.
+        # The M losses of the generator come first, then the N losses of the discriminator.
         losses = torch.cat([output.nll_M, loss_BT.flatten()])
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
         term_indices = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])

@@ -76,7 +76,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Index of the term that each masked position counts for, int64 [M]."""
+        """The index of each masked position's term, int64 [M]."""
         return batch.task_of_masked()
 
     def _term_sums(self, values_M: Tensor, batch: Batch) -> Tensor:
@@ -87,16 +87,16 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         return self._term_sums(torch.ones_like(batch.masked_M), batch).double()
 
     def sums(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [terms]; carries the gradient."""
+        """The summed loss of each term, float32 [terms]. The sums carry the gradient."""
         return self._term_sums(output.nll_M, batch)
 
     def statistics(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
-        """For each term the number of masked positions whose most likely token is the original, float64 [terms]."""
+        """The number of masked positions of each term whose most likely token is the original, float64 [terms]."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         return self._term_sums(right_M, batch).double()
 
     def by_language(self, output: LanguageModelOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` of each language, float64 [2, terms, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, terms, languages]."""
         language_M = batch.languages_BT.flatten()[batch.masked_M]
         counted_M, term_M = torch.ones_like(output.nll_M), self.term_of_masked(batch)
         return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)

@@ -31,8 +31,8 @@ class Substitution(Electra):
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. That of
-        `Electra` gives a sparse one, because there it is added to the dense gradient of the masked head."""
+        """The discriminator's token embeddings, [B, T, D]. This lookup always gives the table a dense gradient. On a
+        CPU that of `Electra` gives a sparse one, which is added to the dense gradient of the masked head."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,11 +101,11 @@ class RandomTokenSubstitution(ElectraObjective):
 
     @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each task, float32 [2]; carries the gradient."""
+        """The summed loss of each task, float32 [2]. The sums carry the gradient."""
         return super().sums(output, batch)[len(TASKS) :]
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` of each language, float64 [2, 2, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 2, languages]."""
         return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:

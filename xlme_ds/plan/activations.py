@@ -117,7 +117,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
-    chunk = -(-cfg.head_chunk // GROUP) * GROUP  # whole groups
+    chunk = -(-cfg.head_chunk // GROUP) * GROUP  # rounded up to whole groups
     block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     logits = positions * min(chunk, block)  # number of logits in a tile
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
@@ -133,7 +133,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         return sums + min(groups * 24, 2**30)
     if tempered:
         tile = logits * 2 * FLOAT
-    elements = 2 * GROUP * cfg.width  # elements of the embeddings of two groups, which are read again for a position
+    elements = 2 * GROUP * cfg.width  # number of elements in the embeddings of two groups, which a position needs again
     if layout.fused:
         sampled_at_once = min(positions, 2**28 // (elements * layout.element))
     else:
