@@ -32,7 +32,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS
 from xlme_ds.data.shards import RowStore
 
-ROWS_PER_TASK = ROWS // 2  # in a micro-batch, as in Base
+ROWS_PER_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
 OURS, PEER = "ours", "datasets"
 
 

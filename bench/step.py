@@ -132,7 +132,7 @@ def table(size: str, figures: Figures) -> str:
 def main() -> None:
     """Measure, and print tables or JSON. With `--quick`, the JSON holds only the figures of the middle size."""
     settings = tyro.cli(StepSettings, prog="xlme bench step", description=__doc__)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # for the contenders
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
     figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
     if settings.json:

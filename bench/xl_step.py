@@ -39,7 +39,7 @@ SAVED_AFTER = 2
 _BYTES_PER_PARAMETER = 18 + 12
 _BLOCKS = 16  # fewest blocks of the embedding; XL's are then as large as the buffers of ds_configs/zero3_offload.json
 _TOLERANCE = 1e-3  # relative; the published steps agreed in all printed digits (docs/results/performance.md)
-_LEARNING_RATE = 1e-5  # as in step 200 of the published warm-up
+_LEARNING_RATE = 1e-5  # the learning rate of step 200 in the published warm-up
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
 def main() -> None:
     """Take the steps, and compare the third steps of both processes."""
     arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
-    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # for both processes
+    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # both processes inherit these
     try:
         command = parse("xlme bench xl_step", XlStepArguments, __doc__ or "", arguments)
         command.out.mkdir(parents=True, exist_ok=True)

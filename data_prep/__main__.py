@@ -27,7 +27,7 @@ STAGES = {
 # Setting -> its largest value.
 _LIMITS = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _LIMITS |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
-_OTHER_LIMIT = 10**15  # for all other settings
+_OTHER_LIMIT = 10**15  # the largest value of all other settings
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
@@ -98,7 +98,7 @@ def _report_error(stage: str, error: BaseException) -> int:
     except ValueError:  # MPI does not connect the launched processes, so each process has this error
         on_all_ranks, root = True, launched_rank() == 0
         if not root:
-            time.sleep(1)  # rank 0 prints first: when one process fails, the launcher ends the others
+            time.sleep(1)  # so that rank 0 prints first: when one process fails, the launcher ends the other processes
     explained = explain(error)
     if root or not on_all_ranks:
         print(_message(stage, error, explained), file=sys.stderr, flush=True)

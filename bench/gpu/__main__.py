@@ -113,7 +113,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no case failed, and every comparison is within its bound."""
+        """True if no case failed and every comparison is within its bound."""
         rows = [self.figures["machine"], *(row for section in SECTIONS for row in self.figures[section])]
         return all("failed" not in row and row.get("ok", True) for row in rows)
 

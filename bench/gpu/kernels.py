@@ -43,7 +43,7 @@ def forms(kernel: str) -> list[Tiling]:
     if kernel == "_backward_distances":
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
     max_scores_per_warp = 2048 if kernel == "_forward" else 1024
-    max_tile_length = 64 if kernel == "_backward_queries" else 128  # in queries, and in keys
+    max_tile_length = 64 if kernel == "_backward_queries" else 128  # the most queries, and the most keys
     candidates = (
         Tiling(queries, keys, warps, stages)
         for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))

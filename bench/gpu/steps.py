@@ -144,7 +144,7 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
 
 
 def step_tokens(run: RunConfig) -> int:
-    """Tokens of a step, padding included."""
+    """The number of tokens of a step, padding included."""
     return (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
 
 

@@ -30,7 +30,7 @@ def rows(case: Figures) -> Iterator[Figures]:
         yield {"out_of_memory": str(error).split(". ")[0]}
     except ModuleNotFoundError as error:
         yield {"left_out": f"not installed: {error.name}"}
-    except Exception as error:  # one broken case must not cost the others their figures
+    except Exception as error:  # if one case fails, the other cases must still be measured
         yield {"failed": f"{type(error).__name__}: {error}"[:2000]}
 
 

@@ -38,7 +38,7 @@ from xlme_ds.io.files import write_json
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
-END_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # of a job in Slurm
+END_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # Slurm's states of a job that has ended
 # Options that replace settings of Base's recipe: a narrow model with the whole vocabulary takes 20 steps.
 TRAINING = (
     "--model.width 32 --model.heads 4 --model.feed-forward 64 "

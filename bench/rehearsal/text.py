@@ -54,7 +54,7 @@ _DAMAGE = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to write."""
+    """A synthetic file to write."""
 
     source: Path  # the real text that it resembles
     corpus: str
@@ -73,7 +73,8 @@ def note_of(file: TextFile, out: Path) -> Path:
 
 
 def files(gigabytes: float, source: Path) -> list[TextFile]:
-    """All files of a corpus of `gigabytes` (10⁹ bytes), largest first; sizes are proportional to those in `source`."""
+    """All files of a corpus of `gigabytes` (10⁹ bytes), largest first. Their sizes are proportional to the sizes of the
+    files in `source`."""
     real = [("cc100", path) for path in source.glob("mono/*.txt.xz")]
     real += [("ccaligned", path) for path in source.glob("para/en-*.txt.zip")]
     if not real:

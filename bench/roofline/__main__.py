@@ -121,7 +121,7 @@ def _part(module: str) -> str:
     if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
     sublayer = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
-    if re.fullmatch(r"\w+\.layers\.\d+", module):  # a whole layer is compiled as one, with its norms
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # torch.compile compiles a layer as one, with its norms
         sublayer = "layers"
     return f"{match[1]}: {sublayer}"
 
@@ -136,7 +136,7 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
     """
     rows, tokens, _, heads, head_size = args[0].shape
     product_flops = 2.0 * rows * heads * tokens**2 * head_size
-    tensor_bytes = 2.0 * rows * tokens * heads * head_size  # of q, k, v or the output, in bf16
+    tensor_bytes = 2.0 * rows * tokens * heads * head_size  # bytes of q, k, v or the output, in bf16
     if not backward:
         return 2 * product_flops * share(tokens), 4 * tensor_bytes, 1, "attention_forward"
     moved = 16 * tensor_bytes + 4.0 * sum(tensor.numel() for tensor in out[1:])
@@ -169,7 +169,7 @@ def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 
 def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[str, Formula]:
-    """The costs of our own operators, on rows like those of `batch`; `module()` names the module that is running."""
+    """The cost formulas of our own operators, for the rows of `batch`. `module()` names the module that is running."""
     tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]

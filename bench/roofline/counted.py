@@ -35,7 +35,7 @@ _FLOP_RATES = (
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates that the kernels of a GPU reach, in FLOPs and bytes a second, and times in seconds."""
+    """The rates that the kernels of a GPU reach, in FLOPs per second and bytes per second, and times in seconds."""
 
     bf16_matmul: float
     float32_matmul: float

@@ -1,4 +1,5 @@
-"""Find exact duplicates in all text of a language or pair, in bounded memory. The first one in input order is kept.
+"""Finds exact duplicates in all text of a language or pair, in bounded memory. Of equal texts, the first in input order
+is kept.
 
 Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms`), because the model reads them alike.
 

@@ -1,4 +1,4 @@
-"""Encode inputs to shards: each input is read as blocks, and the next free process or rank encodes each block.
+"""Encodes inputs to shards. Each input is read as blocks, and the next free process or rank encodes each block.
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed

@@ -31,7 +31,7 @@ class Split:
     share: float  # share of all texts that is held out
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
-        """Whether each text (in normal form) is in the part that is not encoded; bool [texts]."""
+        """bool [texts]: True for each text (in normal form) that is in the part that is not encoded."""
         digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
         limit = int(self.share * 2**64)
         held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
@@ -61,7 +61,7 @@ class HeldOutText:
         return HeldOutText(frozenset(digests))
 
     def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
-        """Whether each line (the bytes of its ids) is held out; bool [lines]."""
+        """bool [lines]: True for each line (given as the bytes of its ids) that is held out."""
         return np.array([_digest(line) in self.digests for line in lines], bool)
 
 

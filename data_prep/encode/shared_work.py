@@ -56,8 +56,8 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before others
-        start.
+        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before the
+        other processes start.
 
         Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """

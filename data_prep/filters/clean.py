@@ -1,4 +1,4 @@
-"""Repair every line of text, filter paragraphs and pairs, and count all that a task reads, repairs, drops and writes.
+"""Repairs every line of text, filters paragraphs and pairs, and counts all text that a task reads, drops and writes.
 
 No text is lost silently: damage is repaired and counted by reason, and useless text is dropped and counted.
 

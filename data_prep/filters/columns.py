@@ -51,7 +51,7 @@ def _json_text(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a number that is finite as a float."""
+    """True if a setting is a number that is finite as a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
