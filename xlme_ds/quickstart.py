@@ -149,14 +149,14 @@ def announce(out: Path) -> None:
     )
 
 
-def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
+def run_stage(stage: list[str], data: Path, variables: dict[str, str]) -> None:
     """Run a stage of data preparation; append its output to prepare.log, and print in one line which files it made."""
     print(f"{stage[0]:<6} ", end="", flush=True)
     data.mkdir(exist_ok=True)
     with open(data / _LOG, "ab+") as log:
         stage_start = log.seek(0, os.SEEK_END)
         try:
-            run([sys.executable, "-m", "data_prep", *stage], settings, log=log)
+            run([sys.executable, "-m", "data_prep", *stage], variables, log=log)
         except SystemExit:
             print(f"stopped; {data / _LOG} ends with:", flush=True)
             log.seek(stage_start)
@@ -197,7 +197,7 @@ def show_model(out: Path) -> None:
 
 
 def next_steps(out: Path) -> list[list[str]]:
-    """Command lines to try on the finished run."""
+    """The commands to try on the finished run, each as a list of its words."""
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
