@@ -1,4 +1,4 @@
-"""Cleaned text to Arrow record batches of token ids. SentencePiece is called with many lines at once."""
+"""Turns cleaned text into Arrow record batches of token ids. SentencePiece is called with many lines at once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,9 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 class IdEncoder:
     """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
 
-    `hashes` stores hashes of the written text, to remove duplicates later; `split` selects a part of the text; text
-    with a line of `without` is dropped. Each may be None.
+    `hashes`, `split` and `without` may be None. `hashes` finds exact duplicates: a repeat in this block is dropped at
+    once; the stored hashes of the written text serve to remove repeats in other blocks later. `split` selects the
+    texts of one part of the corpus. Paragraphs and pairs with a line of `without` are dropped.
     """
 
     vocabulary: Vocabulary
@@ -41,47 +42,50 @@ class IdEncoder:
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
 
-        Filters remove paragraphs. If the paragraphs that are left of a document have no token, they are removed too
-        (no_token). A document that loses all its paragraphs is dropped for the last paragraph's reason.
+        Filters remove paragraphs. If the remaining paragraphs of a document have no token at all, they are removed, too
+        (reason no_token). A document without any remaining paragraph is dropped, for the reason of its last paragraph.
         """
         for lines, paragraph_counts in paragraphs:
-            document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # by paragraph
+            document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # each paragraph's document
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split_side=0)
-            if self.split is not None:  # before the filters, some of which depend on text outside the document
+            # The part of a document is decided by all its paragraphs, before the filters: which paragraphs a filter
+            # removes may depend on other documents.
+            if self.split is not None:
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
             hashes = self._text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
-            encoded = reasons.kept
-            token_counts = np.bincount(document_of[encoded], weights=lengths, minlength=len(stops)).astype(np.int64)
-            has_tokens = token_counts > 0  # bool for each document: it is written
-            reasons.add("no_token", encoded & ~has_tokens[document_of])
+            is_encoded = reasons.kept  # bool for each paragraph; `lengths` has an entry where it is true
+            document_tokens = np.bincount(document_of[is_encoded], weights=lengths, minlength=len(stops))
+            has_tokens = document_tokens > 0  # bool for each document; the others are not written
+            reasons.add("no_token", is_encoded & ~has_tokens[document_of])
+            is_written = reasons.kept  # bool for each paragraph
             counts.dropped.update(reasons.count(stops[~has_tokens] - 1))
-            counts.removed.update(reasons.count(np.flatnonzero(~reasons.kept)))
-            records = counts.units + np.cumsum(has_tokens) - 1  # index of each written document in the shard
-            lengths = lengths[has_tokens[document_of[encoded]]]
-            self._add_written(reasons.kept, hashes, (lines,), lengths, records[document_of[reasons.kept]], counts)
+            counts.removed.update(reasons.count(np.flatnonzero(~is_written)))
+            record_of = counts.units + np.cumsum(has_tokens) - 1  # each written document's index in the shard
+            records = record_of[document_of[is_written]]
+            self._add_written(is_written, hashes, (lines,), lengths[is_written[is_encoded]], records, counts)
             counts.units += int(has_tokens.sum())
             counts.unknown += int((values == UNK).sum())
-            token_counts = token_counts[has_tokens]
-            values = np.insert(values, np.cumsum(token_counts), EOS)
+            written_tokens = document_tokens[has_tokens].astype(np.int64)
+            values = np.insert(values, np.cumsum(written_tokens), EOS)
             counts.tokens += len(values)
-            if len(token_counts):
-                yield pa.record_batch([list_array((values, token_counts + 1))], schema=DOCUMENTS)
+            if len(written_tokens):
+                yield pa.record_batch([list_array((values, written_tokens + 1))], schema=DOCUMENTS)
 
     def pairs(self, pairs: Iterable[ScoredPair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema PAIRS, and add to `counts`.
 
-        A pair is dropped for the first filter that drops it, else if a side has no token (no_token) or both together
-        have more than `max_tokens` (too_long).
+        A pair is dropped for the reason of the first filter that drops it. A pair that passes all filters is dropped if
+        one of its sides has no token (no_token), or if both sides together have more than `max_tokens` (too_long).
         """
         for scored in _batches(pairs):
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
-            # The English side decides, so that an English sentence is in one part with all its translations.
+            # The English side decides the part, so that all translations of an English sentence are in the same part.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split_side)
             if self.split is not None:
@@ -91,13 +95,13 @@ class IdEncoder:
             (_, source_lengths), (_, target_lengths) = sides
             lengths = source_lengths + target_lengths
             empty = (source_lengths == 0) | (target_lengths == 0)
-            encoded = reasons.kept
-            reasons.add("no_token", _spread(empty, encoded))
-            reasons.add("too_long", _spread(~empty & (lengths > max_tokens), encoded))
-            written = reasons.kept[encoded]  # bool for each encoded pair
-            sides, lengths = _keep(sides, written), lengths[written]
-            counts.dropped.update(reasons.count(np.flatnonzero(~reasons.kept)))
-            self._add_written(reasons.kept, hashes, batch, lengths, counts.units + np.arange(len(lengths)), counts)
+            is_encoded = reasons.kept  # bool for each pair; `lengths` has an entry where it is true
+            reasons.add("no_token", _spread(empty, is_encoded))
+            reasons.add("too_long", _spread(~empty & (lengths > max_tokens), is_encoded))
+            is_written = reasons.kept  # bool for each pair
+            sides, lengths = _keep(sides, is_written[is_encoded]), lengths[is_written[is_encoded]]
+            counts.dropped.update(reasons.count(np.flatnonzero(~is_written)))
+            self._add_written(is_written, hashes, batch, lengths, counts.units + np.arange(len(lengths)), counts)
             counts.units += len(lengths)
             for values, _ in sides:
                 counts.tokens += len(values)
@@ -106,9 +110,9 @@ class IdEncoder:
                 yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
 
     def _normal_forms(self, texts: Sequence[list[str]], split_side: int) -> list[list[bytes]]:
-        """Normal forms of the lines of each side; [] for a side that is not compared in this form.
+        """The normal forms of the lines of each side; [] for a side whose forms are not needed.
 
-        Duplicates are compared by all sides, the split by the side with index `split_side` alone.
+        Exact duplicates are found by the forms of all sides. The split needs only those of the side `split_side`.
         """
         return [
             self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split_side) else []
@@ -116,7 +120,8 @@ class IdEncoder:
         ]
 
     def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> list[bytes]:
-        """Add the reasons of text filters and of exact duplicates; returns each text's hash ([] without `hashes`)."""
+        """Add the reasons of text filters and of exact duplicates to `reasons`. Returns the hash of each paragraph or
+        pair, or [] if `self.hashes` is None."""
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
         if self.hashes is None:
@@ -126,51 +131,51 @@ class IdEncoder:
         return hashes
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
-        """Encode the lines that are kept, and add the reasons of held-out text and token filters. Returns the ids by
-        side, without the lines dropped for these reasons."""
-        encoded = reasons.kept
+        """Encode the lines that no reason drops so far, then add the reasons of held-out text and token filters.
+        Returns the ids of each side, without those of lines that the added reasons drop."""
+        is_encoded = reasons.kept
         encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
-            encode_normal(_select(normal, encoded)) if normal else encode_lines(_select(lines, encoded))
+            encode_normal(_select(normal, is_encoded)) if normal else encode_lines(_select(lines, is_encoded))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:
             held_out = [self.without.left_out(lines_of(*side)) for side in sides]
-            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(held_out), encoded))
+            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(held_out), is_encoded))
         for name, token_filter in self.filters.tokens:
-            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), encoded))
-        return _keep(sides, reasons.kept[encoded])
+            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), is_encoded))
+        return _keep(sides, reasons.kept[is_encoded])
 
     def _add_written(
         self,
-        written: np.ndarray,
+        is_written: np.ndarray,
         hashes: list[bytes],
         texts: Sequence[list[str]],
         tokens: np.ndarray,
         records: np.ndarray,
         counts: Counts,
     ) -> None:
-        """Add the `written` paragraphs or pairs (bool for each) to `counts` and `self.hashes`.
+        """Add the written paragraphs or pairs to `counts` and `self.hashes`.
 
-        `hashes` and `texts` (by side) have an entry for every paragraph or pair, `tokens` and `records` (indices in the
-        shard) for every written one.
+        `is_written`, `hashes` and each side of `texts` have an entry for every paragraph or pair. `tokens` has the
+        number of tokens of every written one, and `records` the index of its record in the shard.
         """
-        texts = [_select(side, written) for side in texts]
+        texts = [_select(side, is_written) for side in texts]
         counts.paragraphs += sum(map(len, texts))
         for side in texts:
             text = "".join(side)
             counts.characters += len(text)
             counts.bytes += len(text.encode())
         if self.hashes is not None:
-            self.hashes.add(_select(hashes, written), texts, tokens, records)
+            self.hashes.add(_select(hashes, is_written), texts, tokens, records)
 
 
 class _Reasons:
-    """The first reason to drop each of many paragraphs or pairs; those without a reason are `kept` (bool for each)."""
+    """The first reason to drop each of many paragraphs or pairs. `kept` is a bool for each: it has no reason."""
 
     def __init__(self, units: int):
         self.names: list[str] = []
-        self.codes = np.zeros(units, np.int8)  # 0 kept, else 1 + index of the reason's name
+        self.codes = np.zeros(units, np.int8)  # 0 without a reason, else 1 + the index of the reason's name
 
     @property
     def kept(self) -> np.ndarray:

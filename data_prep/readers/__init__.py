@@ -69,7 +69,7 @@ def find_documents(folder: Path | str) -> list[Input]:
 
     Raises ValueError on an unknown language code.
     """
-    endings = {name: _document_reader(name).file_names for name in _FOLDER_FORMATS}
+    endings = {name: _document_reader(name).name_endings for name in _FOLDER_FORMATS}
     layout = " or ".join(f"<lang>{in_words}" for _, in_words in endings.values())
     inputs = []
     for path in files_in(str(folder)):

@@ -16,7 +16,7 @@ from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, read_text
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
-PIECE = 1 << 20  # bytes that are cleaned and tokenized in one step
+_PIECE_BYTES = 1 << 20  # at most this many bytes are cleaned and tokenized in one step
 MAX_DOCUMENT = 1_000_000  # characters; a longer document is split
 
 # Both sides of a pair in UTF-8 without LF, or the reason to drop the pair.
@@ -61,13 +61,13 @@ class TextBlock:
     """Raw text of documents (one side), or of pairs (two sides with the same number of lines).
 
     `dropped` counts the documents or pairs left out while the block was read, `repaired` the faults repaired, both by
-    reason. `cut`: the block ends inside a document that is too long for one block.
+    reason. `is_cut`: the block ends inside a document that is too long for one block.
     """
 
     sides: tuple[bytes, ...]
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
-    cut: bool = False
+    is_cut: bool = False
 
 
 class Paragraphs(NamedTuple):
@@ -80,7 +80,7 @@ class Paragraphs(NamedTuple):
 class Reader(ABC):
     """A corpus format of documents (`task` mono) or pairs (`task` para).
 
-    `columns`: the columns to read where a description names none.
+    `columns`: the columns to read if the description of the corpus names none.
     """
 
     task: ClassVar[str]
@@ -94,40 +94,43 @@ class Reader(ABC):
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether files that are read with `columns` give the filter `column` a column called `name`."""
+        """Whether the filter `column` can test a column called `name` in files of which the text is in `columns`; by
+        default false."""
         return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the two sides in an archive; empty in other formats."""
+        """The names of the two sides' files in an archive; empty if the format is no archive."""
         return ()
 
     @abstractmethod
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Yield blocks of about `size` bytes, cut between documents or pairs. The cuts depend on the input's bytes
-        alone.
+        """Yield blocks of about `size` bytes that end between documents or pairs. Where they end depends on the input's
+        bytes alone.
 
         Raises ValueError on a damaged file.
         """
 
 
 class CC100(Reader):
-    """CC-100's format: a paragraph a line, an empty line between documents. The base class of all formats of documents.
+    """CC-100's format: one paragraph per line, an empty line between documents. The base class of all formats of
+    documents.
 
-    `file_names`: endings of files that are named after a language, as a regular expression and as shown in messages.
+    `name_endings`: the endings of file names that begin with a language, as a regular expression and as error messages
+    show them.
     """
 
     task = "mono"
-    file_names = (rf"\.txt{COMPRESSED}", ".txt[.xz|.gz|.bz2|.zst]")
-    boundary = re.compile(rb"\n[ \t\r]*\n")  # between documents
+    name_endings = (rf"\.txt{COMPRESSED}", ".txt[.xz|.gz|.bz2|.zst]")
+    boundary = re.compile(rb"\n[ \t\r]*\n")  # what is between two documents
     line_is_document = False
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks that end after a document, if one ends near enough (see `cut_blocks`)."""
-        for data, cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
-            yield TextBlock((data,), cut=cut)
+        for data, is_cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
+            yield TextBlock((data,), is_cut=is_cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """Yield the documents of one block in groups of about PIECE bytes; no group is empty."""
+        """Yield the documents of one block in groups of about `_PIECE_BYTES`; no group is empty."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
@@ -143,7 +146,7 @@ class CC100(Reader):
             if not has_text.any():
                 continue
             ends_in_text = bool(has_text[-1])
-            if block.cut and ends_in_text and not more_follow:
+            if block.is_cut and ends_in_text and not more_follow:
                 counts.repaired["long_document"] += 1
             lines = list(filter(None, lines))
             starts = _split_long(np.flatnonzero(starts_document[has_text]), sizes[has_text], counts.repaired)
@@ -157,7 +160,7 @@ class CC100(Reader):
 
 
 class Lines(CC100):
-    """A document a line."""
+    """One document per line."""
 
     boundary = re.compile(rb"\n")
     line_is_document = True
@@ -184,14 +187,14 @@ def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -
 
 
 def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
-    """Yield the cleaned lines of about PIECE bytes, and whether more lines follow, until `data` ends.
+    """Yield (the cleaned lines of about `_PIECE_BYTES` of `data`, whether more lines follow).
 
-    A line over MAX_LINE bytes is cut into several, after white space where there is some.
+    A line over MAX_LINE bytes is cut into several, after white space if it has any there.
     """
     begin = 0
     in_long_line = False  # `begin` is inside a long line, which `repaired` has counted
     while begin < len(data):
-        piece = data[begin : begin + PIECE]
+        piece = data[begin : begin + _PIECE_BYTES]
         is_last = begin + len(piece) == len(data)
         size = piece.rfind(b"\n") + 1 or (len(piece) if is_last else 0)  # bytes of whole lines
         if size:
@@ -226,8 +229,8 @@ class PairReader(Reader):
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block that have text on both sides; the sides are in the order of `source.languages`.
 
-        `counts.dropped` counts the other pairs by reason: a long line (long_line), no text on a side (empty_side), a
-        row or unit that does not fit the format (malformed).
+        `counts.dropped` counts the other pairs by reason: a line is too long (long_line), a side has no text
+        (empty_side), a row of a table or a unit of a TMX file does not fit the format (malformed).
         """
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
@@ -241,7 +244,7 @@ class PairReader(Reader):
 
 
 class AlignedReader(PairReader):
-    """A format of pairs without scores. The sides of its blocks have a line for each pair."""
+    """A format of pairs without scores. Each side of a block has one line per pair."""
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
@@ -273,10 +276,10 @@ class AlignedReader(PairReader):
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Yield `data` in pieces of whole lines, at most PIECE bytes each; a longer line is a piece of its own."""
+    """Yield `data` in pieces of whole lines, at most `_PIECE_BYTES` each; a longer line is a piece of its own."""
     start = 0
     while start < len(data):
-        end = data.rfind(b"\n", start, start + PIECE) + 1 or data.find(b"\n", start) + 1 or len(data)
+        end = data.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
         yield data[start:end]
         start = end
 
@@ -307,6 +310,6 @@ def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
 def same_text_error(first: Place, second: Place) -> str:
     """Error message for two files that seem to be the same text."""
     return (
-        f"{first} and {second} are the same text by their names, which would count twice: remove one of them, "
-        "or rename it if it is another text"
+        f"{first} and {second} have names of the same text, which would be read twice: remove one of them, or rename "
+        "it if it is another text"
     )

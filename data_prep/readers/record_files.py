@@ -30,10 +30,10 @@ Record = tuple[list[str], list[Any]]
 
 
 class RecordFile(ABC):
-    """A file format of records. `file_names` describes the endings of the files' names twice: as a regular expression,
-    and as error messages show them."""
+    """A file format of records. `name_endings` describes the endings of file names twice: as a regular expression, and
+    as error messages show them."""
 
-    file_names: tuple[str, str]
+    name_endings: tuple[str, str]
 
     @abstractmethod
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
@@ -47,7 +47,7 @@ class RecordFile(ABC):
 class JsonLines(RecordFile):
     """JSON Lines: one object per line; empty lines are skipped."""
 
-    file_names = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
+    name_endings = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Yield the fields of each object; a column `a.b` is a field of a nested object."""
@@ -172,7 +172,7 @@ class Tables(RecordFile):
 class Parquet(Tables):
     """Parquet, read by row groups. Each row is a record."""
 
-    file_names = (r"\.parquet", ".parquet")
+    name_endings = (r"\.parquet", ".parquet")
     part_name, why_no_pipe = "row group", "a Parquet file's index is at its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
@@ -191,7 +191,7 @@ class Parquet(Tables):
 class Arrow(Tables):
     """An Arrow stream, such as Hugging Face's `save_to_disk` writes, or an Arrow file. Each row is a record."""
 
-    file_names = (r"\.arrow", ".arrow")
+    name_endings = (r"\.arrow", ".arrow")
     part_name, why_no_pipe = "record batch", "an Arrow file is read from its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:

@@ -28,7 +28,7 @@ class RecordDocuments(CC100):
     columns = ("text",)
 
     def __init__(self, files: RecordFile):
-        self.files, self.file_names = files, files.file_names
+        self.files, self.name_endings = files, files.name_endings
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
         """The column that has the text, as the only entry. Raises ValueError unless `given` lists one name."""

@@ -422,7 +422,7 @@ def test_a_text_that_would_count_twice_is_refused(tmp_path: Path, names: tuple[s
         write_zip(tmp_path, name, members) if name.endswith(".zip") else (tmp_path / name).write_text("1\n")
     find = find_documents if len(names[0]) == 6 or names[0].startswith("DE.") else find_pairs
     with pytest.raises(
-        ValueError, match="are the same text by their names, which would count twice: remove one"
+        ValueError, match="have names of the same text, which would be read twice: remove one"
     ) as caught:
         find(tmp_path)
     assert sum(f"{tmp_path / name} " in str(caught.value) for name in names) == 2

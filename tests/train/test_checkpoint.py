@@ -446,7 +446,7 @@ def test_a_state_that_is_not_what_was_saved_is_refused(data: Path, tmp_path: Pat
     (second / "complete.json").write_text(json.dumps(files))
     assert checkpoints.newest() == (second, [])
     with pytest.raises(
-        SharedError, match=r"step_00000002 was saved with a loss of \S+ on the probe batch, loaded it gives"
+        SharedError, match=r"probe batch was \S+ when \S+step_00000002 was saved and is \S+ after loading it"
     ):
         checkpoints.load(engine(data), second, {}, 1e-5)
 
@@ -489,7 +489,7 @@ def test_a_wrong_probe_loss_is_an_error(data: Path, tmp_path: Path) -> None:
     assert checkpoints.load(of, newest, {}, 1e-5) == 1
     state = json.loads((newest / "state.json").read_text())
     (newest / "state.json").write_text(json.dumps(state | {"probe": 2 * state["probe"]}))
-    with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
+    with pytest.raises(SharedError, match=r"probe batch was \S+ when \S+ was saved and is \S+ after loading it"):
         checkpoints.load(of, newest, {}, 1e-5)
 
 

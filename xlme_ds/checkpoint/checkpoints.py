@@ -107,16 +107,16 @@ class Checkpoints:
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
-                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
-                f"{probe:.7g}: the state did not come back as it was, resume from another checkpoint, or with the "
+                f"the loss of the probe batch was {state['probe']:.7g} when {folder} was saved and is {probe:.7g} "
+                "after loading it: the loaded state is not the saved one, resume from another checkpoint, or with the "
                 "engine and version that saved it"
             )
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether a run without a usable checkpoint once had one. If not, it may start anew.
+        """Whether a run that now has no usable checkpoint has had one. A run that never had one may start anew.
 
-        `steps_logged`: steps that the run recorded; `save_every`: steps between its checkpoints.
+        `steps_logged`: number of steps that the run recorded; `save_every`: steps between its checkpoints.
         """
         run = self.folder.parent
         ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
@@ -142,17 +142,18 @@ class Checkpoints:
         with naming(self.folder / _LATEST_FILE):
             write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})
             to_disk(self.folder)
-        ours = [folder for folder in self.all() if not _is_foreign(folder, state.get("run"))]
+        ours = [folder for folder in self.all() if not _was_copied(folder, state.get("run"))]
         until_now = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(until_now) :]:  # of later steps, from before the run resumed at an earlier one
+        for folder in ours[len(until_now) :]:  # saved for later steps, before the run was resumed at an earlier step
             _remove(folder)
         for folder in until_now[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
                 _remove(folder)
 
 
-def _is_foreign(folder: Path, run: str | None) -> bool:
-    """Whether a checkpoint belongs to another run than `run`, or its state to another step than its name says."""
+def _was_copied(folder: Path, run: str | None) -> bool:
+    """Whether a user copied or renamed the checkpoint: its state is of another run than `run`, or of another step than
+    its name says. False if the state cannot be read."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -197,7 +198,7 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
-    """The fault of a checkpoint, or None; each rank checks an equal part of the files; collective."""
+    """The fault of a checkpoint, or None if it is sound. Each rank checks an equal part of the files; collective."""
     return next((fault for fault in gather(fault_of(folder, rank, world)) if fault), None)
 
 

@@ -7,8 +7,11 @@ from typing import Any, Union, get_args, get_origin
 
 @functools.cache
 def prepare_tyro() -> None:
-    """Have tyro show a setting's docstring as one line, for tyro itself joins only unindented lines that begin with a
-    letter, and name a value that is no number in a sentence."""
+    """Change two things in tyro, for the options of all commands.
+
+    The help shows the docstring of a setting as one line; tyro itself joins only unindented lines that begin with a
+    letter. A value that should be a number and is not causes an error sentence that names the value (`number_of`).
+    """
     from docstring_parser import attrdoc
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -33,7 +36,8 @@ def prepare_tyro() -> None:
 
 
 def number_of(text: str, kind: type[int] | type[float]) -> int | float:
-    """`text` as a number. Raises ValueError, for 1e6 as an int with the advice to write 1000000."""
+    """`text` as a number. Raises ValueError if it is not one of this kind. If a whole number is asked for and `text` is
+    1e6, the error advises to write 1000000."""
     try:
         return kind(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Finds lines of a test set in training data, by their token ids."""
+"""Finds the lines of a test set that training data holds: those with the same token ids."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from ..cli import note
 from ..data.collate import collate
-from ..data.rows import EOS, PAD, TASKS, UNK
+from ..data.rows import TASKS, UNK
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 
@@ -18,62 +18,71 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # base of the hash: odd, 2^64 / golden 
 def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
-    """For each of `sides`, the lines of a test set as token ids: the indices of the lines that also occur in `folders`
-    as one side of a pair or as a sentence. `xlme prep mix` wrote the folders; all their rows are read.
+    """Find the lines of a test set that also occur in training data, as one side of a pair or as a sentence.
 
-    Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
+    `sides` has the lines of each side of the test set as token ids. `folders` are data folders that `xlme prep mix`
+    wrote; all their rows are read. Returns for each side the set of the indices of the lines that occur. Raises
+    ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
-    lines_of_hash: list[dict[int, list[int]]] = [{} for _ in sides]
-    for side, numbers in zip(sides, lines_of_hash, strict=True):
-        for number, line in enumerate(side):
-            numbers.setdefault(_hash(line), []).append(number)
+    lines_of_hash: list[dict[int, list[int]]] = [{} for _ in sides]  # for each side, hash -> indices of lines
+    for side, lines in zip(sides, lines_of_hash, strict=True):
+        for index, line in enumerate(side):
+            lines.setdefault(_hash(line), []).append(index)
     all_hashes = np.array(sorted(set().union(*lines_of_hash)), dtype=np.uint64)
-    seen_numbers: list[set[int]] = [set() for _ in sides]
+    seen: list[set[int]] = [set() for _ in sides]
     for tokens, starts, ends in (texts for folder in folders for texts in _texts(folder, vocabulary)):
         hashes = _hashes(tokens, starts, ends)
-        for at in np.flatnonzero(np.isin(hashes, all_hashes)):
-            line = tokens[starts[at] : ends[at]]
-            for side, numbers, seen_of_side in zip(sides, lines_of_hash, seen_numbers, strict=True):
-                candidates = numbers.get(int(hashes[at]), ())
-                seen_of_side.update(n for n in candidates if np.array_equal(side[n], line))
-    return seen_numbers
+        for text in np.flatnonzero(np.isin(hashes, all_hashes)):
+            ids = tokens[starts[text] : ends[text]]
+            for side, lines, seen_of_side in zip(sides, lines_of_hash, seen, strict=True):
+                candidates = lines.get(int(hashes[text]), ())
+                seen_of_side.update(index for index in candidates if np.array_equal(side[index], ids))
+    return seen
 
 
 def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield, for `_ROWS_PER_READ` rows at a time: token ids without `<s>`, `</s>` and `<pad>`, and the start and end in
-    them of each text (one side of a pair, or a sentence)."""
+    """Read the rows of a folder, `_ROWS_PER_READ` at a time. Yields (tokens, starts, ends): the ids of all texts in
+    these rows, and the indices in `tokens` at which each text starts and ends. A text is one side of a pair or a
+    sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    # Monolingual rows that were mixed without --sentences: their items are not single lines.
+    # Monolingual rows that were mixed without --sentences do not hold single lines.
     unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]
     stores = [(task, store) for task, store in stores if store not in unsplit]
     if not stores:
         raise ValueError(
-            f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be found: name the "
-            "data of translation"
+            f"{folder} has neither pairs nor rows that were mixed with --sentences, in which lines could be found: "
+            "name data that a translation model is trained on"
         )
     for store in unsplit:
         note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for task, store in stores:
         if store.manifest.vocabulary_sha256 != vocabulary.sha256:
-            raise ValueError(f"{store.folder} was encoded with another vocabulary than the model's: name its own data")
+            raise ValueError(
+                f"{store.folder} was encoded with another vocabulary than the model's: name the data that the model "
+                "was trained on"
+            )
         for first in range(0, store.rows, _ROWS_PER_READ):
-            numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
-            batch = collate([(task, store.read(numbers), numbers)], 0, 1.0)
+            row_numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
+            batch = collate([(task, store.read(row_numbers), row_numbers)], 0, 1.0)
+            # A number for the text of every token, which no other text in the row has, then none in the batch.
+            text_in_row_BT = (batch.segments_BT * 2 + batch.sides_BT).numpy()
+            texts_before_B = np.arange(len(text_in_row_BT)) * (text_in_row_BT.max() + 1)
+            text_of_token = (text_in_row_BT + texts_before_B[:, None]).ravel()
             tokens = batch.tokens_BT.numpy().ravel()
-            text = (batch.segments_BT * 2 + batch.sides_BT).numpy()  # each token's text, by its number in the row
-            text = (text + np.arange(len(text))[:, None] * (text.max() + 1)).ravel()  # by its number in the batch
-            in_a_text = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
-            tokens, text = tokens[in_a_text], text[in_a_text]
-            starts = np.flatnonzero(np.append(True, text[1:] != text[:-1]))
+            is_in_text = tokens >= UNK  # the ids of `<s>`, `<pad>` and `</s>` are smaller
+            tokens, text_of_token = tokens[is_in_text], text_of_token[is_in_text]
+            starts = np.flatnonzero(np.append(True, text_of_token[1:] != text_of_token[:-1]))
             yield tokens, starts, np.append(starts[1:], len(tokens))
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """A polynomial hash, modulo 2^64, of each `tokens[start:end]`."""
-    positions = np.arange(len(tokens)) - np.repeat(starts, ends - starts)  # of each token in its text
+    """Σ (token + 1) · _FACTOR^(position + 1) modulo 2^64 over the tokens of each text `tokens[start:end]`, with
+    positions from 0. No text may be empty."""
+    positions = np.arange(len(tokens)) - np.repeat(starts, ends - starts)  # each token's position in its text
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
     return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[positions], starts)
 
 
 def _hash(line: np.ndarray) -> int:
+    """The hash of one line; 0 if it has no tokens."""
     return int(_hashes(line, np.array([0]), np.array([len(line)]))[0]) if len(line) else 0
