@@ -210,8 +210,8 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
 
 def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
     """One encoder of a run, an export or XLM-R, by default its main one, with the heads that were trained on it."""
-    config = read_config(folder)
-    if "config" in config:
+    config_file = read_config(folder)
+    if "config" in config_file:
         run = load_run(folder)
         encoder, heads = run.encoder(which), {}
         if not run.task:
@@ -292,44 +292,44 @@ def _with_new_pieces(
     return values, replace(whole_tables, vocabulary=new.size)
 
 
-def _check_start(folder: Path, source: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
+def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
     """Raise ValueError if a model of `config` with the vocabulary `new` cannot start from the model in `folder`, whose
-    settings are `source` and whose vocabulary is `old`."""
-    model = f"the model in {folder}"
-    languages = source.language_embeddings
+    settings are `their_cfg` and whose vocabulary is `old`."""
+    named = f"the model in {folder}"
+    languages = their_cfg.language_embeddings
     if old.sha256 != new.sha256 and not (old.size < new.size and new.begins_with(old)):
         raise ValueError(
-            f"{model} has another vocabulary than the data: encode the data with its own, or with one that extends it"
+            f"{named} has another vocabulary than the data: encode the data with its own, or with one that extends it"
         )
     if languages and languages != config.model.language_embeddings:
         raise ValueError(
-            f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
+            f"{named} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
         )
     for name in SHAPE:
-        theirs, ours = getattr(source, name), getattr(config.model, name)
+        theirs, ours = getattr(their_cfg, name), getattr(config.model, name)
         # A model without a table of positions, or without a relative bias, has no parameters of that size.
-        no_parameters = name == "max_positions" and not source.absolute_positions
-        no_parameters |= name.startswith("relative_") and source.relative_bias == "none"
+        no_parameters = name == "max_positions" and not their_cfg.absolute_positions
+        no_parameters |= name.startswith("relative_") and their_cfg.relative_bias == "none"
         if theirs != ours and not no_parameters:
-            raise ValueError(f"{model} has {name} {theirs}, model.{name} is {ours}: set it to the same")
+            raise ValueError(f"{named} has {name} {theirs}, model.{name} is {ours}: set it to the same")
 
 
-def _check_layout(folder: Path, source: ModelConfig, config: RunConfig) -> None:
-    """Raise ValueError if the objective needs the layout of `source`, and the model of `config` has another."""
+def _check_layout(folder: Path, their_cfg: ModelConfig, config: RunConfig) -> None:
+    """Raise ValueError if the objective needs the layout of `their_cfg`, and the model of `config` has another."""
     objective, layout = config.objective, config.model.layout
-    if objective_of(objective).starts_in_layout and source.layout != layout:
+    if objective_of(objective).starts_in_layout and their_cfg.layout != layout:
         raise ValueError(
-            f"the model in {folder} has layout {source.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs the same: set it to {source.layout}, and mix the data with --layout "
-            f"{source.layout}"
+            f"the model in {folder} has layout {their_cfg.layout}, model.layout is {layout}, and objective.name "
+            f"{objective.name} needs the same: set it to {their_cfg.layout}, and mix the data with --layout "
+            f"{their_cfg.layout}"
         )
 
 
-def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError if `source` and the model of `config` differ in a setting that gives the objective's model its
-    shape. The message ends with `instead`, another remedy."""
+def _check_shape(folder: Path, their_cfg: ModelConfig, config: RunConfig, instead: str = "") -> None:
+    """Raise ValueError if `their_cfg` and the model of `config` differ in a setting that gives the objective's model
+    its shape. The message ends with `instead`, another remedy."""
     objective = objective_of(config.objective)
-    theirs = objective.shape_settings(source)
+    theirs = objective.shape_settings(their_cfg)
     for name, ours in objective.shape_settings(config.model).items():
         if theirs[name] != ours:
             raise ValueError(
@@ -337,12 +337,12 @@ def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: 
             )
 
 
-def _check_layers(folder: Path, source: ModelConfig, part: str, first: FirstWeights) -> None:
+def _check_layers(folder: Path, their_cfg: ModelConfig, part: str, origin: FirstWeights) -> None:
     """Raise ValueError if an encoder has too few layers for `part`; print a note if it has more than the part takes."""
-    layers = source.discriminator_layers
-    if first.layers > layers:
+    layers = their_cfg.discriminator_layers
+    if origin.layers > layers:
         raise ValueError(
-            f"the model in {folder} has {layers} layers, and the {part} takes {first.layers}: {first.remedy}"
+            f"the model in {folder} has {layers} layers, and the {part} takes {origin.layers}: {origin.remedy}"
         )
-    if first.layers < layers:
-        note(f"the model in {folder} has {layers} layers: the {part} starts from its first {first.layers}")
+    if origin.layers < layers:
+        note(f"the model in {folder} has {layers} layers: the {part} starts from its first {origin.layers}")

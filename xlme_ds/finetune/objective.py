@@ -32,11 +32,11 @@ class TaskModel(nn.Module):
     """An encoder and a head. The head reads every token; for pairs, only the first token.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
-    modern` the head is ModernBERT's: dense, GELU, norm and linear. It has `labels` outputs. The encoder is trained too:
-    `dropout` replaces its dropout rate, and attention weights get no dropout.
+    modern` the head is ModernBERT's: dense, GELU, norm and linear. It has `label_count` outputs. The encoder is trained
+    too: `dropout` replaces its dropout rate, and attention weights get no dropout.
     """
 
-    def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
+    def __init__(self, cfg: ModelConfig, kind: Kind, label_count: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
@@ -46,12 +46,12 @@ class TaskModel(nn.Module):
             hidden = {"dense": dense, "gelu": nn.GELU(), "norm": norm_of(cfg)}
         elif kind == "pair":
             hidden = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()}
-        self.head = nn.Sequential(OrderedDict(**hidden, output=nn.Linear(cfg.width, labels)))
+        self.head = nn.Sequential(OrderedDict(**hidden, output=nn.Linear(cfg.width, label_count)))
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
-        """Returns float32 logits. For tokens: [B, T, labels]. For pairs: [B, labels]. For spans: [B, T, 2], where the
-        last dimension is (the answer begins at this token, the answer ends at this token)."""
+        """Returns float32 logits. For tokens: [B, T, label_count]. For pairs: [B, label_count]. For spans: [B, T, 2],
+        where the last dimension is (the answer begins at this token, the answer ends at this token)."""
         hidden_BTD = self.encoder(
             batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
         )
@@ -69,9 +69,9 @@ class TaskObjective(Objective):
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
 
-    def __init__(self, kind: Kind, labels: int, dropout: float):
+    def __init__(self, kind: Kind, label_count: int, dropout: float):
         self.kind = kind
-        self.labels = 2 if kind == "span" else labels
+        self.label_count = 2 if kind == "span" else label_count
         self.dropout = dropout
         self.weights = torch.ones(1, dtype=torch.float64)
 
@@ -87,7 +87,7 @@ class TaskObjective(Objective):
 
     def build(self, cfg: ModelConfig) -> TaskModel:
         """The encoder with this task's head, uninitialised."""
-        return TaskModel(cfg, self.kind, self.labels, self.dropout)
+        return TaskModel(cfg, self.kind, self.label_count, self.dropout)
 
     def counts(self, batch: TaskBatch) -> Tensor:
         """float64 [1]: the number of labelled words, pairs or windows in the batch."""

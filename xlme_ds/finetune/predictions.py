@@ -84,15 +84,17 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
     """The text of the best span in all windows of a question. The best span has the largest sum of two logits: that its
     first token begins the answer, and that its last token ends it. `logits` has an array [tokens, 2] of these two
     logits for each window."""
-    best_score, answer = -np.inf, ""
-    for window, scores in zip(windows, logits, strict=True):
+    best_sum, answer = -np.inf, ""
+    for window, window_logits in zip(windows, logits, strict=True):
         positions = np.flatnonzero(window.characters[:, 0] >= 0)  # where the window has tokens of the context
-        firsts, lasts = (positions[np.argsort(-scores[positions, end], kind="stable")[:N_BEST]] for end in (0, 1))
+        firsts, lasts = (
+            positions[np.argsort(-window_logits[positions, end], kind="stable")[:N_BEST]] for end in (0, 1)
+        )
         for first in firsts:
             for last in lasts:
-                score = scores[first, 0] + scores[last, 1]
-                if first <= last < first + LONGEST_ANSWER and score > best_score:
-                    best_score = score
+                logit_sum = window_logits[first, 0] + window_logits[last, 1]
+                if first <= last < first + LONGEST_ANSWER and logit_sum > best_sum:
+                    best_sum = logit_sum
                     answer = question.context[window.characters[first, 0] : window.characters[last, 1]].strip()
     return answer
 

@@ -134,9 +134,9 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
             f"no training set of {', '.join(missing) or 'any language'} in the data, only of "
             f"{', '.join(sorted(train_files)) or 'none'}: add its folder, or set tuning.train_languages"
         )
-    own = [source for source in sources if source.own]
-    own_dev = [source for source in own if source.split == "dev"]
-    test = [source for source in own if source.split == "test"] or own_dev
+    own_files = [source for source in sources if source.own]
+    own_dev = [source for source in own_files if source.split == "dev"]
+    test = [source for source in own_files if source.split == "test"] or own_dev
     if not test:
         raise ValueError(f"no test or dev set of {name} in the data: add the folder that has one")
     train_languages = {source.language for source in train}

@@ -117,12 +117,12 @@ def readable(option: StructFieldSpec) -> StructFieldSpec:
     """A copy of `option` for the help. The name of its value has no {None} and no brackets, and a default that is None
     or empty is not shown. An option that can be given several times and has no default is marked as required."""
     kind, marks = _split(option.type)
-    hint, several = None, get_origin(kind) in (tuple, list)
+    default_text, several = None, get_origin(kind) in (tuple, list)
     if not several and NoneType not in get_args(kind) and option.default != "":
         return option
     if option.default is None or option.default in ((), ""):
-        hint = "(repeatable)" if tyro.conf.UseAppendAction in marks else ""
+        default_text = "(repeatable)" if tyro.conf.UseAppendAction in marks else ""
     elif tyro.conf.UseAppendAction in marks:
-        hint = "(required, repeatable)"
-    shown = tyro.conf.arg(metavar=_value_name(kind, marks), help_behavior_hint=hint)
-    return replace(option, type=Annotated[option.type, shown])  # type: ignore[arg-type]
+        default_text = "(required, repeatable)"
+    annotation = tyro.conf.arg(metavar=_value_name(kind, marks), help_behavior_hint=default_text)
+    return replace(option, type=Annotated[option.type, annotation])  # type: ignore[arg-type]

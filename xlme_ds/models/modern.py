@@ -144,10 +144,10 @@ def shared_by_kind(
     )
 
 
-def _mean(cfg: ModelConfig, full: float, local: float) -> float:
-    """The mean over layers: every `global_every`-th layer is global and has the value `full`, the others have
-    `local`."""
-    return (full + (cfg.global_every - 1) * local) / cfg.global_every
+def _mean(cfg: ModelConfig, global_value: float, local_value: float) -> float:
+    """The mean over layers: every `global_every`-th layer is global and has the value `global_value`, the others have
+    `local_value`."""
+    return (global_value + (cfg.global_every - 1) * local_value) / cfg.global_every
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
@@ -186,9 +186,9 @@ def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
     network (four tensors [B, T, F]), in local attention (q, k, v and, with torch's kernels, the windows' keys and
     values), or in global attention (`layer_costs.backward_bytes`)."""
-    local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
+    local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
-    return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
+    return max(feed_forward, local_attention, layer_costs.backward_bytes(cfg, batch))
 
 
 class ModernLayer(TransformerLayer):

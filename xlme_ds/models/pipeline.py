@@ -264,12 +264,13 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     balance = [0] + [1] * (engine.pipeline_parts - 1)  # the first part may have no layers
     for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part whose process is then cheapest
 
-        def cost_if_added(part: int) -> tuple[float, float]:
+        def cost_if_added(part_index: int) -> tuple[float, float]:
             """Returns (cost of the part's process, cost of the part) if this part had one layer more."""
             grown_balance = list(balance)
-            grown_balance[part] += 1
+            grown_balance[part_index] += 1
             costs = stage_costs(flops, grown_balance, checkpointing)
-            return process_costs(costs, engine.pipeline_stages)[_process(part, engine.pipeline_stages)], costs[part]
+            process = _process(part_index, engine.pipeline_stages)
+            return process_costs(costs, engine.pipeline_stages)[process], costs[part_index]
 
         balance[min(range(len(balance)), key=cost_if_added)] += 1
     return tuple(balance)
@@ -278,15 +279,15 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
 def process_costs(costs: Sequence[float], stages: int) -> list[float]:
     """The cost of each process of a pipeline, from the cost of each part."""
     sums = [0.0] * stages
-    for part, cost in enumerate(costs):
-        sums[_process(part, stages)] += cost
+    for part_index, cost in enumerate(costs):
+        sums[_process(part_index, stages)] += cost
     return sums
 
 
-def _process(part: int, stages: int) -> int:
+def _process(part_index: int, stages: int) -> int:
     """The index of the process that holds a part. In DualPipeV process p holds the parts p and 2 · stages − 1 − p, so
     the first process also holds the last part."""
-    return part if part < stages else 2 * stages - 1 - part
+    return part_index if part_index < stages else 2 * stages - 1 - part_index
 
 
 def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> str:
@@ -297,8 +298,8 @@ def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     for index, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
-            layers = f"layers {first}-{last}" if first < last else f"layer {last}"
-            names_by_process[_process(index, engine.pipeline_stages)].append(layers)
+            layer_names = f"layers {first}-{last}" if first < last else f"layer {last}"
+            names_by_process[_process(index, engine.pipeline_stages)].append(layer_names)
     costs = process_costs(stage_costs(flops, balance, checkpointing), engine.pipeline_stages)
     shares = [
         f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)

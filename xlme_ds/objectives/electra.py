@@ -172,16 +172,16 @@ class ElectraObjective(RowBatches, Pretraining):
         bins_BT = (scaled_BT * _BINS).long().clamp(0, _BINS - 1)
         histogram_index_BT = batch.task_B[:, None] * _BINS + bins_BT
         task_M = batch.task_of_masked()
-        counts = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
+        count_columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         histograms = []
         # Positions are counted with masks, not by indexing: on a GPU the host would wait for the size of a selection.
         for selected_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            counts.append(sum_by_task(selected_BT.sum(1), batch.task_B))
-            counts.append(sum_by_task((selected_BT & right_BT).sum(1), batch.task_B))
+            count_columns.append(sum_by_task(selected_BT.sum(1), batch.task_B))
+            count_columns.append(sum_by_task((selected_BT & right_BT).sum(1), batch.task_B))
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=bins_BT.device)
             histogram.scatter_add_(0, histogram_index_BT.flatten(), selected_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))
-        return torch.cat([torch.stack(counts, dim=1), *histograms], dim=1).double()
+        return torch.cat([torch.stack(count_columns, dim=1), *histograms], dim=1).double()
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """The metrics by name, from the sums, counts and statistics of a global batch. A task without rows has none."""

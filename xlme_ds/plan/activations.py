@@ -119,27 +119,27 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     positions = predicted_positions(_passes(layout)[0], last)
     chunk = -(-cfg.head_chunk // GROUP) * GROUP  # rounded up to whole groups
     block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
-    logits = positions * min(chunk, block)  # number of logits in a tile
+    logit_count = positions * min(chunk, block)  # number of logits in a tile
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
-    tile = logits * (FLOAT + (0 if layout.element == FLOAT else layout.element))
+    tile_bytes = logit_count * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
         # The kernels also hold float32 sums over every 128 positions: FLOAT / 128 bytes per logit.
-        gradient = logits * (layout.element + FLOAT / 128) if kernels else tile
-        return gradient + 2 * positions * cfg.width * FLOAT
+        gradient_bytes = logit_count * (layout.element + FLOAT / 128) if kernels else tile_bytes
+        return gradient_bytes + 2 * positions * cfg.width * FLOAT
     groups = positions * (cfg.vocabulary / GROUP)
     tempered = layout.objective.generator_temperature != 1.0
-    sums = groups * (3 if tempered else 2) * FLOAT
+    group_bytes = groups * (3 if tempered else 2) * FLOAT
     if kernels:
-        return sums + min(groups * 24, 2**30)
+        return group_bytes + min(groups * 24, 2**30)
     if tempered:
-        tile = logits * 2 * FLOAT
+        tile_bytes = logit_count * 2 * FLOAT
     elements = 2 * GROUP * cfg.width  # number of elements in the embeddings of two groups, which a position needs again
     if layout.fused:
         sampled_at_once = min(positions, 2**28 // (elements * layout.element))
     else:
         sampled_at_once = min(positions, max(positions * cfg.head_chunk // elements, 1))
-    rows = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
-    return sums + max(tile, rows)
+    embedding_bytes = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
+    return group_bytes + max(tile_bytes, embedding_bytes)
 
 
 def between_stages(layout: ParallelLayout) -> float:

@@ -180,10 +180,11 @@ def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
     """Bytes of this rank's weights, without those that ZeRO-3 gathers."""
-    size = layout.element * (layout.sizes(stage).total + (layout.borrowed if stage == len(layout.stages) - 1 else 0))
+    is_last = stage == len(layout.stages) - 1
+    weight_bytes = layout.element * (layout.sizes(stage).total + (layout.borrowed if is_last else 0))
     if layout.zero["stage"] < 3:
-        return size
-    return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
+        return weight_bytes
+    return weight_bytes / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
 
 
 def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
@@ -238,8 +239,8 @@ def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
     unless ZeRO-3 or a pipeline is used.
     """
     in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
-    block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
-    return _softmax_gradient(layout, stage) + (0 if in_place else block)
+    block_bytes = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
+    return _softmax_gradient(layout, stage) + (0 if in_place else block_bytes)
 
 
 def _gathered_weights(layout: ParallelLayout, stage: int, modules: int) -> float:
@@ -273,13 +274,13 @@ def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> f
     """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights."""
     if uses_bf16_optimizer(layout):
         return 0.0
-    bucket = layout.zero["reduce_bucket_size"] * layout.element
+    bucket_bytes = layout.zero["reduce_bucket_size"] * layout.element
     if layout.zero["stage"] == 3:
         prefetched = (
             min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total) if _gathers(layout) else 0
         )
-        return bucket + layout.element * prefetched
-    return (2 if layout.zero["overlap_comm"] else 1) * bucket if backward else 0.0
+        return bucket_bytes + layout.element * prefetched
+    return (2 if layout.zero["overlap_comm"] else 1) * bucket_bytes if backward else 0.0
 
 
 def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:

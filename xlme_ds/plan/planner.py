@@ -115,7 +115,7 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
         return gpu
     if precision != "fp32" or not gpu.fp32_tflops:
         raise ValueError(
-            f"engine.precision {precision} has no rate on {gpu.name}: leave it at auto, {gpu.precision} there"
+            f"engine.precision {precision} has no rate on {gpu.name}: leave it at auto, which is {gpu.precision} there"
         )
     return replace(gpu, precision=precision, tflops=gpu.fp32_tflops)
 
