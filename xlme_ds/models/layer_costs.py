@@ -1,4 +1,5 @@
-"""Operations and bytes of a Transformer layer, as `layers.py` and the attention kernels compute it.
+"""Counts the operations of a Transformer layer and the bytes that it saves, for the code of `layers.py` and of the
+attention kernels.
 
 B rows, T tokens, H heads, D width, F feed-forward size. Tests compare the saved bytes with those that autograd saves.
 """

@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels; a separate file, because the planner needs them without Triton."""
+"""Tile sizes of the Triton kernels. They have a file of their own, because the planner needs them without Triton."""
 
 import functools
 import json
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 TABLE = Path(__file__).with_name("tilings.json")
 
 HEAD_SIZES = (16, 32, 64, 128)  # head sizes that the attention kernels support
-GROUP = 128  # ids of a group: all kernels of the vocabulary softmax sum exponentials over this many consecutive ids
+GROUP = 128  # number of consecutive ids over which all kernels of the vocabulary softmax sum exponentials
 
-SKEWED = 128  # rows of `attention_triton.skew`: queries or keys of the largest tile
-SUMMED_ROWS = 2  # rows of a batch whose gradients of d one program of `_backward_distances` adds up
+SKEWED = 128  # number of rows in the table of `attention_triton.skew`, enough for the queries or keys of any tile
+SUMMED_ROWS = 2  # number of a batch's rows over which one program of `_backward_distances` sums the gradient of d
 
 
 class Tiling(NamedTuple):
-    """Tile size of an attention kernel in queries and keys, and its compiler options."""
+    """The tile size of an attention kernel in queries and keys, and its compiler options."""
 
     queries: int
     keys: int
@@ -28,13 +28,14 @@ _run_tilings: Mapping[str, Any] = {}
 
 
 def tilings() -> Mapping[str, Any]:
-    """The tilings in use, by compute capability, head size and kernel: set by `use_tilings`, or from `TABLE`."""
+    """The tilings in use, by compute capability, head size and kernel. They are those that `use_tilings` has set, or
+    else those of the file `TABLE`."""
     return _run_tilings or json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def use_tilings(run_tilings: Mapping[str, Any]) -> None:
-    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed. An empty
-    mapping: use `TABLE`."""
+    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed. If the
+    mapping is empty, `TABLE` is used."""
     global _run_tilings
     _run_tilings = run_tilings
     tiling.cache_clear()
@@ -45,8 +46,9 @@ def tiling(kernel: str, head_size: int, element: int, capability: str = "default
     """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU with a compute capability
     such as 9.0.
 
-    On a GPU that `python -m bench.gpu --sections kernels` has timed, it is the fastest tiling found; on others, one
-    with hardly any register spills (tests/models/test_attention_kernels.py). `_backward_distances` needs square tiles.
+    If `python -m bench.gpu --sections kernels` has timed such a GPU, this is the fastest tiling that it found. For
+    other GPUs it is one with hardly any register spills (tests/models/test_attention_kernels.py). The tiles of
+    `_backward_distances` must be square.
     """
     if element == 4:  # float32 is multiplied without tensor cores, and larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)

@@ -154,7 +154,7 @@ def _reductions(
             "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
-    if layout.element == FLOAT:  # `arrived` may include the waiting gradient twice
+    if layout.element == FLOAT:  # the sum above may count the waiting gradient twice
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(
         backward_start, gradients=arrived, activations=-finished_layers * saved_layer(layout), buffers=bucket_bytes
@@ -284,7 +284,7 @@ def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> f
 
 
 def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
-    """Bytes of the buffers for sums over the ranks of `size` elements of gradients at a time."""
+    """Bytes of the buffers that sum gradients over the ranks, `size` elements at a time."""
     sizes = layout.sizes(stage)
     converted_bytes = layout.sum_bytes if layout.sum_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
