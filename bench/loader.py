@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 
 from bench.measure import Figures, by_turns, show
 from bench.peers.loaders import MASK_FRACTION, ROWS, Tensors, peer_batches, write_rows
@@ -31,6 +30,7 @@ from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS
 from xlme_ds.data.shards import RowStore
+from xlme_ds.io.help import read_command
 
 ROWS_PER_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
 OURS, PEER = "ours", "datasets"
@@ -123,7 +123,7 @@ def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, 
 
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
-    settings = tyro.cli(LoaderSettings, prog="xlme bench loader", description=__doc__)
+    settings = read_command(LoaderSettings, "xlme bench loader", None, __doc__)
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 2)

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 
 from bench.measure import ROOT, Figures, by_turns, show
 from data_prep.encode.encode import EncodeConfig
@@ -36,6 +35,7 @@ from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
 from xlme_ds.cli import fail
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.help import read_command
 
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # a task for every rank, so that each loads its model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
@@ -147,7 +147,7 @@ def measure(settings: TokenizeSettings) -> Figures:
 
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
-    settings = tyro.cli(TokenizeSettings, prog="xlme bench tokenize", description=__doc__)
+    settings = read_command(TokenizeSettings, "xlme bench tokenize", None, __doc__)
     load = round(os.getloadavg()[0], 2)
     try:
         with redirect_stdout(sys.stderr):

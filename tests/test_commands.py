@@ -103,6 +103,13 @@ def test_benchmarks_are_listed_and_run() -> None:
     assert "there is no benchmark 'loder': did you mean loader?" in xlme("bench", "loder").stderr
 
 
+@pytest.mark.parametrize("name", benchmarks())
+def test_every_benchmark_has_help(name: str) -> None:
+    done = python("-m", f"bench.{name}", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: xlme bench"), done.stdout + done.stderr
+    assert "{None}" not in done.stdout and "--no-json" not in done.stdout
+
+
 def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an installed package has none, run this in a clone of the repository"):
         benchmarks(tmp_path / "bench")

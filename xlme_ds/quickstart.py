@@ -105,8 +105,8 @@ def begin(out: Path, fresh: bool) -> None:
         changed = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         if changed is not None:
             raise ValueError(
-                f"{out} was started with {changed} {theirs.get(changed)}, the quickstart has another: start over with "
-                "--fresh, or name another --out"
+                f"{out} was started with {changed} {theirs.get(changed)}, the quickstart has "
+                f"{ours[changed]}: start over with --fresh, or name another --out"
             )
 
 

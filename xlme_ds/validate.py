@@ -254,7 +254,7 @@ def check_processes(engine: EngineConfig, world: int) -> None:
     if world % engine.processes_per_replica:
         raise ValueError(
             f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of {engine.processes_per_replica} "
-            f"processes, {world} were launched"
+            f"processes, and {world} run: launch another number of them, or change engine.pipeline_stages"
         )
 
 

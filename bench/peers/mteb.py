@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from xlme_ds.cli import fail
 from xlme_ds.evaluate.output import ResultTable, percent
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
+from xlme_ds.io.help import read_command
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    options = tyro.cli(Bitext, prog="xlme bench peers.mteb", description=__doc__, args=arguments)
+    options = read_command(Bitext, "xlme bench peers.mteb", arguments, __doc__)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
     try:

@@ -35,6 +35,7 @@ from bench.rehearsal import checks
 from bench.rehearsal.text import files
 from xlme_ds.cli import fail
 from xlme_ds.io.files import write_json
+from xlme_ds.io.help import read_command
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
@@ -262,7 +263,7 @@ def report(done: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rehearse, and print the table; a user's mistake ends it with one sentence and exit code 2."""
-    rehearsal = tyro.cli(Rehearsal, prog="xlme bench rehearsal", description=__doc__, args=arguments)
+    rehearsal = read_command(Rehearsal, "xlme bench rehearsal", arguments, __doc__)
     rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
     try:
         if shutil.which("sbatch") is None:

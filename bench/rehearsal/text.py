@@ -27,12 +27,12 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
-import tyro
 
 from data_prep.languages import canonical, letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from xlme_ds.io.files import replacing, write_json
+from xlme_ds.io.help import read_command
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
@@ -235,4 +235,4 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
 
 
 if __name__ == "__main__":
-    tyro.cli(write_corpus, prog="python -m bench.rehearsal.text", description=__doc__)
+    read_command(write_corpus, "python -m bench.rehearsal.text", None, __doc__)

@@ -91,7 +91,7 @@ def test_two_stages_train_and_report(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("processes", "changes", "message"),
     [
-        (1, {}, "engine.pipeline_stages 2 needs a multiple of 2 processes, 1 were launched"),
+        (1, {}, "engine.pipeline_stages 2 needs a multiple of 2 processes, and 1 run: launch another"),
         (
             2,
             {"engine.pipeline-schedule": "dualpipev", "data.micro-batch": 4},
