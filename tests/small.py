@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from xlme_ds.config import ModelConfig, RunConfig
+from xlme_ds.config import EncoderName, ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.pseudo_parallel import PseudoSides
@@ -17,7 +17,7 @@ from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.execution import wrap_layers
-from xlme_ds.models.text_encoder import EncoderName, LanguageModel, Masking, TextEncoder, take_encoder
+from xlme_ds.models.text_encoder import LanguageModel, Masking, TextEncoder, take_encoder
 from xlme_ds.validate import validate
 
 # On tensors this small a second thread costs more than it does.

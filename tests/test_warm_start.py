@@ -18,7 +18,7 @@ from tests.rows import train_vocabulary
 from xlme_ds.checkpoint.__main__ import average
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.export.__main__ import export_run
+from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise

@@ -41,6 +41,8 @@ Buckets = Annotated[
 Window = Annotated[int, Range("be even and at least 2", lambda value: value >= 2 and value % 2 == 0)]
 Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2, most=1_000)]
 
+# Names of the encoders in pre-training models; an encoder's parameters have names that begin with its name and a dot.
+EncoderName = Literal["encoder", "discriminator", "generator"]
 
 # Metadata of settings that only pre-training reads: `xlme finetune` has no option for them.
 PRETRAINING_ONLY = {"only": "pretraining"}

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from .checkpoint_names import checkpoints_of, run_and_step, saved_step
 from .cli import note
-from .config import ModelConfig, RunConfig
+from .config import EncoderName, ModelConfig, RunConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .models.init import InitialValues
-from .models.text_encoder import EncoderName, TextEncoder
+from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import FirstWeights
 from .trained.encoders import load_encoder, load_whole_export

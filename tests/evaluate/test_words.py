@@ -21,7 +21,7 @@ from xlme_ds.evaluate.lookup_table import (
     translations,
     word_vectors,
 )
-from xlme_ds.export.__main__ import export_run
+from xlme_ds.export.export_run import export_run
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import TrainedEncoder
 

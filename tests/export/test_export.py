@@ -41,8 +41,9 @@ from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.compared_models import load_encoders
 from xlme_ds.evaluate.vectors import sentence_vectors
-from xlme_ds.export.__main__ import cut, main
+from xlme_ds.export.__main__ import main
 from xlme_ds.export.card import escape
+from xlme_ds.export.export_run import cut
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.first_weights import _all_parameters
 from xlme_ds.io.folders import lock

@@ -38,12 +38,12 @@ from tests.export.test_tokenizer import HARD
 from tests.launch import environment
 from tests.small import MODERN
 from xlme_ds.checkpoint import __main__ as checkpoint
-from xlme_ds.config import StartConfig
+from xlme_ds.config import EncoderName, StartConfig
 from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.text_encoder import EncoderName, one_item_a_row
+from xlme_ds.models.text_encoder import one_item_a_row
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import read_heads
 from xlme_ds.trained.runs import load_run

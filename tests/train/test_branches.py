@@ -37,7 +37,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
-from xlme_ds.export.__main__ import export_run
+from xlme_ds.export.export_run import export_run
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
 from xlme_ds.objectives import objective_of

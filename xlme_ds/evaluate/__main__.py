@@ -5,13 +5,14 @@ text by language, and a comparison of the lookup table's words with their transl
 by side.
 """
 
+# Each function imports its test's module itself: the module loads torch, and --help should not.
+
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from ..cli import fail, program, run_subcommand
-from . import alignment, heldout_losses, lookup_table, predicted_tokens, retrieval
 from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
 
 _Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
@@ -39,6 +40,8 @@ def tatoeba(options: _Layers) -> None:
 
     `--data` is a folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
+    from . import retrieval
+
     _output_retrieval(retrieval.tatoeba(options.models, options.data, **options.encoder_arguments), options)
 
 
@@ -51,6 +54,8 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     Args:
         limit: How many pairs of each language are scored: the first ones that repeat no sentence of an earlier pair.
     """
+    from . import retrieval
+
     _output_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.encoder_arguments), options)
 
 
@@ -62,6 +67,8 @@ def align(options: _Layers, apart: bool = False) -> None:
     Args:
         apart: Read the two sentences of a pair as two items instead of as one item.
     """
+    from . import alignment
+
     results = alignment.align(options.models, options.data, apart=apart, **options.encoder_arguments)
     curves = [Curve(model["model"], model["overall"]["aer"]) for model in results["models"]]
     note = f"mean over {', '.join(results['models'][0]['tests'])}"
@@ -77,6 +84,8 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
         rows: How many rows of each task are read, from the start.
         seed: Seed of the masks.
     """
+    from . import heldout_losses
+
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
     options.write_and_print(results, heldout_losses.loss_tables(results))
 
@@ -95,6 +104,8 @@ def perplexity(
         limit: How many rows of each language are read, from the start; by default all.
         unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this text.
     """
+    from . import predicted_tokens
+
     results = predicted_tokens.perplexity(
         options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
@@ -107,12 +118,16 @@ def words(options: _Encoder) -> None:
     `--data` is a folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or with dictionaries such as
     en-de.txt. Subfolders are searched too.
     """
+    from . import lookup_table
+
     results = lookup_table.words(options.models, options.data, **options.encoder_arguments)
     options.write_and_print(results, lookup_table.word_tables(results))
 
 
 def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
     """Write and print the results of a retrieval test."""
+    from . import retrieval
+
     models = results["models"]
     curves = [
         Curve(model["model"], retrieval.mean_of_directions(model, centred), centred)

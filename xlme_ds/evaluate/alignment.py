@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cli import progress
+from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import EncoderName, TextEncoder
+from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines

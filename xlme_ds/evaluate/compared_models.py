@@ -11,11 +11,11 @@ from torch import nn
 
 from ..checkpoint_names import run_and_step
 from ..cli import note
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
-from ..models.text_encoder import EncoderName, TextEncoder
+from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..config import EncoderName
 from ..data.schema import UNK
 from ..io.files import files_below
-from ..models.text_encoder import EncoderName
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from typing_extensions import override
 
+from ..config import EncoderName
 from ..io.files import replacing, write_object, write_text
-from ..models.text_encoder import EncoderName
 
 _MAX_PRINTED_ROWS = 25  # of a longer table only the means are printed, if it has means and is also in a file
 

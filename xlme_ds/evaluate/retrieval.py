@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cli import progress
+from ..config import EncoderName
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.dimensions import effective_rank
-from ..models.text_encoder import EncoderName, TextEncoder
+from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders, trained_on, trained_on_note
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines

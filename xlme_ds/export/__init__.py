@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # these modules load torch
-    from ..models.text_encoder import EncoderName
-    from .exported_model import ModelType
+    from ..config import EncoderName
+    from .settings import ModelType
 
 __all__ = ["from_hf", "run"]
 
@@ -30,7 +30,7 @@ def run(
 
     Raises ValueError when the folder holds no model, and when `out` exists.
     """
-    from .__main__ import export_run
+    from .export_run import export_run
 
     export_run(Path(folder), Path(out), layer, which, model_type, onnx)
     return Path(out)
@@ -46,7 +46,7 @@ def from_hf(
 ) -> Path:
     """Write the XLM-R model in `folder`, a folder in Hugging Face's form, as the folder `out`, and return `out`. The
     other arguments are those of `run`."""
-    from .__main__ import export_xlm_roberta
+    from .export_run import export_xlm_roberta
 
     export_xlm_roberta(Path(folder), Path(out), layer, model_type, onnx)
     return Path(out)

@@ -8,10 +8,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..models.text_encoder import EncoderName
+from ..config import EncoderName
 from ..report.files import RunFiles, read_optional
 from ..trained.native import FORMATS
-from .exported_model import Exported, ModelType
+from .exported_model import Exported
+from .settings import ModelType
 
 _TASK_TITLES = {"mono": "monolingual text", "para": "translation pairs"}
 

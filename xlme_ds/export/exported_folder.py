@@ -26,8 +26,9 @@ from ..trained.exports import (
 from ..trained.native import FORMATS, NativeFormat
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS, WEIGHTS_FILE, save_weights
-from .exported_model import Exported, ModelType
+from .exported_model import Exported
 from .onnx_model import write_onnx
+from .settings import ModelType
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

@@ -6,11 +6,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..models.text_encoder import EncoderName, TextEncoder
+from ..config import EncoderName
+from ..models.text_encoder import TextEncoder
 from ..trained.exports import WholeModel
 from ..translate.exports import TRANSLATION_MODEL
 
-ModelType = Literal["xlme", "xlm-roberta", "modernbert"]
 Architecture = Literal[
     "XLMEModel",
     "XLMEForPreTraining",

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
 from ..trained.native import FORMATS
-from .exported_model import Architecture, Exported, ModelType
+from .exported_model import Architecture, Exported
+from .settings import ModelType
 
 ONNX_FILE = "model.onnx"
 # Parameters of up to this size are put into model.onnx itself, which cannot be larger than 2 GiB. Larger ones are put

@@ -27,7 +27,6 @@ from ..config import (
 )
 from ..io.help import read_command, readable
 from ..settings_file import help_of
-from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
@@ -220,6 +219,8 @@ def run_config(
 ) -> FinetuneConfig:
     """The configuration of a run that trains on `features` inputs. `tuning` must be what `completed` returned. `base`
     is the SHA-256 of the weights that the run starts from. Raises ValueError for settings that `validate` refuses."""
+    from ..validate import validate  # it loads torch, and --help should not
+
     steps = ceil(features * tuning.epochs / tuning.batch)
     # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)

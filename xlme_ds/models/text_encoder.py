@@ -6,21 +6,18 @@ B rows, T tokens, M masked positions of the batch, D width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig
+from ..config import EncoderName, ModelConfig
 from ..data.batch import Batch
 from ..data.rows import EOS, LAYOUTS, PAD, UNK
 from .attention import item_mask
 from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, TiedTable
-
-# Names of the encoders in pre-training models; an encoder's parameters have names that begin with its name and a dot.
-EncoderName = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):

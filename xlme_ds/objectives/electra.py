@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, point_steps, weight_at
+from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, RowBatches, collate
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward
-from ..models.text_encoder import EncoderName
 from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:

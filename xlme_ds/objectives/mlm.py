@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import RowBatches
 from ..models.attention import item_mask
 from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_forward, masked_head_forward
-from ..models.text_encoder import EncoderName, LanguageModel, LanguageModelOutput, Masking
+from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
 

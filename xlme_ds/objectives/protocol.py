@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from torch import Tensor, nn
 
-from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
 from ..data.order import Phase, StepPlan
 from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Flops, Part
-from ..models.text_encoder import EncoderName
 
 if TYPE_CHECKING:  # models and engines run where there is no pyarrow
     from ..data.shards import RowStore

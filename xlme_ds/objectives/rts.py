@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Flops
-from ..models.text_encoder import EncoderName, Masking
+from ..models.text_encoder import Masking
 from .electra import ElectraObjective
 from .protocol import Quantity
 

@@ -12,10 +12,6 @@ import tyro
 
 from ..cli import fail, parse, program, without
 from ..config import RunConfig
-from .budget import affordable_model
-from .planner import LAYOUT_FLAGS, check_numbers, plan
-from .printed import print_budget, print_details, print_plan
-from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
 _ALL_LAYOUTS = 10_000  # a number of layouts that no plan reaches
@@ -31,7 +27,7 @@ class PlanSettings:
     gpu: str = "a100-80g"
     """One of h200, h100-80g (or h100), a100-80g (or a100), a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of
     another."""
-    utilisation: float = UTILISATION
+    utilisation: float = 0.4
     """Assumed fraction of its peak FLOP/s that a GPU reaches while it computes; measure yours with `xlme bench gpu`."""
     dollars_per_hour: float | None = None
     """Price of one GPU for one hour, in dollars. With it the plan also has the cost."""
@@ -56,6 +52,12 @@ def main(arguments: list[str] | None = None) -> None:
     recipe_arguments = without(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
+        from .budget import affordable_model  # these modules load torch, and --help should not
+        from .planner import LAYOUT_FLAGS, check_numbers, plan
+        from .printed import print_budget, print_details, print_plan
+        from .speed import gpu_of
+
+        check_numbers(settings.gpus, settings.utilisation, settings.layouts)
         _check(settings)
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:
@@ -87,7 +89,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _check(settings: PlanSettings) -> None:
     """Raise ValueError for a number out of range, and for options that do not go together."""
     price, budget = settings.dollars_per_hour, settings.budget
-    check_numbers(settings.gpus, settings.utilisation, settings.layouts)
     if price is not None and not 0 < price < math.inf:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
     if budget is not None and not 0 < budget < math.inf:

@@ -4,9 +4,9 @@ import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..models.init import initialise
-from ..models.text_encoder import EncoderName, TextEncoder, take_encoder
+from ..models.text_encoder import TextEncoder, take_encoder
 from ..objectives import objective_of
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder

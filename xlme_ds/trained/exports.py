@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
+from ..config import EncoderName, ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
-from ..models.text_encoder import EncoderName, TextEncoder, encoder_of
+from ..models.text_encoder import TextEncoder, encoder_of
 from .native import native_format
 from .runs import TrainedEncoder
 from .settings import (

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state, state_files
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..cli import note
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import replacing, to_disk
 from ..io.folders import require_folder
 from ..models.electra import block_sizes
-from ..models.text_encoder import EncoderName, TextEncoder, encoder_of, take_encoder
+from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
 from .settings import (
     CONFIG_FILE,

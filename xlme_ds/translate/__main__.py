@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from ..cli import fail, note, program
 from ..io.files import require_regular, write_text
 from ..io.help import read_command
-from ..trained.weights import weights_sha256
-from .leaks import seen_lines
-from .pairs import PairFolder
-from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
+
+if TYPE_CHECKING:
+    from .text import Translator
 
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
 
@@ -62,6 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
+    from .text import check_search, load_translator, read_lines, scores, translate_lines  # it loads torch
+
     _check(settings)
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):
@@ -126,8 +127,11 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _write_pairs(
-    settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
+    settings: TranslateSettings, folder: Path, translator: "Translator", lines: list[str], languages: tuple[int, int]
 ) -> None:
+    from ..trained.weights import weights_sha256
+    from .pairs import PairFolder
+
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
     made_of = {"weights": weights_sha256(translator.model), "source": sha256("\n".join(lines).encode()).hexdigest(),
                "beam": settings.beam,
@@ -139,11 +143,13 @@ def _write_pairs(
 
 
 def _leak_report(
-    settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None
+    settings: TranslateSettings, translator: "Translator", lines: list[str], reference: list[str] | None
 ) -> str:
     """A line that says how many lines of source and reference are in the training data; empty without `trained_on`."""
     if not settings.trained_on:
         return ""
+    from .leaks import seen_lines
+
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
     by_source, by_reference = seen_lines(settings.trained_on, sides, translator.vocabulary)
     seen, folders = len(by_source | by_reference), " ".join(map(str, settings.trained_on))

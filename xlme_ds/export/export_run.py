@@ -1,0 +1,119 @@
+"""Exports a run of this package, or an XLM-R in Hugging Face's form, as a folder for transformers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from ..checkpoint_names import run_and_step
+from ..config import EncoderName
+from ..finetune.downstream_tasks import TASKS, Kind
+from ..models.text_encoder import TextEncoder
+from ..objectives import objective_of
+from ..trained.native import FORMATS
+from ..trained.runs import load_run, main_encoder
+from ..trained.settings import MODEL_TYPE
+from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_heads
+from .card import render_card, run_card
+from .exported_folder import write_folder
+from .exported_model import Architecture, Exported
+from .onnx_model import require_onnx
+from .settings import ModelType
+
+# Prefix of the parameters of an encoder's head -> class to export.
+_PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
+_FINETUNED: dict[Kind, Architecture] = {
+    "tokens": "XLMEForTokenClassification",
+    "pair": "XLMEForSequenceClassification",
+    "span": "XLMEForQuestionAnswering",
+}
+
+
+def export_run(
+    folder: Path,
+    out: Path,
+    layer: int | None = None,
+    which: EncoderName | None = None,
+    model_type: ModelType | None = None,
+    onnx: bool = False,
+) -> None:
+    """Export a run. By default the export has the main encoder with its head and the generator, if there is one; or the
+    whole model, if it has more parts (a decoder). `which`: export only this encoder, without a head. `layer`: export
+    only the encoder's layers up to this one, without a head."""
+    run = load_run(folder)
+    encoder, main_name = run.encoder(which), main_encoder(run.encoders)
+    exported_name = None if run.task else which or main_name
+    if layer is not None or which is not None:
+        encoder = encoder if layer is None else cut(encoder, layer)
+        main, generator = Exported(encoder, "XLMEModel", which=exported_name), None
+    elif run.task:
+        task = TASKS[run.task]
+        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
+    elif architecture := objective_of(run.objective).export_class:
+        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
+    else:
+        main, *others = (
+            Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
+        )
+        generator = others[0] if others else None
+    chosen_type = _choose_model_type(main, model_type, onnx)
+    other = exported_name if exported_name != main_name else None
+    card = run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
+    write_folder(out, main, run.vocabulary, card, generator, chosen_type, onnx)
+
+
+def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
+    """Returns `model_type`. If it is None, returns one of transformers' own types if one can hold the model, else
+    `xlme`.
+
+    Raises ValueError for a type that cannot hold the model, and if `onnx` cannot be written.
+    """
+    if model_type not in (None, MODEL_TYPE, *FORMATS):
+        raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
+    if onnx:
+        require_onnx(model)
+    cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
+    unsupported = {  # what each type cannot hold; empty if it can hold the model
+        name: model.whole.extra_part if model.whole else native.unsupported_setting(cfg)
+        for name, native in FORMATS.items()
+    }
+    if model_type in FORMATS and unsupported[model_type]:
+        native = FORMATS[model_type].model
+        raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {leave_out}")
+    if model_type == MODEL_TYPE and cfg.body != "xlme":
+        raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {leave_out}")
+    if model_type is not None:
+        return model_type
+    return next((cast(ModelType, name) for name, setting in unsupported.items() if not setting), "xlme")
+
+
+def export_xlm_roberta(
+    folder: Path, out: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
+) -> None:
+    """Export XLM-R. The export has the masked language modelling head if the model has one and `layer` is None."""
+    encoder, vocabulary = read_xlm_roberta(folder)
+    head = read_xlm_roberta_heads(folder) if layer is None else {}
+    encoder = encoder if layer is None else cut(encoder, layer)
+    architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
+    main = Exported(encoder, architecture, head, separators=2)
+    chosen_type = _choose_model_type(main, model_type, onnx)
+    about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
+    card = render_card(folder.resolve().name, main, chosen_type, about)
+    write_folder(out, main, vocabulary, card, None, chosen_type, onnx)
+
+
+def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
+    """The encoder's first `layer` layers. Its last hidden states are those of layer `layer` in the full encoder.
+
+    Raises ValueError for a layer that does not exist, and for a pre-LN model: only the output of its last layer is
+    normalised.
+    """
+    cfg = encoder.cfg
+    if not 1 <= layer <= cfg.discriminator_layers:
+        raise ValueError(f"layer {layer} does not exist: the model has layers 1 to {cfg.discriminator_layers}")
+    if cfg.norm == "pre" and layer < cfg.discriminator_layers:
+        raise ValueError(
+            f"layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"
+        )
+    short = TextEncoder(replace(cfg, discriminator_layers=layer))
+    short.load_state_dict({name: value for name, value in encoder.state_dict().items() if name in short.state_dict()})
+    return short.eval()
