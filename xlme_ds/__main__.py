@@ -17,7 +17,7 @@ COMMANDS = {
     "config": ("xlme_ds.print_config", "print the settings of a recipe as a commented file for --config"),
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
     "launch": ("xlme_ds.launch", "run pretrain or finetune on several GPUs, by DeepSpeed's launcher"),
-    "slurm": ("xlme_ds.job_scripts", "write the job scripts for Slurm, to change them for your site"),
+    "slurm": ("xlme_ds.job_scripts", "write job scripts for Slurm, which you can adapt to your cluster"),
     "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
     "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, perplexity and word similarity"),
@@ -26,7 +26,10 @@ COMMANDS = {
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),
     "report": ("xlme_ds.report.__main__", "draw the page of a run, or the XTREME tables"),
     "export": ("xlme_ds.export.__main__", "write a model for transformers and sentence-transformers"),
-    "bench": ("xlme_ds.benchmarks", "measure speed and memory, by the benchmarks of a clone"),
+    "bench": (
+        "xlme_ds.benchmarks",
+        "measure speed and memory; only a clone of the repository has the benchmarks",
+    ),
 }
 
 
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
-    if name in LAUNCHED:
+    if name in LAUNCHED:  # it returns only after success; some of its threads may not survive Python's own exit
         from .engine.ranks import exit_now
 
         exit_now()

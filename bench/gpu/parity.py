@@ -1,14 +1,14 @@
 """Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
 
-The inputs are exact in bf16. Error of a tensor = (largest difference) / (the reference's largest number); of integers,
-the share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
+The inputs are numbers that bf16 represents exactly. The error of a tensor is (largest difference) / (largest number of
+the reference); the error of a tensor of integers is the share that differs. B rows, T tokens, M masked positions, D
+width, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +29,9 @@ Case = Callable[[torch.device, torch.dtype], Tensors]
 # Upper bounds of errors. float32: sums of up to thousands of terms are in another order. bf16: each number is rounded
 # by up to 2^-9 of itself, several times in a row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
-INTEGERS = 0.01  # if a uniform lies at the border of two tokens, rounding decides which one is the sample
+# Upper bound of the error of integers. A uniform may lie so near the border of two tokens in the CDF that rounding
+# decides which of them is the sample.
+INTEGERS = 0.01
 SMALL = ModelConfig(
     vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
     max_positions=192, head_chunk=256, init_std=0.05,
@@ -42,7 +44,8 @@ MODERN = replace(
 
 
 def parity(case: Case, device: Device, dtype: str) -> Figures:
-    """Run `case` on the device and on the CPU in float64. The row names the tensor with the largest error / bound."""
+    """Run `case` on the device and on the CPU in float64. Returns the figures of the tensor with the largest error /
+    bound, and `ok`: whether all tensors are within their bounds."""
     reference = case(torch.device("cpu"), torch.float64)
     errors = []
     for key, value in case(device.torch, DTYPES[dtype]).items():
@@ -66,35 +69,40 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
     return module
 
 
-def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors that `run` returns. With Triton's kernels it runs twice; raises RuntimeError if the bits differ."""
-    tensors = run()
-    again = run() if kernels == "triton" else tensors
-    if not all(torch.equal(tensors[name], again[name]) for name in tensors):
-        raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+def _run(case: Callable[[], Tensors], kernels: str) -> Tensors:
+    """The tensors that `case` returns. With Triton's kernels it runs twice; raises RuntimeError if the bits differ."""
+    tensors = case()
+    if kernels == "triton":
+        again = case()
+        if not all(torch.equal(tensors[name], again[name]) for name in tensors):
+            raise RuntimeError(
+                "a second run on the same inputs gave other bits: a resumed training run would not repeat the losses "
+                "of an uninterrupted one"
+            )
     return tensors
 
 
 def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """Attention with gated bias, block-diagonal mask and padding, in the kernels that `kernels` names on a GPU."""
+    """Attention with gated bias, block-diagonal mask and padding. On a GPU it runs in the kernels `kernels`."""
     cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
     x_BTD = random_numbers((3, 192, SMALL.width), 9, 1.0, device, dtype)
-    rows = [[70, 50, 60, 12], [192], [1, 100, 91]]  # the last item of the first row is padding
-    segments_BT = torch.tensor([np.repeat((1, 2, 3, 0)[: len(row)], row).tolist() for row in rows], device=device)
+    rows = [{1: 70, 2: 50, 3: 60, 0: 12}, {1: 192}, {1: 1, 2: 100, 3: 91}]  # segment -> tokens; 0 is padding
+    segments = [[segment for segment, count in row.items() for _ in range(count)] for row in rows]
+    segments_BT = torch.tensor(segments, device=device)
     inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
 
-    def run() -> Tensors:
+    def forward_and_backward() -> Tensors:
         out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
         return with_gradients({"output": out_BTD}, inputs)
 
-    return _run_twice(run, kernels)
+    return _run(forward_and_backward, kernels)
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The embedding, with one frequent token, in one block and in three. For more than 3,072 ids, torch computes the
-    gradient in another kernel."""
+    """The lookup of token embeddings, with one frequent token and the table in one block and in three. For more than
+    3,072 ids, torch computes the gradient in another kernel on a GPU."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
         table = random_numbers((600, 64), ids, 1.0, device, dtype)
@@ -108,11 +116,11 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 
 def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """The head in chunks, its table in one block and in three: losses, predictions, samples from the same uniforms,
-    gradients."""
+    """The masked head, which computes in chunks, with its table in one block and in three: its losses, predictions,
+    samples from the same uniforms, and gradients."""
     outputs: Tensors = {}
     for blocks in (1, 3):
-        tensors = _run_twice(partial(_masked_head, device, dtype, kernels, blocks), kernels)
+        tensors = _run(partial(_masked_head, device, dtype, kernels, blocks), kernels)
         outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
     return outputs
 
@@ -132,13 +140,15 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
-    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders in the CDF far
+    # In bf16 a CPU rounds the logits. That moves the borders of tokens in the CDF so far that samples differ.
+    if dtype != torch.bfloat16 or device.type == "cuda":
         tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
     return tensors
 
 
 def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tensors:
-    """The whole model, forward and backward; in bf16, where samples differ, only losses and the gradient's norm."""
+    """The whole model, forward and backward. In bf16 samples differ, so only the losses and the norm of the gradient
+    are compared."""
     objective = ElectraObjective(ObjectiveConfig())
     model = objective.build(cfg)
     initialise(model, 0, cfg.init_std)

@@ -1,4 +1,5 @@
-"""Training rows from encoded shards: the sampled order of their examples, and any range of rows as record batches."""
+"""Makes training rows from encoded shards: plans the sampled order of their examples, and writes any range of its
+rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,23 +18,27 @@ from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-# Number of slots that are shuffled together; they fill about 30,000 rows or more. A slot (position in the order) has
-# one example: a row that is cut from a stream of text, or an item of a packed row.
+# A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
+# of a packed row. This many slots are shuffled together; they fill about 30,000 rows or more.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-STRETCH = 8192  # ids of each side: stretches of a file of about this length go into one block, so one read gets them
-# Part of the settings: an output folder with another order is not continued.
+# Examples that are neighbours in a file and together have about this many ids of each side (a stretch) go into the same
+# block, so that one read gets them.
+STRETCH = 8192
+# This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
+# continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
-BATCH_ROWS = 1024  # rows of a record batch in a shard
-WINDOW = 8192  # slots whose items are packed together
-_IDS_IN_MEMORY = 1 << 25  # most ids read at once (128 MiB)
+BATCH_ROWS = 1024  # rows per record batch of a shard
+WINDOW = 8192  # number of consecutive slots whose items are packed into rows together
+_IDS_IN_MEMORY = 1 << 25  # most ids that are read at once (128 MiB)
 
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The sampled order of a task's examples, and the shard of each. `shards` are sorted by group, then name.
+    """The sampled order of a task's examples, and the shards that they are in.
 
-    A group is a language or a pair, and `group_languages` has the language indices of each. `tokens` counts the tokens
-    of all examples of each group; `mean_tokens` is the mean number of tokens of an example, over all groups.
+    A group is a language or a pair of languages. `group_languages` has the language indices of each group, and `tokens`
+    the number of tokens of all its examples. `mean_tokens` is the mean number of tokens of an example, over all groups.
+    `shards` are sorted by group, then by name.
     """
 
     row_tokens: int
@@ -44,27 +49,30 @@ class MixPlan:
     mean_tokens: float
     order: Order
     sampling: Sampling
-    into: int | None = None  # index of the language that is the second side of every pair that has it
+    into: int | None = None  # index of a language: it becomes the second side of every pair that has it
 
     @property
     def specials(self) -> int:
-        """Special tokens of an item."""
+        """The number of special tokens of an item."""
         return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 2
 
     @cached_property
     def _examples_before(self) -> np.ndarray:
-        """Number of examples in all shards before each shard; the last entry counts all: int64 [shards + 1]."""
+        """The number of examples in all shards before each shard, and last the number in all shards: int64
+        [shards + 1]."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
     def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(group index, shard index, example within the shard) of each slot of the order: int64 [slots] each."""
-        group, group_example = self.order.locate(slots)
-        example = starts_of(np.array(self.order.examples))[group] + group_example  # index over all groups
-        shard = np.searchsorted(self._examples_before, example, side="right") - 1
-        return group, shard, example - self._examples_before[shard]
+        """Locate the example of each slot. Returns (index of its group, index of its shard, index of the example in
+        the shard), int64 [slots] each."""
+        groups, examples_in_group = self.order.locate(slots)
+        examples = starts_of(np.array(self.order.examples))[groups] + examples_in_group  # indices over all groups
+        shards = np.searchsorted(self._examples_before, examples, side="right") - 1
+        return groups, shards, examples - self._examples_before[shards]
 
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Yield each shard whose index is in `shard_indices`, and at which indices of `shard_indices` it is."""
+        """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, the indices in
+        `shard_indices` of its examples)."""
         order = np.argsort(shard_indices, kind="stable")
         for indices in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
             yield self.shards[int(shard_indices[indices[0]])], indices
@@ -81,7 +89,7 @@ def plan_rows(
     unit: Unit,
     into: int | None = None,
 ) -> MixPlan:
-    """The plan of a task, without any sampled examples: `with_total` sets their number."""
+    """The plan of a task. It has no sampled examples until `with_total` sets their number."""
     shards = sorted(shards, key=lambda shard: (shard.group, shard.batch_index.path.name))
     by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
     examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
@@ -105,22 +113,24 @@ def with_total(plan: MixPlan, total: int) -> MixPlan:
 
 @dataclass
 class Tally:
-    """Counts of a shard's rows: `used` examples of each group, int64 [groups], and `tokens` that are not padding."""
+    """Counts of a shard's rows: `used`, the number of examples of each group, int64 [groups], and `tokens`, the number
+    of tokens that are not padding."""
 
     used: np.ndarray
     tokens: int = 0
 
 
 class SampledItems(NamedTuple):
-    """The positions of the ids of sampled items: `group` and `shard` are indices of each item's group and shard.
+    """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
 
-    `starts` are positions in the shard's file, in int32 words, and `lengths` are in ids: [1, items], or for pairs
-    [2, items] in the order of the sides in the row. Where `swapped`, the shard has the opposite order.
-    `tokens` is the length of each item with its special tokens.
+    `starts` and `lengths` have a line for each side: [1, items], or for pairs [2, items] in the order of the sides in
+    the row. `starts` are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `swapped` is true
+    for a pair whose sides have the opposite order in the shard. `tokens` is the number of tokens of each item, special
+    tokens included.
     """
 
-    group: np.ndarray
-    shard: np.ndarray
+    groups: np.ndarray
+    shards: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
     swapped: np.ndarray
@@ -130,9 +140,10 @@ class SampledItems(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, shard_number: int
 ) -> dict[str, Any]:
-    """Write shard `shard_number` of a task of `rows` rows, and its index, unless that is done. Returns its result.
+    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index, unless both are finished.
+    Returns the result that `stage` stores.
 
-    `rows_before` [windows + 1] counts the rows before each window; None if rows are cut, not packed.
+    `rows_before` [windows + 1] has the number of rows before each window; it is None if rows are cut, not packed.
     """
     from xlme_ds.data.shards import SUFFIX, index_of  # imported late: it loads numba, which other stages do not need
 
@@ -167,7 +178,7 @@ def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Ite
 
 
 def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Yield rows [start, stop) of the order as record batches.
+    """Yield the rows in the slots [start, stop) as record batches.
 
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
     slice is left out.
@@ -175,45 +186,47 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     rows_at_once = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, rows_at_once):
-        group, shards, example = plan.find(np.arange(first, min(first + rows_at_once, stop)))
-        rows, lengths = _cut_texts(plan, shards, example)
-        tally.used += np.bincount(group, minlength=len(tally.used))
+        groups, shards, examples = plan.find(np.arange(first, min(first + rows_at_once, stop)))
+        ids, lengths = _cut_texts(plan, shards, examples)
+        tally.used += np.bincount(groups, minlength=len(tally.used))
         tally.tokens += int((lengths + 2).sum())
-        for begin in range(0, len(rows), BATCH_ROWS):
+        for begin in range(0, len(ids), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
-            ones = np.ones(len(rows[part]), dtype=np.int64)  # each row has one item of one side
-            yield _batch(rows[part], ones, lengths[part] + 2, ones, languages[group[part]])
+            ones = np.ones(len(ids[part]), dtype=np.int64)  # each row has one item of one side
+            yield _batch(ids[part], ones, lengths[part] + 2, ones, languages[groups[part]])
 
 
 def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows, int32 [examples, R], and the number of ids of each row's text, int64 [examples].
+    """Read the slice of each example. Returns (the ids of its row, int32 [examples, row tokens]; the number of ids of
+    the row's text, int64 [examples]).
 
-    `shards` has the index of each example's shard. One shard is read after the other.
+    `shards` has the index of each example's shard, and `examples` the example's index in it. The shards are read one
+    after the other.
     """
-    rows = np.empty((len(shards), plan.row_tokens), dtype=np.int32)
+    ids = np.empty((len(shards), plan.row_tokens), dtype=np.int32)
     lengths = np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
     for shard, indices in plan.by_shard(shards):
-        text_starts = plan.row_tokens * indices + 1  # index in the flat rows
-        lengths[indices] = shard.batch_index.copy_stream(examples[indices] * width, width, rows.ravel(), text_starts)
-    rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
-    shorter = (lengths < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), lengths] == EOS)
+        text_starts = plan.row_tokens * indices + 1  # indices in the flattened ids
+        lengths[indices] = shard.batch_index.copy_stream(examples[indices] * width, width, ids.ravel(), text_starts)
+    ids[:, 0], ids[:, -1] = plan.layout.opening, EOS
+    shorter = (lengths < width) | (ids[:, 1] == EOS) | (ids[np.arange(len(ids)), lengths] == EOS)
     for i in np.flatnonzero(shorter).tolist():
-        text = rows[i, 1 : 1 + lengths[i]].copy()
+        text = ids[i, 1 : 1 + lengths[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
             path = plan.shards[int(shards[i])].batch_index.path
             raise ValueError(f"{path} has a document without text: encode the data again")
         lengths[i] = len(text)
-        rows[i, 1:] = PAD
-        rows[i, 1 : 1 + len(text)] = text
-        rows[i, 1 + len(text)] = EOS
-    return rows, lengths
+        ids[i, 1:] = PAD
+        ids[i, 1 : 1 + len(text)] = text
+        ids[i, 1 + len(text)] = EOS
+    return ids, lengths
 
 
-def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
-    """Number of rows into which each of the windows [first, last) is packed."""
-    return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
+def count_rows(plan: MixPlan, first: int, end: int) -> list[int]:
+    """The number of rows that each of the windows [first, end) is packed into."""
+    return [len(rows) for _, _, packed in _packed_windows(plan, first, end) for rows in packed]
 
 
 def _packed_rows(
@@ -221,43 +234,44 @@ def _packed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows [start, stop) of the packed windows as record batches."""
     first = int(np.searchsorted(rows_before, start, side="right")) - 1
-    last = int(np.searchsorted(rows_before, stop))
-    for window, items, windows in _packed_windows(plan, first, last):
+    end = int(np.searchsorted(rows_before, stop))
+    for window, sampled, packed in _packed_windows(plan, first, end):
         before = int(rows_before[window])
-        rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
+        rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
         used_items = np.concatenate(rows)
-        tally.used += np.bincount(items.group[used_items], minlength=len(tally.used))
-        tally.tokens += int(items.tokens[used_items].sum())
-        yield _render(plan, items, rows)
+        tally.used += np.bincount(sampled.groups[used_items], minlength=len(tally.used))
+        tally.tokens += int(sampled.tokens[used_items].sum())
+        yield _render(plan, sampled, rows)
 
 
-def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
-    """Pack the windows [first, last), several consecutive windows at a time.
+def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
+    """Pack the windows [first, end), several consecutive windows at a time.
 
-    Yields (index of the first of these windows, their items, for each window the indices of the items in each row). The
-    items fit into memory and are in one or two blocks of the order, so that their ids are near one another in files.
+    Yields (the index of the first of several windows, their items, the rows of each window). A row is given by the
+    indices of its items. The items of several windows fit into memory. They are in one or two blocks of the order, so
+    that their ids are near one another in the files.
     """
     windows_at_once = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")
-    while first < last:
-        stop = min(first - first % windows_at_once + windows_at_once, last)
-        items = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
-        windows = []
+    while first < end:
+        stop = min(first - first % windows_at_once + windows_at_once, end)
+        sampled = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        packed = []
         for window in range(first, stop):
             begin = (window - first) * WINDOW
-            rows = pack_shuffled(items.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, window))
-            windows.append([begin + row for row in rows])
-        yield first, items, windows
+            rows = pack_shuffled(sampled.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, window))
+            packed.append([begin + row for row in rows])
+        yield first, sampled, packed
         first = stop
 
 
 def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
-    """Find where the items of these slots are in the encoded shards; does not read their ids."""
-    group, shards, example = plan.find(slots)
-    languages = np.array(plan.group_languages)[group]  # [items, sides]
+    """Find where the items of these slots are in the encoded shards, without reading their ids."""
+    groups, shards, examples = plan.find(slots)
+    languages = np.array(plan.group_languages)[groups]  # [items, sides]
     starts, lengths = np.empty((2, languages.shape[1], len(slots)), dtype=np.int64)
     for shard, indices in plan.by_shard(shards):
-        records, pieces = shard.locate(example[indices])
+        records, pieces = shard.locate(examples[indices])
         starts[:, indices], lengths[:, indices] = shard.batch_index.id_ranges(records)
         if len(starts) == 1:  # monolingual: an item is a piece of a record, without the `</s>` that ends the record
             room = plan.row_tokens - plan.specials
@@ -268,13 +282,14 @@ def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     if plan.into is not None:  # a pair that has this language has it as the second side
         swapped = np.where((languages == plan.into).any(1), languages[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return SampledItems(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
+    return SampledItems(groups, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
 
 
 def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """Read the items of these rows (indices in `sampled`), and put the special tokens of the layout around their sides.
+    """Read the ids of the items of `rows`, and put the special tokens of the layout around their sides. A row is given
+    by the indices of its items in `sampled`.
 
-    By layout xlme a pair is `<s> e </s> f </s>`, a monolingual item `<s> x </s>`.
+    In the layout xlme a pair is `<s> e </s> f </s>`, and a monolingual item is `<s> x </s>`.
     """
     items = np.concatenate(rows)
     item_counts = np.array([len(row) for row in rows])
@@ -292,30 +307,30 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
             flat[separators + offset] = separator
     flat[item_starts + lengths - 1] = EOS
     targets = np.stack([item_starts + 1, separators + len(plan.layout.between)])[: len(side_starts)]
-    for shard, indices in plan.by_shard(sampled.shard[items]):
+    for shard, indices in plan.by_shard(sampled.shards[items]):
         starts, counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
         copy_words(shard.batch_index.path, starts, counts, flat, targets[:, indices].ravel())
-    languages = np.array(plan.group_languages)[sampled.group[items]]
+    languages = np.array(plan.group_languages)[sampled.groups[items]]
     languages[sampled.swapped[items]] = languages[sampled.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages.ravel())
 
 
 def _batch(
-    rows: np.ndarray, item_counts: np.ndarray, lengths: np.ndarray, side_counts: np.ndarray, languages: np.ndarray
+    ids: np.ndarray, item_counts: np.ndarray, lengths: np.ndarray, side_counts: np.ndarray, languages: np.ndarray
 ) -> pa.RecordBatch:
-    """A record batch of `rows` [B, R]. Row i has the next `item_counts[i]` of the flat `lengths`, and the next
-    `side_counts[i]` of the flat `languages`."""
-    tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    """A record batch of rows; `ids` is [rows, row tokens]. Row i has the next `item_counts[i]` of the flat `lengths`,
+    and the next `side_counts[i]` of the flat `languages`."""
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(ids.ravel()), ids.shape[1])
     lengths_column = list_array((lengths.astype(np.int16), item_counts))
     languages_column = list_array((languages.astype(np.int16), side_counts))
-    return pa.record_batch([tokens, lengths_column, languages_column], schema=row_schema(rows.shape[1]))
+    return pa.record_batch([tokens, lengths_column, languages_column], schema=row_schema(ids.shape[1]))
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Cut `batches` anew into batches of `size` rows, the last one shorter.
+    """Cut `batches` anew into batches of `size` rows; the last one may be shorter.
 
-    `concat_batches` of one slice copies it, so that the copy's buffers hold nothing else. Without the copy Arrow would
-    pad the buffers in the file with whatever follows the slice in memory.
+    `concat_batches` of a single slice copies it, so that the copy's buffers hold nothing else. Without the copy, Arrow
+    would pad the buffers in the file with whatever follows the slice in memory.
     """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:

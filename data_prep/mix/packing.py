@@ -6,11 +6,11 @@ from data_prep.sampling import Integers, permute
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Pack items of these lengths into bins of `capacity`: (bin of each item, int64 [items]; number of bins).
+    """Pack items of these lengths into bins of `capacity`. Returns (bin of each item, int64 [items]; number of bins).
 
-    Best-fit decreasing: items from long to short, each into the fullest bin in which it fits. Open bins are listed by
-    the room that is left in them, and the bits of one big integer mark the lists that have bins. So an item takes a few
-    operations, however many bins there are.
+    Best-fit decreasing: the items are packed from long to short, each into the fullest bin in which it fits. There is a
+    list of open bins for each amount of room that is left in them, and the bits of one big integer mark the lists that
+    are not empty. So an item takes a few operations, however many bins there are.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
     assert order.size == 0 or (lengths[order[-1]] > 0 and lengths[order[0]] <= capacity)

@@ -104,7 +104,7 @@ def test_no_special_token_is_written(vocabulary: int) -> None:
     with torch.no_grad():
         hidden = of.encoder.body(
             of.encoder.embed(of.embed(of.masking.apply(first, vocabulary)), batch.positions_BT),
-            of.masking.groups(first), of.encoder.distances(40), of.masking.allowed,
+            of.masking.groups(first), of.encoder.bias_by_distance(40), of.masking.allowed,
         ).flatten(0, 1)  # fmt: skip
         head = of.masked_head
 

@@ -90,7 +90,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
     encoder = lively(Encoder(cfg, 2)).train()
     batch = usual_batch()
     x = normal(*batch.tokens_BT.shape, cfg.width)
-    keys, distance = batch.keys_B, encoder.distances(batch.tokens_BT.shape[1])
+    keys, distance = batch.keys_B, encoder.bias_by_distance(batch.tokens_BT.shape[1])
     found = encoder(x, batch.positions_BT, batch.segments_BT, None, keys)
 
     def dropped(values: Tensor, *places: int) -> Tensor:
@@ -129,7 +129,7 @@ def test_complete_weights_attend_as_tiles_do(relative_bias: str) -> None:
     """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
     encoder = lively(Encoder(cfg, 1))
-    bias = shared_bias(encoder.cfg, batch.segments_BT, encoder.distances(40), torch.float32)
+    bias = shared_bias(encoder.cfg, batch.segments_BT, encoder.bias_by_distance(40), torch.float32)
     g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
     read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
     read += [torch.rand(*shape, 1, generator=g).requires_grad_()] if relative_bias == "gated" else []

@@ -650,9 +650,9 @@ def test_runs_without_records(tmp_path: Path) -> None:
     [
         ([], "name one run with --run, or several with --runs"),
         (["--run", "a", "--runs", "a", "b"], "name one run with --run, or several with --runs"),
-        (["--runs", "a"], "--runs names 1 of the runs to set side by side: name 2 to 8"),
+        (["--runs", "a"], "the number of folders after --runs is 1: name 2 to 8"),
         (["--runs", "a", "b/../a"], "--runs names a run twice: name each once"),
-        (["xtrem"], "xtrem has no flag: did you mean --run xtrem, or `xlme report xtreme`?"),
+        (["xtrem"], "there is no flag before xtrem: did you mean --run xtrem, or `xlme report xtreme`?"),
         (["--runs", "a", "b"], "a does not exist"),
     ],
 )

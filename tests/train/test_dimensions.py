@@ -38,7 +38,7 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
     assert len(batch.tokens_BT) == 6 and bool((batch.segments_BT == 0).any()), "some padding must be left out"
     states = [read[0]]
     with torch.no_grad():
-        distances = encoder.distances(batch.tokens_BT.shape[1])
+        distances = encoder.bias_by_distance(batch.tokens_BT.shape[1])
         bias = shared_bias(config.model, batch.segments_BT, distances, torch.float32)
         for layer in encoder.layers.values():
             states.append(layer(states[-1], bias))

@@ -1,9 +1,12 @@
-"""Evaluation without fine-tuning: a function for every test of `xlme evaluate`, which returns the JSON that the command
-writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one
-model or a list. All functions raise ValueError for unsuitable models and data.
+"""Evaluation without fine-tuning. Each test of `xlme evaluate` is a function here, which returns the JSON object that
+the command writes.
 
-`layer`: the layer that tables quote, 0 for the embeddings; by default three quarters of the depth. All layers are
-scored. `which`: the encoder of a run that has two. `random`: also score untrained models of the same shapes.
+A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one model
+or a list. All functions raise ValueError for unsuitable models and data.
+
+All layers are scored. `layer` is the one whose scores the tables show, 0 for the embeddings; by default it is at three
+quarters of the depth. `which` names the encoder to score in a run that has two. With `random`, untrained models of the
+same shapes are scored, too.
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]
 """

@@ -66,7 +66,7 @@ class Electra(nn.Module):
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mask, predict, sample (XLM-E equations (1) to (3)). Returns the first three fields of `ElectraOutput`."""
-        table = read_whole(self.table)
+        tied_blocks = read_whole(self.table)
         tokens_N = batch.tokens_BT.flatten()
         targets_M, uniforms_M = tokens_N[batch.masked_M], batch.uniforms_M
         shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)  # `<mask>`
@@ -83,7 +83,7 @@ class Electra(nn.Module):
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
         random_M, uniforms_M = random_instead(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
-        generated = self.masked_head(hidden_MD, TiedTable(table), targets_M, uniforms_M)
+        generated = self.masked_head(hidden_MD, TiedTable(tied_blocks), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
         corrupted_BT = tokens_N.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT
@@ -102,9 +102,12 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(tokens, uniforms), both [M]. Tokens, int64: at a share of the positions a random ordinary token, which replaces
-    the generator's sample, and −1 where the sample stays. Uniforms, float32: for drawing the samples that stay.
-    `share_1`: the share, float32 [1]; None means 0."""
+    """Choose the masked positions at which a random ordinary token replaces the generator's sample.
+
+    `share_1` is the probability of each position to be chosen, float32 [1]; None means 0. Returns (tokens, uniforms),
+    both [M]. Tokens (int64) are the random tokens, and −1 where the sample stays. Uniforms (float32) are those with
+    which the generator draws the samples that stay.
+    """
     no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return no_token_M, uniforms_M
@@ -119,7 +122,7 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
 def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
     """Each uniform rescaled to [0, 1): from [0, bound) where `below_M` is true, else from [bound, 1).
 
-    The result is again uniform and independent of `below_M`: so one uniform serves two random choices.
+    The result is again uniform and does not depend on `below_M`, so one uniform serves two random choices.
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1
@@ -129,5 +132,5 @@ def block_sizes(cfg: ModelConfig) -> list[int]:
     """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate checks this"
+    assert len(sizes) == cfg.vocabulary_blocks, "too few ids for this many blocks"  # `xlme_ds.validate` excludes it
     return sizes

@@ -45,8 +45,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity. Its gradient is not a view, unlike that of torch's own identity `view_as`: autograd does not add to a
-    view in place."""
+    """Identity, as `view_as`. But the gradient of `view_as` is a view, to which autograd does not add other gradients
+    in place. This one's gradient is no view."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -60,8 +60,8 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
-    `sparse`: on a CPU, give the blocks a sparse gradient. It is added to the dense gradient of the operation that reads
-    the blocks through `read_whole`.
+    `sparse`: on a CPU, give the blocks a sparse gradient. The blocks must also get a dense gradient, from an operation
+    that reads them through `read_whole`; the sparse gradient is added to it.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
@@ -84,12 +84,12 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """`blocks` as the input of an operation that gives them a dense gradient. Call this before the sparse lookups of
-    the pass.
+    the forward pass.
 
-    The order matters, because the backward pass runs from the last operation to the first. The dense gradient then
-    comes first, and sparse gradients are added to it in place; in the other order it would be copied. Blocks that an
-    engine partitions are returned unchanged, because a view would hold the complete block; so are blocks with
-    `open_gradient`, whose dense gradient an engine takes itself.
+    The backward pass runs from the last operation to the first, so the dense gradient then comes after the sparse ones,
+    and autograd adds their sum to it in place. If a sparse gradient came after the dense one, autograd would copy the
+    dense one. Blocks that an engine partitions (they have `ds_id`) are returned unchanged, because a view would keep
+    the complete block in memory. So are blocks with `open_gradient`, to which the masked head itself adds its gradient.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -147,7 +147,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed if languages have embeddings, `keys_B` in training with dropout.
+        `languages_BT` is needed if languages have embeddings. `keys_B`, 64 random bits for each row, is needed in
+        training with dropout.
         """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
@@ -167,8 +168,9 @@ class Encoder(nn.Module):
         assert keys_B is not None
         return keys_B
 
-    def distances(self, tokens: int) -> Tensor | None:
-        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None if the model has no relative bias."""
+    def bias_by_distance(self, tokens: int) -> Tensor | None:
+        """The relative bias d for each distance in a row of `tokens` tokens, float32 [H, W]; None if the model has no
+        relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
     def body(
@@ -182,14 +184,14 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `allowed` makes the attention mask from `groups_BT`; `row_tokens`: see `AttentionBias`.
+        `allowed` makes the attention mask from `groups_BT`. `row_tokens` is described in `AttentionBias`.
         """
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """As `body`, from `shared`: the mask and bias that all layers use."""
+        """What `body` returns. `shared` is the attention mask and bias that all layers use."""
         keys_B = self._keys_for_dropout(keys_B)
         for index, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
@@ -205,14 +207,14 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Last hidden states, [B, T, D]; arguments as for `embed`."""
         input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.body(input_BTD, segments_BT, self.distances(segments_BT.shape[1]), keys_B=keys_B)
+        return self.body(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), keys_B=keys_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
         """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode
         `forward` returns the last of these."""
-        distance_HW = self.distances(segments_BT.shape[1])
+        distance_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]

@@ -124,7 +124,7 @@ class ElectraStage(PipelineStage, Electra):
         the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
+        distance_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW,)
         return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.keys_B
 
@@ -170,7 +170,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
-        distance_HW = self.encoder.distances(batch.tokens_BT.shape[1])
+        distance_HW = self.encoder.bias_by_distance(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW.contiguous(),)
         targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()

@@ -121,7 +121,7 @@ class LanguageModel(TextEncoder):
         """Mask the batch and predict the masked tokens."""
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
-        distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
+        distance_HW, groups_BT = self.encoder.bias_by_distance(batch.tokens_BT.shape[1]), self.masking.groups(batch)
         input_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         hidden_BTD = self.encoder.body(input_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)

@@ -12,15 +12,16 @@ from .planner import computing_in
 from .speed import GPU
 
 RULE = (
-    "Hoffmann et al. (2022, arXiv 2203.15556, Table 3): a given compute trains the best model on about 20 tokens a "
-    "parameter, counted here without the generator and the embedding. The rule is of causal language models; none is "
-    "published for replaced token detection. Encoders are mostly smaller and trained for longer: see the recipes"
+    "Hoffmann et al. (2022, arXiv 2203.15556, Table 3): for a given compute, the best model is the one that is trained "
+    "on about 20 tokens per parameter. The parameters of the generator and the embedding are not counted here. The "
+    "rule was measured on causal language models; none is published for replaced token detection. Encoders are mostly "
+    "smaller and trained for longer: see the recipes"
 )
 TOKENS_A_PARAMETER = 20
-_MOST_HOURS = 1e12  # of a GPU; more would give more steps than can be counted
+_MOST_HOURS = 1e12  # GPU-hours: more than anyone has, and few enough that the number of steps is finite
 _PUBLISHED = ("base", "large", "xl")
-_HEAD_WIDTH = 64  # in all of XLM-E's sizes
-_HEAD_COUNTS = range(4, 65)  # of the models to choose from
+_HEAD_WIDTH = 64  # width of an attention head, equal in all of XLM-E's sizes
+_HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 
 
 def affordable_model(
@@ -34,13 +35,12 @@ def affordable_model(
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # Larger models have fewer tokens a parameter. `index`: of the smallest model with at most TOKENS_A_PARAMETER.
+    # The larger a model, the fewer tokens per parameter. Bisection finds the index of the smallest model that has at
+    # most TOKENS_A_PARAMETER; either this model or the one before it is the nearest to that number.
     index = bisect_left(
         _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
     )
-    candidates = [
-        _shaped(run, _HEAD_COUNTS[near], flops) for near in (index - 1, index) if 0 <= near < len(_HEAD_COUNTS)
-    ]
+    candidates = [_shaped(run, heads, flops) for heads in _HEAD_COUNTS[max(index - 1, 0) : index + 1]]
     model = min(candidates, key=lambda model: abs(math.log(_tokens_per_parameter(model) / TOKENS_A_PARAMETER)))
     if not model["steps"]:
         raise ValueError(f"--budget {dollars:g} does not buy a step of the smallest model: raise it")
@@ -61,9 +61,11 @@ def _tokens_per_parameter(model: dict[str, Any]) -> float:
 
 
 def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
-    """Size, tokens, steps and options of a model with `heads` heads that is trained with `flops` operations. Between
-    Base and XL the discriminator's layers grow as the square of the width (12 and 48), the generator's as the width (4
-    and 8)."""
+    """Size, tokens, steps and options of a model with `heads` heads that is trained with `flops` operations.
+
+    XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 and 8. So the
+    number of discriminator layers grows here as the square of the width, and that of generator layers as the width.
+    """
     width = heads * _HEAD_WIDTH
     shape: dict[str, Any] = {
         "width": width,
@@ -79,10 +81,10 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
     options = [f"--model.{name.replace('_', '-')} {value}" for name, value in shape.items()]
     options += [f"--train.steps {steps}", f"--optimizer.warmup-steps {warmup}"]
     counts = count_parameters(run)
-    main = next(name for name in counts if name != "embedding")
+    main_encoder = next(name for name in counts if name != "embedding")
     return {
-        "parameters": counts[main],
-        "layer_parameters": counts[main] - counts["embedding"],
+        "parameters": counts[main_encoder],
+        "layer_parameters": counts[main_encoder] - counts["embedding"],
         "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
         "steps": steps,
         "settings": " ".join(options),

@@ -1,5 +1,8 @@
-"""`xlme report --run DIR` writes `DIR/report.html`, during training from the newest checkpoint;
-`xlme report --runs DIR DIR …` a page of several runs; `xlme report xtreme --runs DIR … --out DIR` the XTREME tables."""
+"""`xlme report --run DIR` writes `DIR/report.html`. For a run in training, its sentences and retrieval scores are those
+of the newest checkpoint.
+`xlme report --runs DIR DIR …` writes a page that compares several runs.
+`xlme report xtreme --runs DIR … --out DIR` writes the XTREME tables.
+"""
 
 import os
 import signal
@@ -23,7 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options[:1] == ["xtreme"]:
             print(read_command(write_xtreme, program("report xtreme"), options[1:]))
         elif options and not options[0].startswith("-"):
-            raise ValueError(f"{options[0]} has no flag: did you mean --run {options[0]}, or `xlme report xtreme`?")
+            raise ValueError(
+                f"there is no flag before {options[0]}: did you mean --run {options[0]}, or `xlme report xtreme`?"
+            )
         else:
             print(read_command(draw, program("report"), options))
     except (ValueError, OSError) as error:
@@ -31,21 +36,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
-    """Write the report page of a run, or one that sets several side by side.
+    """Write the report page of a run, or a page that compares several runs.
 
     - `xlme report --run DIR`: the page of a run
     - `xlme report --runs DIR DIR …`: a page of several runs
     - `xlme report xtreme --runs DIR … --out DIR`: the XTREME tables (`xlme report xtreme --help`)
 
-    For an unfinished run, sentences and retrieval are first computed from its newest checkpoint.
+    For an unfinished run, the example sentences and the retrieval scores are first computed from its newest checkpoint.
 
     Args:
         run: Folder of a run, finished, running or stopped; the page is `report.html` in it.
-        runs: Several run folders in place of one: results, settings that differ, and their curves in shared charts.
-        out: The page of several runs.
+        runs: Folders of several runs, in place of --run. The page has their results, the settings in which they differ,
+            and their curves in shared charts.
+        out: File of the page of several runs.
 
     Returns:
-        The page.
+        The path of the page.
     """
     if (run is None) == (not runs):
         raise ValueError("name one run with --run, or several with --runs")
@@ -62,14 +68,14 @@ def draw_for(folder: str, parent: str) -> None:
     run = Path(folder)
 
     def stop(*_: object) -> None:
-        sys.exit(143)  # the exception removes a file that is half written
+        sys.exit(143)  # an exception, so that `replacing` deletes the temporary file that it is writing
 
     def end_with_parent() -> None:
         while os.getppid() == int(parent):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
-        os._exit(143)  # for a main thread in a long call, where `stop` has to wait
+        os._exit(143)  # Python has not called `stop` yet if the main thread is still in a long call of a library
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
     signal.signal(signal.SIGTERM, stop)
@@ -84,7 +90,8 @@ def draw_for(folder: str, parent: str) -> None:
 
 
 def _update(run: Path) -> str | None:
-    """Update the sentences and the retrieval of an unfinished run. Returns a message if that failed, else None."""
+    """Update the example sentences and the retrieval scores of an unfinished run. Returns a message if that failed,
+    else None."""
     if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
         return None
     from ..evaluate.showcase import bring_up_to_date  # imported late: it loads torch

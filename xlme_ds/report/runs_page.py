@@ -15,16 +15,16 @@ _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """Write the page of several run folders as the file `out`, and return `out`. Raises ValueError for a damaged file,
-    for a run named twice, and for more runs than there are colours."""
+    """Write the page that compares several run folders as the file `out`, and return `out`. Raises ValueError for a
+    damaged file, for a run named twice, for one run alone, and for more runs than there are colours."""
     most = len(figures.RUN_COLOURS)
     if not 2 <= len(runs) <= most:
-        raise ValueError(f"--runs names {len(runs)} of the runs to set side by side: name 2 to {most}")
+        raise ValueError(f"the number of folders after --runs is {len(runs)}: name 2 to {most}")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
     require_regular(out, "--out")
-    files = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
-    page = checked("a file of the runs", lambda: _page_of(files))
+    by_name = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
+    page = checked("a file of the runs", lambda: _page_of(by_name))
     with replacing(out) as file:
         file.write(page.encode())
     return out
@@ -36,20 +36,20 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return [name if names.count(name) == 1 else str(run) for run, name in zip(runs, names, strict=True)]
 
 
-def _page_of(runs: Mapping[str, RunFiles]) -> str:
-    """The HTML of the page; `runs` by name."""
-    files = list(runs.values())
+def _page_of(by_name: Mapping[str, RunFiles]) -> str:
+    """The HTML of the page. `by_name` has the files of each run, by the run's name on the page."""
+    runs = list(by_name.values())
     quantities: dict[str, Any] = {}
-    for run in files:
+    for run in runs:
         quantities = run.objective["quantities"] | quantities
-    records = [(run.metrics, run.heldout) for run in files]
-    titles = {key: _title(key, quantities) for key in _drawn_keys(files, quantities)}
+    records = [(run.metrics, run.heldout) for run in runs]
+    titles = {key: _title(key, quantities) for key in _drawn_keys(runs, quantities)}
     return render(
         "runs_page.html",
-        names=list(runs),
-        started={name: line for name, run in runs.items() if (line := started(run.config or {}))},
-        results=_results(files, quantities),
-        settings=_differing([flatten((run.config or {}).get("config", {})) for run in files]),
+        names=list(by_name),
+        started={name: line for name, run in by_name.items() if (line := started(run.config or {}))},
+        results=_results(runs, quantities),
+        settings=_differing([flatten((run.config or {}).get("config", {})) for run in runs]),
         panels={title: figures.compared_curves(key, records, title) for key, title in titles.items()},
     )
 
@@ -62,10 +62,15 @@ def _title(key: str, quantities: figures.Quantities) -> str:
 
 def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
     """The logged keys to draw: the loss, the learning rate, the objective's quantities, and all held-out ones."""
-    heldout = [key for run in runs for record in run.heldout[-1:] for key in record]
-    logged = {key: None for run in runs for record in (*run.metrics[-1:], *run.heldout[-1:]) for key in record}
+    heldout = {key for run in runs for key in _last(run.heldout)}
+    logged = dict.fromkeys(key for run in runs for key in (*_last(run.metrics), *_last(run.heldout)))
     chosen = [key for key in logged if key in ("lr", *quantities) or key in heldout]
     return [key for key in ("loss", *chosen) if key in logged and figures.is_drawn(key)]
+
+
+def _last(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The last record; empty if there is none."""
+    return records[-1] if records else {}
 
 
 def _results(runs: Sequence[RunFiles], quantities: figures.Quantities) -> dict[str, list[str]]:
@@ -78,10 +83,9 @@ def _results(runs: Sequence[RunFiles], quantities: figures.Quantities) -> dict[s
 def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]:
     """The results of a run by title."""
     results = {}
-    if run.metrics:
-        last = run.metrics[-1]
+    if last := _last(run.metrics):
         results = {"step": f"{last['step']:,}", "tokens": number(last.get("tokens", 0))}
-    for key, value in (run.heldout[-1] if run.heldout else {}).items():
+    for key, value in _last(run.heldout).items():
         if figures.is_drawn(key) and isinstance(value, int | float):
             results[_title(key, quantities)] = f"{value:.3f}"
     if run.retrieval:

@@ -106,7 +106,7 @@ class TranslationModel(TextEncoder):
         """The encoder's last hidden states, [B, S, D]; `keys_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.table, sparse=True)
         x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
-        distance_HW = self.encoder.distances(source.tokens.shape[1])
+        distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
         return self.encoder.body(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
 
     def read_target(
@@ -122,7 +122,7 @@ class TranslationModel(TextEncoder):
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
-        distance_HW = decoder.distances(target.tokens.shape[1])
+        distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
         self_bias = shared_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
         assert isinstance(self_bias, AttentionBias)
         cross_bias = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
@@ -139,7 +139,7 @@ class TranslationModel(TextEncoder):
         position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
-        distance_HW, all_111R = decoder.distances(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
+        distance_HW, all_111R = decoder.bias_by_distance(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
         # The biases for the distances from the new token to each token of the target, from the first one to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
         self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)

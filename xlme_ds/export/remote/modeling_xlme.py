@@ -50,7 +50,8 @@ class XLMERelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
 
     def forward(self, tokens: int, queries: int | None = None) -> Tensor:
-        """d_{i-j} of all queries, [H, T, T], or of the last `queries`, [H, queries, T]."""
+        """d for the distance j − i from each query i to each key j: [H, T, T], or [H, queries, T] for only the last
+        `queries` of them."""
         half = len(self.weight) // 2
         position = torch.arange(tokens, device=self.weight.device)
         distance = position[None, :] - position[tokens - (queries or tokens) :, None]
@@ -104,8 +105,8 @@ def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
 def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, with_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention's output before its projection, [B, T, D], and the weights if `with_weights`. The config of `module`,
-    an attention, gives dropout and implementation."""
+    """Returns (attention's output before its projection [B, T, D]; the weights [B, H, T, T] if `with_weights`, else
+    None). `module` is the attention module; its config has the dropout and the implementation."""
     dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
     weights_BHTT = None
     if with_weights or module.config._attn_implementation == "eager":
@@ -199,8 +200,8 @@ class XLMEEncoder(nn.Module):
         items_BT: Tensor,
         with_weights: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Hidden states of the embeddings and of every layer, and the attention weights of every layer. `items_BT`: the
-        number of each token's item in its row."""
+        """Returns (the hidden states of the embeddings and of every layer; the attention weights of every layer).
+        `items_BT` numbers the items of a row: it has the number of each token's item, and 0 at padding."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
@@ -264,13 +265,13 @@ class XLMEModel(XLMEPreTrainedModel):
         output_hidden_states: bool | None = None,
         language_ids: Tensor | None = None,
     ) -> BaseModelOutput:
-        """`attention_mask` [B, T] is 0 at padding, by default where `input_ids` is the padding token.
+        """`attention_mask` [B, T] is 0 at padding. By default it is 0 where `input_ids` is the padding token.
 
-        It may also number the items of a row (1, 2, …): then a token sees only its own item, and `position_ids`, which
-        restart at every item, must be given.
+        The mask may also number the items of a row (1, 2, …). Then a token sees only its own item. Positions restart at
+        every item, so `position_ids` must be given.
 
-        `language_ids`, of every text [B] or token [B, T], are indices into `config.languages`, by default that of
-        `config.language`; models without language embeddings do not read them.
+        `language_ids` are indices into `config.languages`: [B] for whole texts, or [B, T] for tokens. By default all
+        are the index of `config.language`. Models without language embeddings ignore them.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -286,7 +287,10 @@ class XLMEModel(XLMEPreTrainedModel):
             position_ids = (mask_BT.cumsum(1) - 1) * mask_BT
             if self.config.layout == "xlm":
                 if input_ids is None:
-                    raise ValueError("positions restart after the first text: give input_ids or position_ids")
+                    raise ValueError(
+                        "in the layout xlm, positions restart at the second text, which only input_ids shows: give "
+                        "input_ids or position_ids"
+                    )
                 # `</s>` ends a text, but at position 0 it opens one.
                 ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
                 second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * mask_BT  # 1 in the second text
@@ -340,7 +344,8 @@ class XLMEMaskedHead(nn.Module):
 
 
 class XLMEHead(nn.Module):
-    """Dropout, a dense layer with its `activation` if there is one, and a linear layer; [..., D] to [..., C]."""
+    """Dropout, a dense layer with `activation` (left out if that is None), and a linear layer: from [..., D] to
+    [..., C]."""
 
     def __init__(self, config: XLMEConfig, labels: int, activation: Any = None, dropout: float | None = None):
         super().__init__()
@@ -433,9 +438,10 @@ class XLMEForTokenClassification(XLMEModelWithHead):
 class XLMEForSequenceClassification(XLMEModelWithHead):
     """`logits` [B, C]; `config.problem_type` chooses the loss.
 
-    "single_label_classification": `labels` [B] are classes. "multi_label_classification": [B, C], 1 for the classes of
-    a text, else 0. "regression": numbers, [B, C], or [B] if there is one per text. By default it is regression if
-    `config.num_labels` is 1; else the type of the labels decides: integers are classes.
+    "single_label_classification": `labels` [B] are classes. "multi_label_classification": `labels` [B, C] are 1 for the
+    classes of a text, else 0. "regression": `labels` are numbers, [B, C], or [B] if there is one per text. If
+    `config.problem_type` is None, the loss is that of regression if `config.num_labels` is 1. Otherwise it depends on
+    the type of `labels`: integers are single labels, floating-point numbers are multiple labels.
     """
 
     output_class = SequenceClassifierOutput
@@ -472,8 +478,8 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Take the inputs of `XLMEModel`. The loss is the mean over start and end; positions outside the row are
-        ignored."""
+        """Take the inputs of `XLMEModel`. The loss is the mean over start and end. As in transformers, a position after
+        the row is ignored, and a negative position counts as 0."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None
