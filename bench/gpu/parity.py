@@ -69,11 +69,12 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
     return module
 
 
-def _run(case: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors that `case` returns. With Triton's kernels it runs twice; raises RuntimeError if the bits differ."""
-    tensors = case()
+def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
+    """The tensors that `compute` returns. With Triton's kernels it is called a second time; raises RuntimeError if the
+    bits differ."""
+    tensors = compute()
     if kernels == "triton":
-        again = case()
+        again = compute()
         if not all(torch.equal(tensors[name], again[name]) for name in tensors):
             raise RuntimeError(
                 "a second run on the same inputs gave other bits: a resumed training run would not repeat the losses "
@@ -97,7 +98,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
         out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
         return with_gradients({"output": out_BTD}, inputs)
 
-    return _run(forward_and_backward, kernels)
+    return _repeatable(forward_and_backward, kernels)
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -120,7 +121,7 @@ def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tenso
     samples from the same uniforms, and gradients."""
     outputs: Tensors = {}
     for blocks in (1, 3):
-        tensors = _run(partial(_masked_head, device, dtype, kernels, blocks), kernels)
+        tensors = _repeatable(partial(_masked_head, device, dtype, kernels, blocks), kernels)
         outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
     return outputs
 

@@ -59,7 +59,7 @@ class IdEncoder:
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
             is_encoded = reasons.kept  # bool for each paragraph; `lengths` has an entry where it is true
             document_tokens = np.bincount(document_of[is_encoded], weights=lengths, minlength=len(stops))
-            has_tokens = document_tokens > 0  # bool for each document; the others are not written
+            has_tokens = document_tokens > 0  # bool for each document; one without tokens is not written
             reasons.add("no_token", is_encoded & ~has_tokens[document_of])
             is_written = reasons.kept  # bool for each paragraph
             counts.dropped.update(reasons.count(stops[~has_tokens] - 1))

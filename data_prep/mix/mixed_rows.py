@@ -123,10 +123,9 @@ class Tally:
 class SampledItems(NamedTuple):
     """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
 
-    `starts` and `lengths` have a line for each side: [1, items], or for pairs [2, items] in the order of the sides in
-    the row. `starts` are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `swapped` is true
-    for a pair whose sides have the opposite order in the shard. `tokens` is the number of tokens of each item, special
-    tokens included.
+    `starts` and `lengths` are [sides, items]: one side, or the two sides of pairs in their order in the row. `starts`
+    are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `swapped` is true for a pair whose
+    sides have the opposite order in the shard. `tokens` is the number of tokens of each item, special tokens included.
     """
 
     groups: np.ndarray
