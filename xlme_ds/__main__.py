@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
-    if name in LAUNCHED:  # it returns only after success; some of its threads may not survive Python's own exit
+    if name in LAUNCHED:  # these return only after success, and threads of theirs could crash at Python's own exit
         from .engine.ranks import exit_now
 
         exit_now()

@@ -64,7 +64,8 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
         for first in range(0, store.rows, _ROWS_PER_READ):
             row_numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
             batch = collate([(task, store.read(row_numbers), row_numbers)], 0, 1.0)
-            # A number for the text of every token, which no other text in the row has, then none in the batch.
+            # Number the texts: 2 · segment + side is a different number for each text of a row, and after a shift by
+            # `texts_before_B` also for each text of the batch.
             text_in_row_BT = (batch.segments_BT * 2 + batch.sides_BT).numpy()
             texts_before_B = np.arange(len(text_in_row_BT)) * (text_in_row_BT.max() + 1)
             text_of_token = (text_in_row_BT + texts_before_B[:, None]).ravel()
@@ -76,8 +77,8 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Σ (token + 1) · _FACTOR^(position + 1) modulo 2^64 over the tokens of each text `tokens[start:end]`, with
-    positions from 0. No text may be empty."""
+    """The hash of each text `tokens[start:end]`, uint64: Σ (token + 1) · _FACTOR^(position + 1) modulo 2^64 over its
+    tokens, with positions from 0. No text may be empty."""
     positions = np.arange(len(tokens)) - np.repeat(starts, ends - starts)  # each token's position in its text
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
     return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[positions], starts)
