@@ -9,7 +9,6 @@ import tyro
 from .cli import fail, parse, program
 from .config import RunConfig
 from .settings_file import to_toml
-from .validate import validate
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the settings as TOML; if the user made a mistake, print one sentence on stderr and exit with code 2."""
     argv = sys.argv[1:] if arguments is None else arguments
     try:
-        print(to_toml(validate(parse(program("config"), PrintedSettings, __doc__ or "", argv).run)), end="")
+        run = parse(program("config"), PrintedSettings, __doc__ or "", argv).run
+        from .validate import validate  # it loads torch, and --help should not
+
+        print(to_toml(validate(run)), end="")
     except ValueError as error:
         fail("xlme config", error)
 
