@@ -31,12 +31,12 @@ def real(*words: str) -> "subprocess.CompletedProcess[str]":
 def test_the_launchers_command_line(tmp_path: Path) -> None:
     hosts = str(tmp_path / "hosts")
     Path(hosts).write_text("a slots=8\n")
-    words = ["--gpus", "8", "--hostfile", hosts, "pretrain", "--recipe", "base", "--gpus", "x"]
+    words = ["--gpus", "8", "--hostfile", hosts, "pretrain", "--recipe", "base", "--include", "x"]
     launcher = command(words)
     assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
     module = launcher.index("--module")
     assert launcher[module - 2 : module] == ["--hostfile", hosts]
-    assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--gpus", "x"]
+    assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--include", "x"]
     assert "--num_gpus" not in command(["finetune"])
     assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
 
@@ -45,6 +45,8 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("--gpus 8", "only pretrain and finetune can be launched: name one, and its flags after it"),
+        ("pretrain --gpus 2 --recipe base", "--gpus goes before pretrain: xlme launch --gpus 2 pretrain --recipe base"),
+        ("--nproc_per_node 2 pretrain", "there is no --nproc_per_node: did you mean --gpus?"),
         ("--gpus 2 evaluate", "only pretrain and finetune can be launched: name one, and its flags after it"),
         ("--gpu 2 pretrain", "there is no --gpu: did you mean --gpus?"),
         ("--gpu=2 finetune", "there is no --gpu: did you mean --gpus?"),

@@ -76,7 +76,7 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
         if "--" in words:
             words = words[: words.index("--")]
         for option in (word.split("=")[0] for word in words if word.startswith("--") and "$" not in word):
-            if option not in ("--branch", "--version", "--help"):
+            if option not in ("--version", "--help"):
                 shown = help_of(*named(words))
                 assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
 

@@ -141,6 +141,12 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
         ("--lr", "there is no --lr: did you mean --optimizer.learning-rate?"),
         ("--train.step", "there is no --train.step: did you mean --train.steps?"),
         ("--model.no-activation-checkpoint", "did you mean --model.activation-checkpointing?"),
+        ("--optimizer.lr", "there is no --optimizer.lr: did you mean --optimizer.learning-rate?"),
+        ("--model.hidden-size", "there is no --model.hidden-size: did you mean --model.width?"),
+        ("--epochs=3", "there is no --epochs: a run is counted in steps: set --train.steps"),
+        ("--batch_size", "there is no --batch_size: set --data.mono-rows, --data.para-rows and --data.micro-batch"),
+        ("--bf16", "there is no --bf16: did you mean --engine.precision bf16?"),
+        ("--out", "there is no --out: this command prints its result: add `> FILE` to the command"),
     ],
 )
 def test_a_setting_by_almost_its_name(flag: str, message: str) -> None:
@@ -151,8 +157,9 @@ def test_a_setting_by_almost_its_name(flag: str, message: str) -> None:
 
 def test_help_shows_the_settings_that_people_set() -> None:
     short = python("-m", "xlme_ds", "pretrain", "--help").stdout
-    assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 7 + 15
-    assert "--train.steps 125000" in short and "--data DIR " in short and "--help-all" in short
+    assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 8 + 15
+    assert "--train.steps 125000" in short and "--help-all" in short
+    assert short.count("--data DIR [DIR ...] ") == 2 and "  --branch RUN@STEP " in short
     assert "--heldout DIR " in short and "the loss curve stays the same.\n" in short
     assert (
         "relative-buckets" not in short and "--engine.deepspeed zero1            auto, a file of ds_configs/" in short

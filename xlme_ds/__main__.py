@@ -1,6 +1,7 @@
 """`xlme COMMAND --flags`, or `python -m xlme_ds COMMAND --flags`: all commands of the package."""
 
 import importlib
+import shlex
 import sys
 
 from . import __version__
@@ -41,12 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
-        print("\n".join(["usage: xlme COMMAND --flags    (xlme COMMAND --help lists them)\n", *lines]))
+        print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists them)\n", *lines]))
+        print("\nTo begin: xlme quickstart --out runs/first. The version: xlme version.")
         return 0
     if argv[0] in ("--version", "version"):
         print(f"xlme_ds {__version__}")
         return 0
     name, *rest = argv
+    if name.startswith("-"):
+        example = shlex.join(["xlme", "pretrain", *argv])
+        fail("xlme", ValueError(f"{name} is no command: name one first, for example {example}"))
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.arguments import prepare_tyro
+from .io.arguments import prepare_tyro, refuse_other_flags
 from .io.errors import in_words, no_such
 from .io.output import open_output
 from .recipes import RECIPES, SUMMARIES, recipe
@@ -149,23 +149,26 @@ def parse(
 
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:
-    """Raise ValueError for a flag that nearly names a setting; the message suggests the right flag. The section may be
-    missing (--steps, or --lr for --optimizer.learning-rate), or the name may have a mistake (--train.step).
+    """Raise ValueError for a flag of other programs, and for one that nearly names a setting; the message suggests the
+    right flag. The section may be missing (--steps), the name may be its initials (--lr or --optimizer.lr for
+    --optimizer.learning-rate), or it may have a mistake (--train.step).
 
     The fields of the dataclasses `commands` are the flags and the sections.
     """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
     settings = [f"{name}.{field.name}" for name, hint in hints.items() if is_dataclass(hint) for field in fields(hint)]
+    refuse_other_flags(arguments, {f"--{name.replace('_', '-')}" for name in (*hints, *settings)})
     for argument in arguments:
         key = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and len(key) > 1 and key not in hints:
             near = []
             for setting in settings:
-                name = setting.partition(".")[2]
-                if key in (name, "".join(word[0] for word in name.split("_"))):
+                section, _, name = setting.partition(".")
+                initials = "".join(word[0] for word in name.split("_"))
+                if key in (name, initials, f"{section}.{initials}"):
                     near.append(setting)
             positive = key.replace(".no_", ".")  # --model.no-activation-checkpointing
-            if "." in key and positive not in settings:
+            if "." in key and not near and positive not in settings:
                 near = get_close_matches(positive, settings, n=1, cutoff=0.8)
             if near:
                 flags = " or ".join(f"--{setting.replace('_', '-')}" for setting in near)
@@ -190,12 +193,13 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
     for field in fields(command):
         if field.name != "run":
             hint = hints[field.name]
-            names_given = [mark.name for mark in getattr(hint, "__metadata__", ()) if getattr(mark, "name", None)]
+            marks = getattr(hint, "__metadata__", ())
+            names_given = [mark.name for mark in marks if getattr(mark, "name", None)]
             flag = "--" + (names_given or [field.name.replace("_", "-")])[0]
             if isinstance(field.default, bool):
                 value = ""
             elif field.default is MISSING or field.default is None:
-                value = _placeholder(hint)
+                value = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), "") or _placeholder(hint)
             else:
                 value = field.default
             if field.default is MISSING:

@@ -1,6 +1,7 @@
 """`xlme launch --gpus 8 pretrain …` runs a command on several processes, which DeepSpeed's launcher starts."""
 
 import os
+import shlex
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,6 +31,10 @@ def command(argv: list[str]) -> list[str]:
     if index is None:
         raise ValueError(f"only {' and '.join(LAUNCHED)} can be launched: name one, and its flags after it")
     options, gpus = take_flag(argv[:index], "--gpus")
+    rest, misplaced = take_flag(argv[index:], "--gpus")
+    if misplaced is not None:
+        right = shlex.join([*options, "--gpus", misplaced, *rest])
+        raise ValueError(f"--gpus goes before {argv[index]}: xlme launch {right}")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
     for flag in ("--hostfile", "-H"):
@@ -40,7 +45,7 @@ def command(argv: list[str]) -> list[str]:
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
     for flag in (word.partition("=")[0] for word in options if word.startswith("-")):
-        if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus"], cutoff=0.8):
+        if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")
     return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
 

@@ -1,10 +1,8 @@
 """Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
 `xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
 
-`--config FILE` in place of `--recipe` reads the settings that `xlme config` printed, or a run's config.json.
-`--branch RUN@STEP` in place of `--recipe` starts a new run with that run's settings. It continues from the checkpoint
-of that step, with the optimizer's state. With `--schedule.name wsd --schedule.decay-steps N` the new run has N steps,
-over which its learning rate falls.
+A run that `--branch RUN@STEP` starts has the optimizer's state of that checkpoint. With `--schedule.name wsd
+--schedule.decay-steps N` it has N steps, over which its learning rate falls.
 """
 
 import os
@@ -24,11 +22,13 @@ from .train.stop import StopRequest
 class Pretrain:
     """Arguments of the command."""
 
-    data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data")]
+    data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data", metavar="DIR [DIR ...]")]
     """Folder that `xlme prep mix` wrote. If several are given, they are read one after the other (data.phase_steps)."""
     out: Path
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    branch: Annotated[Path | None, tyro.conf.arg(metavar="RUN@STEP")] = None
+    """In place of --recipe: a new run with that run's settings, from its checkpoint of that step."""
     heldout: Path | None = None
     """Folder of `xlme prep mix` with text kept out of training, for evaluation."""
     dry_run: bool = False
@@ -54,6 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
     stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
+        if take_flag(argv, "--branch")[1] is not None:
+            raise ValueError("--branch is given twice: leave one out")
         branch_config = None
         if branch is not None:
             from .train.run_folder import branched  # it loads torch

@@ -1,8 +1,49 @@
 """How tyro shows and reads the options of all commands."""
 
 import functools
+import re
+from collections.abc import Sequence, Set
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
+
+# (flags of other programs, what to write here). An advice is for the commands that have all flags in it, those in
+# backticks aside; the first one that fits is given.
+_ADVICE = (
+    ("output output_dir", "did you mean --out?"),
+    ("out output output_dir", "this command prints its result: add `> FILE` to the command"),
+    ("input", "did you mean --source?"),
+    ("src", "did you mean --source for the file, or --from for its language?"),
+    ("tgt", "did you mean --to?"),
+    ("epochs num_epochs num_train_epochs max_steps", "did you mean --tuning.epochs?"),
+    ("epochs num_epochs num_train_epochs", "a run is counted in steps: set --train.steps"),
+    ("max_steps", "did you mean --train.steps?"),
+    ("batch_size", "did you mean --tuning.batch?"),
+    ("per_device_train_batch_size gradient_accumulation_steps", "set --tuning.batch and --tuning.micro-batch"),
+    (
+        "batch_size per_device_train_batch_size gradient_accumulation_steps",
+        "set --data.mono-rows, --data.para-rows and --data.micro-batch",
+    ),
+    ("bf16 fp16", "did you mean --engine.precision bf16?"),
+    ("hidden_size", "did you mean --model.width?"),
+    ("vocab_size", "did you mean --size?"),
+    ("vocab_size", "did you mean --model.vocabulary?"),
+    ("checkpoint", "the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),
+    ("checkpoint", "name it by --model RUN@STEP"),
+    ("resume", "give the same command again with the same --out"),
+    ("gpus", "did you mean --processes?"),
+    ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
+    ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
+)
+
+
+def refuse_other_flags(arguments: Sequence[str], flags: Set[str]) -> None:
+    """Raise ValueError for an argument that is a flag of other programs and none of `flags`; the message says what to
+    write instead."""
+    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        name = flag[2:].rpartition(".")[2].replace("-", "_")
+        for names, advice in _ADVICE if flag.replace("_", "-") not in flags else ():
+            if name in names.split() and flags >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
+                raise ValueError(f"there is no {flag}: {advice}")
 
 
 @functools.cache

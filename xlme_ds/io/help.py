@@ -21,7 +21,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from .arguments import prepare_tyro
+from .arguments import prepare_tyro, refuse_other_flags
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
@@ -42,16 +42,31 @@ def read_command(
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
     `command` is a dataclass or a function. The usage line that --help prints names the required flags, and the help has
-    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`.
+    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`. A word without a flag and a flag of other programs
+    end the process with a sentence and exit code 2.
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _refuse_mistakes(command, arguments)
+    except ValueError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
     if not {"-h", "--help"}.isdisjoint(arguments):
         config = (*config, tyro.conf.FlagCreatePairsOff)
         if len(" ".join(_flags(command))) >= _LONGEST_USAGE:
             prog = " ".join([prog, *(flag for flag in _flags(command) if flag[0] != "[")])
     with READABLE:
         return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
+
+
+def _refuse_mistakes(command: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Raise ValueError if the first argument has no flag, and for a flag of other programs."""
+    flags = [shown.strip("[]").split()[0] for shown in _flags(command)]
+    if arguments and not arguments[0].startswith("-"):
+        flag = "--run" if "--run" in flags else flags[0]
+        raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
+    refuse_other_flags(arguments, set(flags))
 
 
 def _flags(command: Callable[..., Any]) -> Iterator[str]:
