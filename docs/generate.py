@@ -23,7 +23,7 @@ commands' [JSON](data-formats.md#result-files). Runs are [these folders](run-fol
 """
 _SIGNATURE = re.compile(r"def \w+(?P<parameters>\(.*?\)(?: -> .*?)?):\n", re.S)
 _QUOTED = re.compile(r"(?<=: |> )\"([\w |.]+)\"")  # a type whose module is not imported
-_EXAMPLE = re.compile(r"(from \w+ )?import |(\w+ = )?(xlme\.|replace)")
+_EXAMPLE = re.compile(r"(from \w+ )?import |(\w+ = )?xlme\.")
 _OPTION = re.compile(r" (?=--[a-z])(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")  # before an option, outside of quotes
 
 

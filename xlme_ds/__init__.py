@@ -30,19 +30,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run. `xlme.recipes.SUMMARIES` lists the names; `dataclasses.replace` makes a
-    changed copy.
+def recipe(name: str, **settings: Any) -> "RunConfig":
+    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
 
-    from dataclasses import replace
-    config = xlme.recipe("quickstart")
-    config = replace(config, train=replace(config.train, steps=500))
+    config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for an unknown name or setting, and suggests the nearest, and for a value of the wrong type.
+    `dataclasses.replace` changes a configuration too.
     """
     from . import recipes
+    from .settings_file import with_values
 
-    return recipes.recipe(name)
+    return with_values(recipes.recipe(name), settings, "xlme.recipe")
 
 
 def pretrain(
@@ -60,7 +59,7 @@ def pretrain(
     """
     from . import api
 
-    return api.pretrain(config, data, Path(out), None if heldout is None else Path(heldout))
+    return api.pretrain(config, data, out, heldout)
 
 
 def load(folder: Path | str, device: str = "cpu") -> "TextModel":
@@ -86,7 +85,11 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import a module such as `xlme.evaluate`, or a class, when it is first named."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__} has no attribute {name}: choose one of {', '.join(__all__)}")
+        from .io.errors import no_such
+
+        if name in import_module(".__main__", __name__).COMMANDS:
+            raise AttributeError(f"xlme.{name} is only a command: run `xlme {name} --help` in a shell")
+        raise AttributeError(str(no_such("name", name, __all__, "xlme.")))
     if name in _CLASSES:
         return getattr(import_module(f".{_CLASSES[name]}", __name__), name)
     return import_module(f".{name}", __name__)

@@ -25,6 +25,7 @@ from .engine.build import resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
+from .io.argument_types import checked
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
@@ -47,11 +48,12 @@ MASK = "<mask>"
 Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
 
 
+@checked
 def pretrain(
     config: RunConfig,
     data: Path | str | Sequence[Path | str],
-    out: Path,
-    heldout: Path | None = None,
+    out: Path | str,
+    heldout: Path | str | None = None,
     stop: StopRequest | None = None,
     profiled: int = 0,
 ) -> Path:
@@ -63,7 +65,7 @@ def pretrain(
     # DeepSpeed 0.19.8 calls collectives that torch 2.13 has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning)
     config = _validated(config, profiled)
-    folders = _folders(data)
+    folders, run_folder, heldout_folder = _folders(data), Path(out), None if heldout is None else Path(heldout)
 
     if heldout is None:
         note(
@@ -72,16 +74,16 @@ def pretrain(
         )
 
     def report(state: dict[str, Tensor]) -> Path:
-        showcase(out, config, state, folders, heldout)
-        return run_page.write_report(out)
+        showcase(run_folder, config, state, folders, heldout_folder)
+        return run_page.write_report(run_folder)
 
     stop_request = stop or StopRequest()
     try:
-        run.pretrain(config, folders, out, heldout, stop_request, report, profiled)
+        run.pretrain(config, folders, run_folder, heldout_folder, stop_request, report, profiled)
     finally:
         if stop is None:
             stop_request.release()
-    return out
+    return run_folder
 
 
 def dry_run(
@@ -163,6 +165,7 @@ class TextModel:
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
 
+    @checked
     def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
         """Raises ValueError if `folder` has no model, or torch cannot use the `device`."""
         self.folder = Path(folder)
@@ -198,9 +201,13 @@ class TextModel:
     def _discriminator(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
+    @checked
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
-        (XLM-E section 4.6). A sentence that is too long for the model is cut.
+        (XLM-E section 4.6). A sentence that is too long for the model is cut without a message.
+
+        It reads 64 sentences at a time, sorted by length, and holds the vectors of all layers in memory until the end:
+        give a large text in parts.
 
         `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
         sentence-transformers reads it from an export. For encoders that are not fine-tuned, `xlme evaluate` reports the
@@ -214,6 +221,7 @@ class TextModel:
         vectors_ND = sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
+    @checked
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
         """For every `<mask>` in `text`, a list of the generator's `top` most likely pieces and their probabilities, the
@@ -237,6 +245,7 @@ class TextModel:
             for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
 
+    @checked
     @torch.no_grad()
     def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
         """The tokens of `text`, each with the discriminator's `probability` that the token was replaced.

@@ -33,8 +33,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def with_values(settings: Settings, values: Mapping[str, Any], path: Path, section: str = "") -> Settings:
-    """`settings` changed by `values`, which were read from the file `path`.
+def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str, section: str = "") -> Settings:
+    """`settings` changed by `values`. `path` is the file that has them, or the function that they were given to.
 
     `section`: the beginning of the settings' names in messages, such as `model.`. Raises ValueError for a value of the
     wrong type and for an unknown setting; the latter error names the nearest setting.
@@ -57,7 +57,7 @@ def _typed(value: Any, hint: Any, problem: str) -> Any:
     """`value`, converted to the type `hint`. Raises ValueError for a value of another type, with a message that begins
     with `problem`; choices and ranges are checked later."""
     if get_origin(hint) is tuple:
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{problem}, it must be a list")
         return tuple(_typed(element, get_args(hint)[0], problem) for element in value)
     expected = str if get_origin(hint) is Literal else hint

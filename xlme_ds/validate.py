@@ -50,10 +50,17 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_class(config: Any) -> None:
-    """Raise ValueError unless `config` has settings; the name of a recipe has none."""
+    """Raise ValueError unless `config` has settings, and each section's settings are of its class; the name of a recipe
+    has none."""
     if not isinstance(config, Training):
         given = config if isinstance(config, str) else "base"
         raise ValueError(f'config is a {type(config).__name__}: give a RunConfig, such as xlme.recipe("{given}")')
+    for name, kind in get_type_hints(type(config)).items():
+        settings = getattr(config, name)
+        if is_dataclass(kind) and isinstance(kind, type) and not isinstance(settings, kind):
+            raise ValueError(
+                f"{name} is a {type(settings).__name__}: give a {kind.__name__}, such as replace(config.{name}, ...)"
+            )
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,17 @@ def test_what_the_package_shows() -> None:
     assert all(getattr(xlme, name) is value for name, value in classes.items())
     assert "lambda" not in str(inspect.signature(xlme.RunConfig)) and "base" in xlme.recipes.SUMMARIES
     assert all(getattr(xlme, name).__doc__ for name in shown)
+    assert dir(xlme.recipes) == ["RECIPES", "SUMMARIES", "recipe"]
     assert [dir(getattr(xlme, name)) for name in sorted(modules)] == [
         ["align", "losses", "pairs", "perplexity", "tatoeba", "words"], ["from_hf", "run"], ["run"], ["run"], ["lines"]
     ]  # fmt: skip
-    with pytest.raises(AttributeError, match=r"has no attribute fintune: choose one of .*, finetune, .*, pretrain,"):
-        xlme.fintune  # noqa: B018
+    for name, said in (
+        ("fintune", r"^there is no name 'xlme\.fintune': did you mean xlme\.finetune\?$"),
+        ("zzz", r"^there is no name 'xlme\.zzz': choose one of .*, finetune, .*, pretrain,"),
+        ("report", r"^xlme\.report is only a command: run `xlme report --help` in a shell$"),
+    ):
+        with pytest.raises(AttributeError, match=said):
+            xlme.__getattr__(name)  # another test may have imported the module of this name
     found = xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")
     assert found["hardware"]["gpu"] == "h100-80g" and len(found["layouts"]) == 4
     for options in ({"gpus": 0}, {"gpus": -2}, {"layouts": -1}, {"utilisation": 0}):
@@ -129,6 +136,41 @@ def test_what_the_package_shows() -> None:
             xlme.plan.run(config)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=words):
             pretrain(config, "data", Path("run"))  # type: ignore[arg-type]
+    base = xlme.recipe("base")
+    with pytest.raises(
+        ValueError, match=r"^train is a dict: give a TrainConfig, such as replace\(config\.train, \.\.\.\)$"
+    ):
+        xlme.plan.run(replace(base, train={"steps": 5}))  # type: ignore[arg-type]
+    changed = xlme.recipe("base", seed=2, train={"steps": 500}, data={"phase_steps": (1, 2)})
+    assert changed == replace(
+        base, seed=2, train=replace(base.train, steps=500), data=replace(base.data, phase_steps=(1, 2))
+    )
+    with pytest.raises(
+        ValueError, match=r"^xlme\.recipe: there is no setting 'train\.stpes': did you mean train\.steps\?$"
+    ):
+        xlme.recipe("base", train={"stpes": 3})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda api: api.recipe(3), "name is 3: it must be a string"),
+        (lambda api: api.load(None), "folder is None: it must be a path"),
+        (lambda api: api.pretrain(api.recipe("base"), None, "o"), "data is None: it must be a path or a list of paths"),
+        (lambda api: api.pretrain(api.recipe("base"), "d", 1), "out is 1: it must be a path"),
+        (lambda api: api.plan.run(api.recipe("base"), gpus="8"), "gpus is '8': it must be a whole number"),
+        (lambda api: api.plan.run(api.recipe("base"), utilisation="1"), "utilisation is '1': it must be a number"),
+        (lambda api: api.evaluate.pairs(["r", 3], "d"), "models is ['r', 3]: it must be a path or a list of paths"),
+        (lambda api: api.evaluate.pairs("r", "d", layer="x"), "layer is 'x': it must be a whole number"),
+        (lambda api: api.evaluate.pairs("r", "d", limit=None), "limit is None: it must be a whole number"),
+        (lambda api: api.export.run("r", None), "out is None: it must be a path"),
+        (lambda api: api.finetune.run("ner", "r", "d", "o", seed="1"), "seed is '1': it must be a whole number"),
+        (lambda api: api.translate.lines("r", [3], "en", "de"), "text is [3]: it must be a list of strings"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_the_wrong_type(call: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        call(xlme)
 
 
 def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
@@ -148,8 +190,18 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
     for read in (model.encode, model.judge, model.fill):
         with pytest.raises(ValueError, match="the text has no Unicode character at position 2: decode it as UTF-8"):
             read(os.fsdecode(b"a \xff<mask>"))
+    for read in (model.judge, model.fill):
+        with pytest.raises(ValueError, match=r"^text is \['hello'\]: it must be a string$"):
+            read(["hello"])  # type: ignore[arg-type]
+    for sentences in (3, [3]):
+        said = f"sentences is {sentences}: it must be a string or a list of strings"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            model.encode(sentences)  # type: ignore[arg-type]
     layers = model._encoder.encoder.cfg.discriminator_layers
-    assert np.array_equal(model.encode([TEXT], layer=layers), model.encode([TEXT]))
+    # Arrays and iterators of strings are read too, and numpy's numbers.
+    several: list[Any] = [[TEXT], np.array([TEXT]), iter([TEXT])]
+    last: Any = np.int64(layers)
+    assert all(np.array_equal(model.encode(texts, layer=last), model.encode([TEXT])) for texts in several)
     for layer in (-2, layers + 1, 99):
         with pytest.raises(ValueError, match=f"there is no layer {layer}: the model has layers 0 to {layers}$"):
             model.encode([TEXT], layer=layer)
@@ -167,6 +219,8 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
         model.judge(TEXT * 100)
     with pytest.raises(ValueError, match=r"none does not exist: name the folder"):
         xlme.load(tmp_path / "none")
+    with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run}@2$"):
+        xlme.load(run / "checkpoints/step_00000002")
     with pytest.raises(ValueError, match="fetched by `hf download xlm-roberta-base --local-dir DIR`"):
         xlme.load("xlm-roberta-base")
 
@@ -199,7 +253,7 @@ def test_the_guides_python(
         capsys.readouterr()
         more = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         evaluate([test, *words, *more, "--json"])
-        found: dict[str, Any] = function(*folders.values(), **options)  # type: ignore[operator]
+        found: dict[str, Any] = function(*folders.values(), **options)
         assert json.loads(capsys.readouterr().out) == found and found["models"][0]["step"] is None
     with pytest.raises(ValueError, match=r"^limit 4 leaves too few pairs"):
         xlme.evaluate.pairs("runs/base", "heldout", limit=4)

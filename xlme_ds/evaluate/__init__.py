@@ -8,7 +8,10 @@ All layers are scored. `layer` is the one whose scores the tables show, 0 for th
 quarters of the depth. `which` names the encoder to score in a run that has two. With `random`, untrained models of the
 same shapes are scored, too.
 
-xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]
+In the returned dictionary, `models` has a dictionary for each model. Its `overall` has the means of the scores by name;
+in `tatoeba`, `pairs` and `align` each is a list of fractions, one for each layer, of which the first is the embeddings.
+
+xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]["en_xx"][9]
 """
 
 from importlib import import_module

@@ -15,6 +15,7 @@ from ..cli import progress
 from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
+from ..io.argument_types import checked
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
@@ -49,6 +50,7 @@ class Subwords(NamedTuple):
     words: np.ndarray  # index of the word that each subword belongs to
 
 
+@checked
 def align(
     models: Models,
     data: Path | str,

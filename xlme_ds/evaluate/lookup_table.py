@@ -16,6 +16,7 @@ import torch
 
 from ..config import EncoderName
 from ..data.schema import UNK
+from ..io.argument_types import checked
 from ..io.files import files_below
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -80,6 +81,7 @@ class JudgedPairs(NamedTuple):
     scores: list[float]
 
 
+@checked
 def words(
     models: Models, data: Path | str, *, which: EncoderName | None = None, random: bool = False
 ) -> dict[str, Any]:

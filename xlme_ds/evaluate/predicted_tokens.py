@@ -20,6 +20,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_costs
 from ..data.vocabulary import Vocabulary
+from ..io.argument_types import checked
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 
@@ -27,6 +28,7 @@ from .output import ResultTable
 Costs = dict[str, tuple[float, int]]
 
 
+@checked
 def perplexity(
     models: Models,
     data: Path | str,

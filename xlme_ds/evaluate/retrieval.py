@@ -21,6 +21,7 @@ from ..config import EncoderName
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..io.argument_types import checked
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders, trained_on, trained_on_note
@@ -53,6 +54,7 @@ _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating system
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
+@checked
 def tatoeba(
     models: Models,
     data: Path | str,
@@ -75,6 +77,7 @@ def tatoeba(
     return {"test": "tatoeba", "models": results}
 
 
+@checked
 def pairs(
     models: Models,
     data: Path | str,

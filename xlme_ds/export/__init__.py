@@ -6,6 +6,8 @@ xlme.export.run("runs/base", "exports/base")
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..io.argument_types import checked
+
 if TYPE_CHECKING:  # these modules load torch
     from ..config import EncoderName
     from .settings import ModelType
@@ -13,6 +15,7 @@ if TYPE_CHECKING:  # these modules load torch
 __all__ = ["from_hf", "run"]
 
 
+@checked
 def run(
     folder: Path | str,
     out: Path | str,
@@ -36,6 +39,7 @@ def run(
     return Path(out)
 
 
+@checked
 def from_hf(
     folder: Path | str,
     out: Path | str,

@@ -8,9 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ..io.argument_types import checked
+
 __all__ = ["run"]
 
 
+@checked
 def run(
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"],
     model: Path | str,

@@ -8,12 +8,15 @@ operations and bytes, not measured.
 
 from typing import TYPE_CHECKING, Any
 
+from ..io.argument_types import checked
+
 if TYPE_CHECKING:
     from ..config import RunConfig
 
 __all__ = ["run"]
 
 
+@checked
 def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
 ) -> dict[str, Any]:

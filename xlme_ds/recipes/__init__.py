@@ -1,11 +1,14 @@
-"""Recipes: published runs by name. Each recipe is a function that returns the complete settings of a run.
+"""Recipes: published runs by name. A recipe is the complete settings of a run.
 
 xlme.recipes.SUMMARIES  # a dictionary: name of a recipe -> one line about it
 """
 
 from ..config import RunConfig
+from ..io.argument_types import checked
 from ..io.errors import no_such
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
+
+__all__ = ["RECIPES", "SUMMARIES", "recipe"]
 
 # In the order in which commands list the recipes.
 _FUNCTIONS = (
@@ -24,9 +27,14 @@ RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for functi
 SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
 
 
+@checked
 def recipe(name: str) -> RunConfig:
     """The settings of the recipe `name`. Raises ValueError for an unknown name; the error suggests the nearest name or
     lists all."""
     if name not in RECIPES:
         raise no_such("recipe", name, RECIPES)
     return RECIPES[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

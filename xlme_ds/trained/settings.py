@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..checkpoint_names import run_and_step
+from ..checkpoint_names import is_checkpoint_name, run_and_step, saved_step
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from ..data.vocabulary import Vocabulary
 from ..io.files import read_json, read_object
@@ -36,6 +36,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
         return content
     except (FileNotFoundError, NotADirectoryError):
+        if is_checkpoint_name(folder.name):
+            run = f"{folder.parent.parent}@{saved_step(folder)}"
+            raise ValueError(f"{folder} is a checkpoint: write it as {run}") from None
         fault = f"has no {CONFIG_FILE}" if folder.exists() else "does not exist"
         may_be_on_hub = not folder.exists() and not folder.is_absolute()
         hub = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`" if may_be_on_hub else ""

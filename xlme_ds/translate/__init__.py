@@ -6,9 +6,12 @@ xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..io.argument_types import checked
+
 __all__ = ["lines"]
 
 
+@checked
 def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
 ) -> list[str]:

@@ -1,0 +1,64 @@
+"""A decorator for the functions of the Python API: it checks their arguments against their annotations."""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
+from inspect import signature
+from numbers import Integral, Real
+from pathlib import Path
+from reprlib import repr as shortened
+from types import NoneType, UnionType
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+# In an annotation -> the type that is accepted, such as numpy's numbers too, and its name in errors.
+_TYPES: dict[Any, tuple[type, str]] = {
+    Path: (os.PathLike, "path"),
+    str: (str, "string"),
+    int: (Integral, "whole number"),
+    float: (Real, "number"),
+    NoneType: (NoneType, ""),
+}
+
+
+def checked(function: Callable[P, Result]) -> Callable[P, Result]:
+    """`function`, which first raises ValueError for an argument of the wrong type. It checks annotations that consist
+    of None, the types of `_TYPES` and sequences of them."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> Result:
+        for name, value in signature(function).bind(*args, **options).arguments.items():
+            hint = function.__annotations__.get(name)
+            if not _fits(value, hint):
+                raise ValueError(f"{name} is {shortened(value)}: it must be a {_name(hint)}")
+        return function(*args, **options)
+
+    return call
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; any other `hint` alone."""
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for kind in _kinds(hint):
+        if get_origin(kind) is not Sequence:
+            fits = isinstance(value, _TYPES.get(kind, (object, ""))[0])
+        elif isinstance(value, Collection):
+            fits = all(_fits(element, get_args(kind)[0]) for element in value)
+        else:  # elements that can be read only once are left to the function
+            fits = isinstance(value, Iterable)
+        if fits:
+            return True
+    return False
+
+
+def _name(hint: Any) -> str:
+    """The types of `hint` in words, without None; a string that is a path is only called a path."""
+    kinds = [kind for kind in _kinds(hint) if kind is not NoneType and not (kind is str and Path in _kinds(hint))]
+    names = [
+        f"list of {_name(get_args(kind)[0])}s" if get_origin(kind) is Sequence else _TYPES[kind][1] for kind in kinds
+    ]
+    return " or a ".join(names)
