@@ -192,6 +192,21 @@ def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:
         validate(broken)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"micro_batch": 0}, "data.micro_batch is 0: it must be at least 1"),
+        ({"mono_rows": -8}, "data.mono_rows is -8: it must not be negative"),
+        ({"mono_rows": 0, "para_rows": 0}, "data.mono_rows and data.para_rows are both 0: a step needs rows of a task"),
+    ],
+)
+def test_rows_are_checked_before_they_choose_the_engine(data: dict[str, int], message: str) -> None:
+    base = recipe("base")
+    assert base.engine.deepspeed == "auto"
+    with pytest.raises(ValueError, match=message):
+        validate(replace(base, data=replace(base.data, **data)), world=1)
+
+
 def test_pretraining_lets_the_memory_of_a_gpu_grow_in_place() -> None:
     """What somebody set stays."""
     code = (

@@ -24,6 +24,12 @@ def validate(config: Config, world: int | None = None) -> Config:
     `world` the setting stays auto, and both files that it can choose are checked. Raises ValueError.
     """
     check_class(config)
+    check_ranges(config)
+    for section in fields(config):
+        settings = getattr(config, section.name)
+        if is_dataclass(settings):
+            check_ranges(settings, f"{section.name}.")
+    _check_data(config)  # before the engine is chosen, which divides by these numbers
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
             raise ValueError("engine.deepspeed auto is for pre-training: set it to zero1 or zero3")
@@ -33,15 +39,9 @@ def validate(config: Config, world: int | None = None) -> Config:
             return config
         check_processes(config.engine, world)
         config = choose_engine(config, world)
-    check_ranges(config)
-    for section in fields(config):
-        settings = getattr(config, section.name)
-        if is_dataclass(settings):
-            check_ranges(settings, f"{section.name}.")
     _check_model(config)
     if isinstance(config, RunConfig):
         _check_objective(config)
-    _check_data(config)
     _check_engine(config)
     _check_pipeline(config)
     if world is not None:

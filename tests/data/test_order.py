@@ -68,7 +68,12 @@ def test_a_micro_batch_is_one_stretch_of_rows() -> None:
             4,
             r"data\.mono_rows 30 does not divide into 4 processes × 2 micro-batches.*multiple of 8",
         ),
-        (DataConfig(32, 12, 4), 2, r"data\.para_rows 12 .*2 processes × 4 .*multiple of 8"),
+        (
+            DataConfig(32, 12, 4),
+            2,
+            r"data\.para_rows 12 .*2 processes × 4 .* rows, which data\.mono_rows 32 needs: choose a multiple of 8",
+        ),
+        (DataConfig(7, 8, 4), 1, r"data\.mono_rows 7 does not divide into 1 process × 2 .* data\.para_rows 8 needs:"),
         (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 does not divide into 8 processes × 1 .*multiple of 8"),
     ],
 )

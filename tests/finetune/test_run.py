@@ -437,7 +437,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
             ["--tuning.batch", "7", "--tuning.micro-batch", "2"],
             "micro-batches of at most tuning.micro_batch 2 examples: choose a multiple of 4 examples",
         ),
-        (["--number", "3"], "--number is 3: there are 1 runs"),
+        (["--number", "3"], "--number is 3: the last run is 0"),
         (["--seeds"], "--seeds has no number: name at least one"),
         (["--seeds", "1", "2", "1"], "--seeds names a number twice: name each once"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),

@@ -372,6 +372,12 @@ def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -
     assert plan(recipe("quickstart"))["days"] > 0
 
 
+def test_a_thousand_days_have_no_exponent(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_ = printed(capsys, "--recipe", "xl", "--gpu", "v100-32g")
+    hours = int(re.search(r"([\d,]+) GPU-hours", first)[1].replace(",", ""))  # type: ignore[index]
+    assert 5_000 < hours / 24 < 6_000 and f": {round(hours / 24, -1):,.0f} days, " in first
+
+
 def test_no_layout_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--recipe", "xl_zero3", "--model.vocabulary", "9000000", "--gpu", "a10"]
     assert printed(capsys, *words)[0].startswith("xl_zero3 on 1 × a10-24g: no layout fits: take more GPUs")

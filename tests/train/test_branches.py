@@ -475,8 +475,12 @@ def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
 def test_what_cannot_be(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SharedError, match=r"data.phase_steps 5 is for 2 folders, but 1 are named"):
+    with pytest.raises(SharedError, match=r"must have 0 numbers for 1 folder, not 1: .* or name 2 folders"):
         pretrain(config, data[0], tmp_path / "one")
+    with pytest.raises(SharedError, match=r"data.phase_steps must have 2 numbers for 3 folders, not 1: give the steps"):
+        pretrain(config, [*data, data[0]], tmp_path / "one")
+    with pytest.raises(SharedError, match=r"^no data folder is named: name one"):
+        pretrain(config, [], tmp_path / "one")
     with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, but data.phase_steps is for 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
     with pytest.raises(SharedError, match=r"has no checkpoint of step 7, it has 3, 6, 8: name one"):

@@ -63,11 +63,11 @@ class Loader:
     def _open(self, data: DataConfig, languages: Sequence[str]) -> list[dict[int, RowStore]]:
         """The stores of each phase, by task; a folder that several phases name is opened once."""
         phase_count, folder_count = len(self.phases), len(self.folders)
-        steps = " ".join(map(str, data.phase_steps))
         if phase_count != folder_count:
             raise ValueError(
-                f"data.phase_steps {steps} is for {phase_count} folders, but {folder_count} are named: name one "
-                "folder more than data.phase_steps has numbers"
+                f"data.phase_steps must have {folder_count - 1} number{'s' * (folder_count != 2)} for {folder_count} "
+                f"folder{'s' * (folder_count > 1)}, not {phase_count - 1}: give the steps that read each folder except "
+                f"the last, or name {phase_count} folder{'s' * (phase_count > 1)}"
             )
         for folder in self.folders:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if command.number is not None:
         if not 0 <= command.number < len(runs):
-            problem = f"--number is {command.number}: there are {len(runs)} runs, counted from 0"
+            problem = f"--number is {command.number}: the last run is {len(runs) - 1}, counted from 0"
             fail("xlme finetune", ValueError(problem))
         runs = [runs[command.number]]
     from ..engine.ranks import SharedError

@@ -99,7 +99,9 @@ def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dol
 
 
 def _time(days: float) -> str:
-    """`days` as text. A time of less than one day is written in hours and minutes."""
+    """`days` as text, to three digits. A time of less than one day is written in hours and minutes."""
+    if days >= 999.5:
+        return f"{float(f'{days:.3g}'):,.0f} days"
     if days >= 1:
         return f"{days:.3g} days"
     return duration(days * DAY) if days * DAY >= 60 else "less than a minute"

@@ -74,6 +74,8 @@ def read_inputs(
     """
     validate(config, world)  # again, because `engine.precision auto` has been replaced since
     require_engine_file(config.engine)
+    if not data:
+        raise ValueError("no data folder is named: name one that `xlme prep mix` wrote")
     out = folder.path.resolve()
     for data_folder in data if heldout is None else (*data, heldout):
         read_from = data_folder.resolve()
