@@ -102,6 +102,8 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
          "there is no recipe 'basee': did you mean base?"),
         (["compare", "--recipes", "base", "--budgets", "1e9", "--data", "none", "--heldout", "h", "--out", "o"],
          "error: none does not exist: name the folder that `xlme prep mix` wrote"),
+        (["evaluate", "pairs", "--model", "m", "--data", "d", "--which", "None"],
+         "invalid choice 'None' for argument '--which'. Expected one of ('encoder',"),
         (["checkpoint", "convert", "--run", "none", "--out", "o"], "error: none does not exist: name a run folder"),
         (["checkpoint", "list", "--run", "none"], "error: none does not exist: name a run folder"),
         (["audit", "--run", "none", "--data", "d"], "error: none does not exist: name a run folder"),

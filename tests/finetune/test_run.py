@@ -275,7 +275,9 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     forward = encoder_forward(model, model.discriminator_layers, round(tokens))
     assert lines[-1]["flops_per_s"] / lines[-1]["tokens_per_s"] == pytest.approx(3 * forward), "of a token"
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
-    with pytest.raises(ValueError, match="tuning has no setting learning_rat: choose one of learning_rate, "):
+    with pytest.raises(
+        ValueError, match=r"^there is no setting 'tuning\.learning_rat': did you mean tuning\.learning_rate\?$"
+    ):
         xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
     with pytest.raises(ValueError, match=r"^task nerr is not known: choose one of pos, ner, "):
         xlme.finetune.run("nerr", base, data, tmp_path / "no")  # type: ignore[arg-type]

@@ -551,7 +551,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "low": ("--length-penalty -1000", "length_penalty is -1000.0: it must be from -10 to 10, such as 1"),
     "damaged": ("--source {folder}/damaged.gz", "{folder}/damaged.gz is damaged (Error -3"),
     "two outputs": ("--pairs {folder}/pairs", "--out names a file to write and --pairs a folder: give one of them"),
-    "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows of mix --sentences"),
+    "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows that were mixed with --sent"),
     "reference": ("--reference {folder}/short", "{folder}/short has 1 lines, {folder}/test.de 60"),
 }
 

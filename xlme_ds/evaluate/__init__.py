@@ -17,6 +17,8 @@ xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]["en_xx"][9]
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..io.errors import no_such
+
 if TYPE_CHECKING:
     from .alignment import align
     from .heldout_losses import losses
@@ -39,7 +41,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """A test's function. Its module is imported only now, because it loads torch."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__} has no attribute {name}: choose one of {', '.join(__all__)}")
+        raise AttributeError(str(no_such("name", name, __all__, "xlme.evaluate.")))
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

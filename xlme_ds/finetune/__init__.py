@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..io.argument_types import checked
+from ..io.errors import no_such
 
 __all__ = ["run"]
 
@@ -35,7 +36,7 @@ def run(
     names = [field.name for field in fields(TuningConfig)]
     for name in tuning:
         if name not in names:
-            raise ValueError(f"tuning has no setting {name}: choose one of {', '.join(names)}")
+            raise no_such("setting", name, names, "tuning.")
     folders = [data] if isinstance(data, str | Path) else data
     settings = FinetuneSettings(
         task, Path(model), tuple(map(Path, folders)), Path(out), seeds=(seed,), tuning=TuningConfig(**tuning)

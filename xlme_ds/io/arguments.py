@@ -3,8 +3,9 @@
 import functools
 import re
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 # (flags of other programs, what to write here). An advice is for the commands that have all flags in it, those in
 # backticks aside; the first one that fits is given.
@@ -48,10 +49,12 @@ def refuse_other_flags(arguments: Sequence[str], flags: Set[str]) -> None:
 
 @functools.cache
 def prepare_tyro() -> None:
-    """Change two things in tyro, for the options of all commands.
+    """Change three things in tyro, for the options of all commands.
 
     The help shows the docstring of a setting as one line; tyro itself joins only unindented lines that begin with a
-    letter. A value that should be a number and is not causes an error sentence that names the value (`number_of`).
+    letter. A value that should be a number and is not causes an error sentence that names the value (`number_of`). The
+    error for a wrong choice lists the choices in their order; if the option may be left out, tyro itself changes the
+    order from call to call and adds None.
     """
     from docstring_parser import attrdoc
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -72,6 +75,15 @@ def prepare_tyro() -> None:
             is_instance=lambda value: isinstance(value, (int, *types)),
             str_from_instance=lambda value: [str(value)],
         )
+
+    @registry.primitive_rule
+    def _optional_choice(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        kinds = [kind for kind in get_args(option.type) if kind is not NoneType]
+        if get_origin(option.type) not in (Union, UnionType) or [get_origin(kind) for kind in kinds] != [Literal]:
+            return None
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], set()))
+        assert isinstance(spec, PrimitiveConstructorSpec)
+        return replace(spec, is_instance=lambda value: value is None or spec.is_instance(value))
 
     registry.__enter__()  # for all calls of tyro
 
