@@ -20,7 +20,7 @@ STAGES = {
     "encode": ("encode.encode", "text files to token ids"),
     "mix": ("mix.mix", "token ids to rows in training order, sampled by language"),
     "verify": ("inspect.verify", "check checksums, counts and every token id"),
-    "stats": ("inspect.stats", "a page of tables: languages, losses, repetition"),
+    "stats": ("inspect.stats", "a page of tables: languages, dropped text, repetition"),
     "show": ("inspect.show", "print rows as text"),
 }
 
@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> int:
     """
     open_output()
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage(), file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
+        print(_usage())
+        return 0
     name = arguments[0]
     if name not in STAGES:
         print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)

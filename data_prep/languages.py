@@ -164,8 +164,8 @@ def canonical(code: str) -> str:
     # Suggest codes of the same language only: nearly all other combinations of two or three letters are codes too.
     spellings = [spelling for spelling in _CANONICAL if cc100 and spelling.split("_")[0] == language]
     similar = [_CANONICAL[spelling] for spelling in difflib.get_close_matches(key, spellings, n=1, cutoff=0.0)]
-    hint = f"did you mean {similar[0]!r}? " if similar else ""
-    raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
+    advice = f"did you mean {similar[0]!r}?" if similar else "write one of CC-100 or ISO 639, such as de or zh-Hant"
+    raise ValueError(f"unknown language code {code!r}: {advice}")
 
 
 def all_listed(codes: Sequence[str]) -> bool:

@@ -81,9 +81,10 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path:
 
 
 def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in ((["help", "plan"], "usage: xlme plan "), (["help"], "usage: xlme "), (["version"], "xlme_ds ")):
+    starts = {"help plan": "usage: xlme plan", "help": "usage: xlme ", "version": "xlme_ds", "prep": "usage: xlme prep"}
+    for words, said in starts.items():
         with contextlib.suppress(SystemExit):
-            assert commands.main(words) == 0
+            assert commands.main(words.split()) == 0
         assert capsys.readouterr().out.startswith(said)
 
 
@@ -115,6 +116,10 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["translate", "--input=a"], "xlme translate: error: there is no --input: did you mean --source?"),
         (["translate", "--tgt", "de"], "there is no --tgt: did you mean --to?"),
         (["prep", "vocab", "--vocab-size", "9"], "prep vocab: error: there is no --vocab-size: did you mean --size?"),
+        (["prep", "vocab", "--mono", "m", "--out", "o", "--size", "0"],
+         "error: --size is 0: at least 16 ids are needed\n"),
+        (["prep", "vocab", "--mono", "m", "--out", "o", "--sentences", "0"],
+         "error: --sentences is 0: it must be at least 1\n"),
         (["finetune", "--num_train_epochs", "3"], "there is no --num_train_epochs: did you mean --tuning.epochs?"),
         (["pretrain", "--recipe", "base", "--checkpoint", "run"],
          "there is no --checkpoint: the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),

@@ -162,7 +162,8 @@ class TextModel:
 
     model = xlme.load("runs/mine")
 
-    Models with language embeddings need `language`, the code of the text's language, in every call.
+    Models with language embeddings need `language`, the code of the text's language, in every call; other models refuse
+    it.
     """
 
     @checked
@@ -218,7 +219,7 @@ class TextModel:
             raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
         texts = [sentences] if isinstance(sentences, str) else sentences
         ids = [vocabulary.encode(_unicode(text)) for text in texts]
-        vectors_ND = sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+        vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
     @checked
@@ -288,7 +289,16 @@ class TextModel:
 
     def _states(self, encoder: TextEncoder, ids: np.ndarray, language: str) -> Tensor:
         """Last hidden states [T, D] of a text with its special tokens."""
-        ((_, _, layers),) = hidden_states(
-            encoder, [self._item(encoder, ids)], languages=[(language,)] if language else ()
-        )
+        codes = [(code,) for code in self._languages(encoder, language)]
+        ((_, _, layers),) = hidden_states(encoder, [self._item(encoder, ids)], languages=codes)
         return layers[-1][0]
+
+    def _languages(self, encoder: TextEncoder, language: str) -> list[str]:
+        """The language of a text as a list, which is empty if none is given. Raises ValueError if the model reads no
+        language."""
+        if language and not encoder.cfg.language_embeddings:
+            raise ValueError(
+                f"{self.folder} has no language embeddings, so it reads texts of all languages alike: leave language "
+                "out"
+            )
+        return [language] if language else []

@@ -1,6 +1,7 @@
 """Stage `show` prints training rows as text, with their items, languages, and the positions that training masks."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -95,7 +96,9 @@ def _show(config: ShowConfig, task: str) -> str:
     if manifest.stage != "mix":
         raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
-    language = None if config.language is None else language_of(config.language)
+    language = config.language
+    with suppress(ValueError):  # a text that is no code stays as it is: no data has it
+        language = language and language_of(language)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise ValueError(
             f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"

@@ -154,12 +154,16 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
     for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():
             other = read_manifest(folder)
-            compared = other.vocabulary_sha256, other.settings.get("row_tokens"), other.settings.get("layout", "xlme")
-            if compared != (vocabulary_sha256, config.row_tokens, config.layout):
-                raise ValueError(
-                    f"{folder} has rows of another vocabulary, length or layout, which training could not read with "
-                    "the new rows: choose another --out, or give the settings of that folder"
-                )
+            for setting, theirs, ours in (
+                ("--vocab of SHA-256", other.vocabulary_sha256[:12], vocabulary_sha256[:12]),
+                ("--row-tokens", other.settings.get("row_tokens"), config.row_tokens),
+                ("--layout", other.settings.get("layout", "xlme"), config.layout),
+            ):
+                if theirs != ours:
+                    raise ValueError(
+                        f"{folder} was mixed with {setting} {theirs}, not {ours}: training could not read it with the "
+                        "new rows, so choose another --out, or give the settings of that folder"
+                    )
 
 
 def _group_names(encoded: Manifest) -> set[str]:

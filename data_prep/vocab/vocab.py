@@ -62,8 +62,10 @@ class VocabConfig(TextConfig):
             raise ValueError(
                 "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
             )
-        if self.size < 16 or self.sentences < 1:
-            raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
+        if self.size < 16:
+            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if self.sentences < 1:
+            raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
         if not 0.98 <= self.character_coverage <= 1:
             raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
         temperature_shares([1], self.alpha)

@@ -66,7 +66,7 @@ def test_a_code_is_language_script_and_region(code: str) -> None:
 def test_what_is_no_code_of_a_language_is_none_of_another(code: str) -> None:
     with pytest.raises(ValueError, match=f"unknown language code '{code}': did you mean"):
         language_of(code)
-    with pytest.raises(ValueError, match="unknown language code 'qu_rom': data_prep"):
+    with pytest.raises(ValueError, match="unknown language code 'qu_rom': write one of CC-100 or ISO 639"):
         language_of("qu_rom")  # CC-100's word for five of its own
 
 

@@ -597,12 +597,15 @@ def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_pa
         out, asked = tmp_path / task, {f"{task}_rows": 10}
         run(corpus.config(out, **{f"{other}_rows": 10}))
         before = folder_bytes(out)
-        for changed in ({"row_tokens": 48}, {"layout": "xlm"}):
-            with pytest.raises(ValueError, match=f"{other} has rows of another vocabulary, length or layout"):
+        for changed, difference in (
+            ({"row_tokens": 48}, f"--row-tokens {WIDTH}, not 48"),
+            ({"layout": "xlm"}, "--layout xlme, not xlm"),
+        ):
+            with pytest.raises(ValueError, match=f"{other} was mixed with {difference}: training"):
                 run(replace(corpus.config(out, **asked), **changed))
         manifest = read_manifest(out / other)
         write_manifest(out / other, replace(manifest, vocabulary_sha256="0" * 64))
-        with pytest.raises(ValueError, match=f"{other} has rows of another vocabulary, length or layout"):
+        with pytest.raises(ValueError, match=f"{other} was mixed with --vocab of SHA-256 000000000000, not "):
             run(corpus.config(out, **asked))
         write_manifest(out / other, manifest)
         assert folder_bytes(out) == before

@@ -193,6 +193,8 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
     for read in (model.encode, model.judge, model.fill):
         with pytest.raises(ValueError, match="the text has no Unicode character at position 2: decode it as UTF-8"):
             read(os.fsdecode(b"a \xff<mask>"))
+        with pytest.raises(ValueError, match="has no language embeddings, so it reads texts of all languages alike"):
+            read("a <mask>", language="zzz")
     for read in (model.judge, model.fill):
         with pytest.raises(ValueError, match=r"^text is \['hello'\]: it must be a string$"):
             read(["hello"])  # type: ignore[arg-type]
