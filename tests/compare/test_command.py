@@ -415,6 +415,7 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
             "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same",
         ),
         ("xlme", 1e6, 4096, "are less than a step of xlme"),
+        ("xlme", 1e15, 4096, r"1e\+15 operations buy 1 step of xlme, and .*: shorten .*, or raise --budgets"),
         ("xlme", 1e18, 7, "xlme reads 2048 rows of text to 2048 of pairs: --rows 7 does not divide so"),
     ],
 )

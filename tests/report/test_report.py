@@ -457,6 +457,33 @@ def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> No
         write_report(run)
 
 
+@pytest.mark.parametrize("flags", [["--run"], ["--runs", "{run}"]])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "theirs has no config.json: name the --out folder of a run"),
+        ({"config.json": '{"model_type": "xlme"}'}, "theirs is an export (a Hugging Face folder), not a run: name the"),
+    ],
+)
+def test_a_folder_that_is_no_run_gets_no_page(
+    run: Path, tmp_path: Path, flags: list[str], files: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name, content in files.items():
+        (theirs / name).write_text(content)
+    with pytest.raises(SystemExit):
+        main([*(flag.format(run=run) for flag in flags), str(theirs), "--out", str(tmp_path / "page.html")])
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in theirs.iterdir()) == sorted(files) and not (tmp_path / "page.html").exists()
+
+
+def test_the_page_of_a_run_may_be_written_elsewhere(run: Path, tmp_path: Path) -> None:
+    main(["--run", str(run), "--out", str(tmp_path / "page.html")])
+    assert not (run / "report.html").exists()
+    assert (tmp_path / "page.html").read_bytes() == write_report(run).read_bytes()
+
+
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere does not exist: name the --out folder"):
         write_report(tmp_path / "nowhere")
@@ -635,6 +662,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(run: Path, tmp_path: P
 def test_runs_without_records(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"format": 1}')
     text = Page(
         write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
     ).text

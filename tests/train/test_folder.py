@@ -91,6 +91,9 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     (out / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         claimed(out, config)
+    (out / "config.json").write_text('{"model_type": "xlme"}')
+    with pytest.raises(ValueError, match=r"run is an export \(a Hugging Face folder\), not a run: choose another outp"):
+        claimed(out, config)
 
 
 MAY_CHANGE = """
@@ -199,7 +202,14 @@ def test_a_step_is_named_whatever_the_runs_name(tmp_path: Path) -> None:
     assert run_and_step(tmp_path / "a@7") == (tmp_path / "a@7", None)
 
 
-def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["weights", "convert"])
+def test_a_step_belongs_to_step(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        checkpoint.main([command, "--run", f"{tmp_path}/run@4", "--out", f"{tmp_path}/new"])
+    assert f"names a step: write --run {tmp_path}/run --step 4" in capsys.readouterr().err
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = claimed(tmp_path / "run", tiny(**PLAIN))
     waiting = os.open(tmp_path / "run/.lock", os.O_RDWR)  # of a process that has come as far as that
     folder.close()
@@ -211,7 +221,10 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     os.close(waiting)
     (tmp_path / "theirs").mkdir()
     claimed(tmp_path / "theirs", tiny(**PLAIN)).close()
-    assert (tmp_path / "theirs").is_dir()
+    assert (tmp_path / "theirs").is_dir() and not capsys.readouterr().err
+    (tmp_path / "theirs/text.txt").touch()
+    RunFolder(tmp_path / "theirs", writes=False).claim(tiny(**PLAIN))
+    assert "theirs has other files and no config.json: if they are not this run's, choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("planted", ["link", "dangling link", "pipe", "folder", "file"])

@@ -106,6 +106,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         out: Folder to make.
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
+    _require_no_step(run)
     source = complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
@@ -130,6 +131,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
         vocab: Folder or file of the vocabulary, if the run has none.
     """
+    _require_no_step(run)
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
@@ -140,6 +142,13 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
         write_model(partial / MODEL_FOLDER, settings.model, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
+
+
+def _require_no_step(run: Path) -> None:
+    """Raise ValueError if `run` is given as RUN@STEP."""
+    folder, step = run_and_step(run)
+    if step is not None:
+        raise ValueError(f"--run {run} names a step: write --run {folder} --step {step}")
 
 
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:

@@ -154,6 +154,10 @@ def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: 
         take = "all" if objective.name == run.objective.name else main_encoder(objective_of(objective).encoders)
         options = [*options, "--start.folder", str(before.folder), "--start.take", take]
     options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
-    config = validate(parse(program("compare"), _LegSettings, "", options).run)
+    try:
+        config = validate(parse(program("compare"), _LegSettings, "", options).run)
+    except ValueError as error:  # the settings fit before they had this number of steps
+        bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
+        raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
     folder = out / f"{prefix}{name}-{steps}" / seed_folder
     return Leg(config, folder, tuple(options), step_flops, share.rows * share.row_tokens)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from ..cli import fail, note, program
 from ..io.errors import in_words
+from ..io.files import require_regular
 from ..io.help import read_command
+from .files import require_run
 from .run_page import write_report
 from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme report", error)
 
 
-def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
+def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path | None = None) -> Path:
     """Write the report page of a run, or a page that compares several runs.
 
     - `xlme report --run DIR`: the page of a run
@@ -45,10 +47,10 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path(
     For an unfinished run, the example sentences and the retrieval scores are first computed from its newest checkpoint.
 
     Args:
-        run: Folder of a run, finished, running or stopped; the page is `report.html` in it.
+        run: Folder of a run, finished, running or stopped.
         runs: Folders of several runs, in place of --run. The page has their results, the settings in which they differ,
             and their curves in shared charts.
-        out: File of the page of several runs.
+        out: File of the page; without it, `report.html` in the folder of the run, or `runs.html` for several runs.
 
     Returns:
         The path of the page.
@@ -56,10 +58,13 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path(
     if (run is None) == (not runs):
         raise ValueError("name one run with --run, or several with --runs")
     if run is None:
-        return write_comparison(runs, out)
+        return write_comparison(runs, out or Path("runs.html"))
+    require_run(run)
+    if out is not None:
+        require_regular(out, "--out")
     if problem := _update(run):
         note(problem)
-    return write_report(run)
+    return write_report(run, out)
 
 
 def draw_for(folder: str, parent: str) -> None:

@@ -8,6 +8,7 @@ import jinja2
 
 from ..io.files import read_object
 from ..io.folders import require_folder
+from ..train.run_folder import refuse_export
 
 
 class RunFiles:
@@ -36,6 +37,15 @@ class RunFiles:
         """`description` and `quantities` of the run's objective (see `objectives.describe`); None and {} for a run of
         fine-tuning, which has no objective."""
         return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
+
+
+def require_run(folder: Path) -> None:
+    """Raise ValueError unless `folder` is that of a run, which has a config.json from its start on."""
+    advice = "name the --out folder of a run"
+    require_folder(folder, advice)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json: {advice}")
+    refuse_export(folder, advice)
 
 
 def read_optional(path: Path) -> dict[str, Any] | None:

@@ -24,10 +24,10 @@ _SPACE = "▁"  # SentencePiece's mark of a space before the piece
 _SPECIAL = {"<s>", "</s>", "<pad>"}
 
 
-def write_report(run: Path) -> Path:
-    """Write the report page `report.html` into the folder of a run, and return its path. Raises ValueError if a file
-    that it reads is damaged (see `RunFiles`)."""
-    path = run / "report.html"
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write the report page of a run as the file `out`, by default `report.html` in its folder, and return its path.
+    Raises ValueError if a file that it reads is damaged (see `RunFiles`)."""
+    path = out or run / "report.html"
     page = _page_of(RunFiles(run))
     with replacing(path) as file:
         file.write(page.encode())

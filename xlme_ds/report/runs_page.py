@@ -8,7 +8,7 @@ from ..cli import number
 from ..io.files import replacing, require_regular
 from ..train.run_folder import flatten
 from . import figures
-from .files import RunFiles, render
+from .files import RunFiles, render, require_run
 from .run_page import best_retrieval, checked, started
 
 _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
@@ -16,13 +16,16 @@ _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     """Write the page that compares several run folders as the file `out`, and return `out`. Raises ValueError for a
-    damaged file, for a run named twice, for one run alone, and for more runs than there are colours."""
+    folder that is no run, for a damaged file, for a run named twice, for one run alone, and for more runs than there
+    are colours."""
     most = len(figures.RUN_COLOURS)
     if not 2 <= len(runs) <= most:
         raise ValueError(f"the number of folders after --runs is {len(runs)}: name 2 to {most}")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
     require_regular(out, "--out")
+    for run in runs:
+        require_run(run)
     by_name = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
     page = checked("a file of the runs", lambda: _page_of(by_name))
     with replacing(out) as file:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
-from ..cli import called
+from ..cli import called, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..io.files import read_object, replacing, write_object
+from ..io.files import read_json, read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
@@ -77,7 +77,8 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _check_usable(self) -> None:
-        """Raise ValueError if the folder is in use, or cannot be made or written."""
+        """Raise ValueError if the folder is in use or an export, or cannot be made or written. Print a remark if it
+        holds files of something else."""
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
@@ -85,6 +86,10 @@ class RunFolder:
             raise ValueError(f"{nearest} is no folder: choose another output folder")
         if not os.access(nearest, os.W_OK):
             raise ValueError(f"{nearest} cannot be written: choose another output folder")
+        refuse_export(self.path, "choose another output folder")
+        is_begun = (self.path / "config.json").exists() or checkpoints_of(self.path)
+        if not is_begun and any(self.path.glob("[!.]*")):
+            note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
     def close(self) -> None:
         """Unlock the folder, before the end of the process would; remove it if `claim` made it and it is empty."""
@@ -227,6 +232,16 @@ class RunFolder:
         elif key.startswith("data.phase"):
             reason = " (with others, finished steps would have read other data)"
         return f"use the same settings to resume{reason}, or {another}"
+
+
+def refuse_export(folder: Path, advice: str) -> None:
+    """Raise ValueError, with `advice`, if `folder` is an export."""
+    try:
+        is_export = "model_type" in read_json(folder / "config.json", dict)
+    except (OSError, ValueError):  # absent or damaged, which its reader reports
+        return
+    if is_export:
+        raise ValueError(f"{folder} is an export (a Hugging Face folder), not a run: {advice}")
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
