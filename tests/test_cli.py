@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.rehearsal.__main__ import Rehearsal
 from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
@@ -28,6 +29,7 @@ from xlme_ds.config import (
     TrainConfig,
 )
 from xlme_ds.engine_file import choose_engine, deepspeed_settings
+from xlme_ds.io.help import read_command
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import validate
@@ -134,6 +136,11 @@ def test_a_mistake_names_the_flag_or_the_command(
     with pytest.raises(SystemExit) as left:
         sys.exit(commands.main(arguments))
     assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_options_after_two_dashes_are_of_another_program() -> None:
+    words = "--gigabytes 1 --source text -- --output=log --nodes=2"
+    assert read_command(Rehearsal, "rehearsal", words.split()).options == ("--output=log", "--nodes=2")
 
 
 @pytest.mark.parametrize("name", RECIPES)

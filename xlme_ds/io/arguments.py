@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -38,9 +39,10 @@ _ADVICE = (
 
 
 def refuse_other_flags(arguments: Sequence[str], flags: Set[str]) -> None:
-    """Raise ValueError for an argument that is a flag of other programs and none of `flags`; the message says what to
-    write instead."""
-    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+    """Raise ValueError for an argument before `--` that is a flag of other programs and none of `flags`; the message
+    says what to write instead."""
+    before = takewhile("--".__ne__, arguments)
+    for flag in (argument.partition("=")[0] for argument in before if argument.startswith("--")):
         name = flag[2:].rpartition(".")[2].replace("-", "_")
         for names, advice in _ADVICE if flag.replace("_", "-") not in flags else ():
             if name in names.split() and flags >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
