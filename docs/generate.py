@@ -113,9 +113,8 @@ def python() -> str:
     """Every public object of `xlme_ds`, in the order of use, and the types of what its functions take and return."""
     import xlme_ds as xlme
     from xlme_ds.api import ScoredPiece
-    from xlme_ds.config import RunConfig
-    from xlme_ds.export.exported_model import ModelType
-    from xlme_ds.models.text_encoder import EncoderName
+    from xlme_ds.config import EncoderName, RunConfig
+    from xlme_ds.export.settings import ModelType
 
     pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):
