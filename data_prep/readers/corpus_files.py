@@ -56,9 +56,7 @@ class Place:
             system, root = filesystem(self.folder)
             info = system.get_file_info(f"{root}/{self.name}")
             if info.type != fs.FileType.File:
-                raise ValueError(
-                    f"{self} must be a file, but is a folder or does not exist: remove the folder, or restore the file"
-                )
+                raise ValueError(f"{self} is a folder or does not exist: remove the folder, or restore the file")
             return int(info.size)
         try:
             status = self.local.stat()
