@@ -290,8 +290,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the model is executed. This changes speed and memory. The loss curve stays the same, except for the effect of
-    `precision` and `gradient_precision`."""
+    """How the model is executed; the loss curve stays the same, but for `precision` and `gradient_precision`."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
     """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch
