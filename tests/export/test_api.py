@@ -182,7 +182,7 @@ def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
         assert modes == {(exported / "config.json").stat().st_mode & 0o777}
 
 
-def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
+def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
         model.fill(TEXT)
     pieces = model._encoder.encoder.cfg.vocabulary
@@ -226,8 +226,13 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
         xlme.load(tmp_path / "none")
     with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run}@2$"):
         xlme.load(run / "checkpoints/step_00000002")
+    with pytest.raises(ValueError, match="step_00000003 does not exist: name the folder"):
+        xlme.load(run / "checkpoints/step_00000003")
     with pytest.raises(ValueError, match="fetched by `hf download xlm-roberta-base --local-dir DIR`"):
         xlme.load("xlm-roberta-base")
+    monkeypatch.chdir(run / "checkpoints")
+    with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run.resolve()}@2$"):
+        xlme.load("step_00000002")
 
 
 def test_the_guides_python(

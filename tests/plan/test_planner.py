@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSche
 from xlme_ds.cli import parse
 from xlme_ds.config import EngineConfig, Training
 from xlme_ds.counting import count_parameters
+from xlme_ds.plan import run
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak
 from xlme_ds.plan.planner import _engines, plan
 from xlme_ds.plan.printed import distinct
-from xlme_ds.plan.speed import GPU, GPUS, communication, gpu_of, speed
+from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
 
@@ -37,6 +39,11 @@ def test_keys(xl: dict) -> None:
     memory = xl["memory_per_gpu_gib"]
     assert tuple(memory) == (*KINDS, "total")
     assert sum(memory[kind] for kind in KINDS) == pytest.approx(memory["total"], abs=0.01)
+
+
+def test_the_command_and_the_api_assume_the_planners_utilisation() -> None:
+    """They name it themselves, because the planner loads torch."""
+    assert PlanSettings.utilisation == signature(run).parameters["utilisation"].default == UTILISATION
 
 
 def test_layouts_fit_and_are_ranked(xl: dict) -> None:

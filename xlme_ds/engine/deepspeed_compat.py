@@ -55,17 +55,23 @@ _SIGNATURES = {
 
 def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
     """Raise ValueError unless DeepSpeed has the tested version and private functions with the expected parameters."""
-    versions = f"deepspeed {deepspeed.__version__} is installed, but xlme_ds was tested with {TESTED_VERSION}"
-    advice = f"pip install deepspeed=={TESTED_VERSION}"
+    installed = f"deepspeed {deepspeed.__version__} is installed"
+    requirement = f"deepspeed=={TESTED_VERSION}"
     if deepspeed.__version__.split("+")[0] != TESTED_VERSION:
-        raise ValueError(f"{versions} only and replaces private parts of it: {advice}")
+        raise ValueError(
+            f"{installed}, but xlme_ds was tested with {TESTED_VERSION} only and replaces private parts of it: pip "
+            f"install {requirement}"
+        )
     for name, expected in signatures.items():
         try:
             signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
         except (ImportError, AttributeError):
             signature = "missing"
         if signature != expected:
-            raise ValueError(f"{versions}, in which {name} takes ({expected}), not ({signature}) as here: {advice}")
+            raise ValueError(
+                f"{installed}, but not as released: there {name} takes ({expected}), not ({signature}) as here: pip "
+                f"install --force-reinstall --no-deps {requirement}"
+            )
 
 
 _load = cpp_extension.load  # torch's own, which `loading_extensions` replaces

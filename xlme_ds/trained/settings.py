@@ -36,9 +36,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
         return content
     except (FileNotFoundError, NotADirectoryError):
-        if is_checkpoint_name(folder.name):
-            run = f"{folder.parent.parent}@{saved_step(folder)}"
-            raise ValueError(f"{folder} is a checkpoint: write it as {run}") from None
+        checkpoint = folder.resolve()
+        run = checkpoint.parent.parent
+        if is_checkpoint_name(checkpoint.name) and checkpoint.is_dir() and (run / CONFIG_FILE).exists():
+            raise ValueError(f"{folder} is a checkpoint: write it as {run}@{saved_step(checkpoint)}") from None
         fault = f"has no {CONFIG_FILE}" if folder.exists() else "does not exist"
         may_be_on_hub = not folder.exists() and not folder.is_absolute()
         hub = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`" if may_be_on_hub else ""
