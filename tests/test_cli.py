@@ -138,9 +138,12 @@ def test_a_mistake_names_the_flag_or_the_command(
     assert left.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_options_after_two_dashes_are_of_another_program() -> None:
+def test_options_after_two_dashes_are_of_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--gigabytes 1 --source text -- --output=log --nodes=2"
     assert read_command(Rehearsal, "rehearsal", words.split()).options == ("--output=log", "--nodes=2")
+    with pytest.raises(SystemExit):
+        read_command(Rehearsal, "rehearsal", ["--help"])
+    assert "[OPTIONS] [-- SBATCH OPTION ...]\n" in capsys.readouterr().out, "they may be left out"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,7 +1,7 @@
 """Trains Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
 
-`xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings of RUN, a run of the recipe `electra`
-with tied embeddings and no relative bias. It loads RUN's initial weights into ElectraForMaskedLM and
+`xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings of RUN, a run with objective.name
+electra, tied embeddings and no relative bias. It loads RUN's initial weights into ElectraForMaskedLM and
 ElectraForPreTraining, and trains on the same rows with the same masks and the same uniform random numbers, from which
 replacements are sampled. It prints losses, and writes OUT with RUN's settings and the peer's weights, so that `xlme
 evaluate` and `xlme finetune` can score both. Model, losses, gradients and AdamW are the peer's; all else is ours.

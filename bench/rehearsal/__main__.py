@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -60,9 +60,9 @@ class Rehearsal:
     rows: int = 10_000_000  # rows of each task that mix writes
     sentences: int = 1_000_000  # most lines of each language that vocap reads; vocab samples ten times as many in all
     keep: bool = False  # delete neither text nor encoded shards
-    kills: bool = True  # kill each stage that can resume, and interrupt training
+    kills: bool = True  # whether each stage that can resume is killed, and training interrupted
     # options of sbatch, after --
-    options: tyro.conf.Positional[tuple[str, ...]] = (
+    options: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- SBATCH OPTION ...]")] = (
         "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
     )  # fmt: skip
 

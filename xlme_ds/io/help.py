@@ -139,5 +139,6 @@ def readable(option: StructFieldSpec) -> StructFieldSpec:
         default_text = "(repeatable)" if tyro.conf.UseAppendAction in marks else ""
     elif tyro.conf.UseAppendAction in marks:
         default_text = "(required, repeatable)"
-    annotation = tyro.conf.arg(metavar=_value_name(kind, marks), help_behavior_hint=default_text)
+    own_name = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), None)
+    annotation = tyro.conf.arg(metavar=own_name or _value_name(kind, marks), help_behavior_hint=default_text)
     return replace(option, type=Annotated[option.type, annotation])  # type: ignore[arg-type]
