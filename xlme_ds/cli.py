@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.arguments import prepare_tyro, refuse_other_flags
+from .io.arguments import prepare_tyro, refuse_mistakes
 from .io.errors import in_words, no_such
 from .io.output import open_output
 from .recipes import RECIPES, SUMMARIES, recipe
@@ -80,23 +80,20 @@ def run_subcommand(
     kind: str,
     arguments: list[str] | None,
     description: str | None = None,
-    config: Sequence[Any] = (),
 ) -> None:
-    """Call the function that the first argument names, with the other arguments. `config` is passed to tyro. Raises
-    ValueError for a name that is not in `functions`; the message calls it a `kind`."""
+    """Call the function that the first argument names, with the other arguments. Raises ValueError for a name that is
+    not in `functions`; the message calls it a `kind`."""
     import tyro
 
     from .io.help import read_command
 
     argv = sys.argv[1:] if arguments is None else arguments
     if argv and argv[0] in functions:
-        read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:], config=config)
+        read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
     elif argv and not argv[0].startswith("-"):
         raise no_such(kind, argv[0], functions)
     else:
-        tyro.extras.subcommand_cli_from_dict(
-            dict(functions), prog=prog, description=description, args=argv, config=config
-        )
+        tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=argv)
 
 
 def parse(
@@ -149,15 +146,17 @@ def parse(
 
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:
-    """Raise ValueError for a flag of other programs, and for one that nearly names a setting; the message suggests the
-    right flag. The section may be missing (--steps), the name may be its initials (--lr or --optimizer.lr for
-    --optimizer.learning-rate), or it may have a mistake (--train.step).
+    """Raise ValueError for a mistake that `refuse_mistakes` names, and for a flag that nearly names a setting; the
+    message suggests the right flag. The section may be missing (--steps), the name may be its initials (--lr or
+    --optimizer.lr for --optimizer.learning-rate), or it may have a mistake (--train.step).
 
     The fields of the dataclasses `commands` are the flags and the sections.
     """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
-    settings = [f"{name}.{field.name}" for name, hint in hints.items() if is_dataclass(hint) for field in fields(hint)]
-    refuse_other_flags(arguments, {f"--{name.replace('_', '-')}" for name in (*hints, *settings)})
+    sections = {name: get_type_hints(hint) for name, hint in hints.items() if is_dataclass(hint)}
+    settings = {f"{section}.{name}": kind for section, kinds in sections.items() for name, kind in kinds.items()}
+    options = {name: hint for name, hint in hints.items() if name not in sections}
+    refuse_mistakes(arguments, {f"--{name.replace('_', '-')}": kind for name, kind in (options | settings).items()})
     for argument in arguments:
         key = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and len(key) > 1 and key not in hints:

@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> None:
             "test",
             arguments,
             description=__doc__,
-            config=(tyro.conf.FlagCreatePairsOff,),
         )
     except (ValueError, OSError) as error:
         fail("xlme evaluate", error)

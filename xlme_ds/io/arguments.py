@@ -1,15 +1,17 @@
-"""How tyro shows and reads the options of all commands."""
+"""How tyro shows and reads the options of all commands, and errors for frequent mistakes, as one sentence."""
 
 import functools
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-# (flags of other programs, what to write here). An advice is for the commands that have all flags in it, those in
-# backticks aside; the first one that fits is given.
+from .errors import no_such
+
+# (flags of other programs and commands, what to write here). An advice is for the commands that have all flags in it,
+# those in backticks aside; the first one that fits is given.
 _ADVICE = (
     ("output output_dir", "did you mean --out?"),
     ("out output output_dir", "this command prints its result: add `> FILE` to the command"),
@@ -32,21 +34,47 @@ _ADVICE = (
     ("checkpoint", "the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),
     ("checkpoint", "name it by --model RUN@STEP"),
     ("resume", "give the same command again with the same --out"),
+    ("model models folder", "did you mean --run?"),
+    ("run runs models folder", "did you mean --model?"),
+    ("run model models folder", "did you mean --runs?"),
+    ("model", "to start from a model, name it by --start.folder"),
+    ("run", "the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),
     ("gpus", "did you mean --processes?"),
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
 )
 
 
-def refuse_other_flags(arguments: Sequence[str], flags: Set[str]) -> None:
-    """Raise ValueError for an argument before `--` that is a flag of other programs and none of `flags`; the message
-    says what to write instead."""
-    before = takewhile("--".__ne__, arguments)
-    for flag in (argument.partition("=")[0] for argument in before if argument.startswith("--")):
-        name = flag[2:].rpartition(".")[2].replace("-", "_")
-        for names, advice in _ADVICE if flag.replace("_", "-") not in flags else ():
-            if name in names.split() and flags >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
-                raise ValueError(f"there is no {flag}: {advice}")
+def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    """Raise ValueError for a flag of other programs or commands, a value that is none of a flag's choices, and a value
+    of a flag that has none, in the `arguments` before `--`. The message says what to write instead.
+
+    `kinds`: for each flag of the command, the type of its value."""
+    before = list(takewhile("--".__ne__, arguments))
+    for index, argument in enumerate(before):
+        flag, equals, value = argument.partition("=")
+        values = [value] if equals else list(takewhile(lambda word: not word.startswith("-"), before[index + 1 :]))
+        if flag.startswith("--"):
+            _refuse_other_flag(flag, kinds)
+            _refuse_values(flag, values, kinds)
+
+
+def _refuse_other_flag(flag: str, kinds: Mapping[str, Any]) -> None:
+    name = flag[2:].rpartition(".")[2].replace("-", "_")
+    for names, advice in _ADVICE if flag.replace("_", "-") not in kinds else ():
+        if name in names.split() and kinds.keys() >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
+            raise ValueError(f"there is no {flag}: {advice}")
+
+
+def _refuse_values(flag: str, values: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    positive = re.sub(r"^--(.*\.)?no-", r"--\1", flag.replace("_", "-"))
+    kind = kinds.get(flag.replace("_", "-"), kinds.get(positive))
+    if kind is bool and values:
+        negative = re.sub(r"^--(.*\.)?", r"--\1no-", positive)
+        raise ValueError(f"{flag} takes no value: write {positive} or {negative}")
+    choices = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    if choices and values and values[0] not in choices:
+        raise no_such(flag, values[0], choices)
 
 
 @functools.cache

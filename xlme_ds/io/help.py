@@ -21,7 +21,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from .arguments import prepare_tyro, refuse_other_flags
+from .arguments import prepare_tyro, refuse_mistakes
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
@@ -42,8 +42,8 @@ def read_command(
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
     `command` is a dataclass or a function. The usage line that --help prints names the required flags, and the help has
-    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`. A word without a flag and a flag of other programs
-    end the process with a sentence and exit code 2.
+    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`. A word without a flag and a mistake that
+    `refuse_mistakes` names end the process with a sentence and exit code 2.
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -54,32 +54,35 @@ def read_command(
         sys.exit(2)
     if not {"-h", "--help"}.isdisjoint(arguments):
         config = (*config, tyro.conf.FlagCreatePairsOff)
-        if len(" ".join(_flags(command))) >= _LONGEST_USAGE:
-            prog = " ".join([prog, *(flag for flag in _flags(command) if flag[0] != "[")])
+        usage = [shown for _, _, shown in _flags(command)]
+        if len(" ".join(usage)) >= _LONGEST_USAGE:
+            prog = " ".join([prog, *(shown for shown in usage if shown[0] != "[")])
     with READABLE:
         return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
 
 
 def _refuse_mistakes(command: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Raise ValueError if the first argument has no flag, and for a flag of other programs."""
-    flags = [shown.strip("[]").split()[0] for shown in _flags(command)]
+    """Raise ValueError if the first argument has no flag, and for a mistake that `refuse_mistakes` names."""
+    kinds = {flag: kind for flag, kind, _ in _flags(command)}
     if arguments and not arguments[0].startswith("-"):
-        flag = "--run" if "--run" in flags else flags[0]
+        flag = "--run" if "--run" in kinds else next(iter(kinds))
         raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
-    refuse_other_flags(arguments, set(flags))
+    refuse_mistakes(arguments, kinds)
 
 
-def _flags(command: Callable[..., Any]) -> Iterator[str]:
-    """The flags of `command` as the usage line shows them, such as `--out PATH`; with a default, in brackets."""
+def _flags(command: Callable[..., Any]) -> Iterator[tuple[str, Any, str]]:
+    """The flags of `command`, each with the type of its value, and as the usage line shows it, such as `--out PATH`;
+    with a default, in brackets."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
         kind, marks = _split(hints[name])
         if is_dataclass(kind):
             yield from _flags(kind)  # type: ignore[arg-type]
         else:
-            flag = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
-            shown = f"--{flag.replace('_', '-')}" + ("" if kind is bool else f" {_value_name(kind, marks)}")
-            yield shown if parameter.default is Parameter.empty else f"[{shown}]"
+            named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
+            flag = f"--{named.replace('_', '-')}"
+            shown = flag if kind is bool else f"{flag} {_value_name(kind, marks)}"
+            yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"
 
 
 def _split(hint: Any) -> tuple[Any, list[Any]]:
