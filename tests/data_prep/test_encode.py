@@ -81,11 +81,23 @@ def test_ids_are_those_of_the_text(
     assert para == [[ids[0], ids[1]], [vocabulary.encode("one").tolist(), vocabulary.encode("eins").tolist()]]
 
 
-def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+def test_everything_is_counted(
+    corpus: tuple[Path, Path],
+    vocab: Path,
+    tmp_path: Path,
+    sentences: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The longest pair that stays has just as many tokens as a pair may have."""
     longest = sum(len(Vocabulary(vocab).encode(sentence)) for sentence in sentences[:2])
     run(EncodeConfig(vocab, tmp_path / "out", mono=corpus[0], para=corpus[1], max_pair_tokens=longest))
+    printed = capsys.readouterr()
     manifest = read_manifest(tmp_path / "out" / "mono")
+    tokens = sum(len(row[0]) for code in ("de", "en") for row in records(tmp_path / "out" / "mono", code))
+    assert f"{tmp_path}/out/mono: 3 inputs, {tokens:,} tokens\n" in printed.out
+    assert [line for line in printed.err.splitlines() if "gave no text" in line] == [
+        f"warning: {corpus[0]}/fr.txt gave no text: see its counts in the manifest"
+    ]
     assert manifest.languages == ("de", "en", "fr")
     assert manifest.vocabulary_sha256 == file_sha256(vocab / "sentencepiece.model")
     english, german, french = (manifest.counts["by_language"][code] for code in ("en", "de", "fr"))
@@ -115,10 +127,13 @@ def test_shards_end_after_their_bytes(vocab: Path, tmp_path: Path, sentences: li
     assert one.counts == many.counts
 
 
-def test_two_files_of_one_language_are_joined(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+def test_two_files_of_one_language_are_joined(
+    vocab: Path, tmp_path: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("zh_CN.txt", "zh-Hans.txt"):
         (tmp_path / name).write_text(sentences[4])
     run(EncodeConfig(vocab, tmp_path / "out", mono=tmp_path))
+    assert "mono: 2 inputs, " in capsys.readouterr().out
     counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]
     assert (list(counts), counts["zh-Hans"]["files"], counts["zh-Hans"]["documents"]) == (["zh-Hans"], 2, 2)
     assert len(records(tmp_path / "out" / "mono", "zh-Hans")) == 2
@@ -256,8 +271,10 @@ def test_no_file_is_removed_that_encode_did_not_write(vocab: Path, tmp_path: Pat
     (tmp_path / "c.toml").write_text(
         f'name = "c"\nwhere = "{tmp_path}/out/mono"\nformat = "lines"\nfiles = "{{lang}}/*.txt"\nlanguages = "any"\n'
     )
-    with pytest.raises(ValueError, match=r"out/mono/en/000-part\.txt is in .*/out/mono, where the shards would be"):
-        run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "c.toml"),)))
+    (tmp_path / "link").symlink_to(tmp_path / "out", target_is_directory=True)
+    for out in ("out", "link"):
+        with pytest.raises(ValueError, match=rf"out/mono/en/000-part\.txt is in .*/{out}/mono, where the shards would"):
+            run(EncodeConfig(vocab, tmp_path / out, corpus=(str(tmp_path / "c.toml"),)))
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,15 @@ def test_identical_sides() -> None:
 
 def test_boilerplate_is_measured_in_bytes() -> None:
     assert drops("boilerplate_length", {"min_bytes": 6}, ["Home", "首页", "Ho me now"]) == [True, False, False]
+    assert drops("boilerplate_length", {}, ["x" * 19, "x" * 20, "é" * 10]) == [True, False, False]
 
 
 def test_scores() -> None:
     ((_, score),) = make_filters({"score": {"least": 1.1}}, "para", "test").text
     dropped = score(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
     assert dropped.tolist() == [True, False, True]
+    ((_, score),) = make_filters({"score": {}}, "para", "test").text
+    assert score(Sides((["a"] * 2, ["b"] * 2), ("en", "de"), np.array([1.0399, 1.04]))).tolist() == [True, False]
 
 
 def test_wrong_script_on_any_side() -> None:
@@ -67,6 +70,7 @@ def test_wrong_script_on_any_side() -> None:
     sides = ["Hello", "Hello", "Hello", "Привет"], ["Привет", "Hello", "42", "Привет"]
     assert drops("script", {}, *sides) == [False, True, False, True]
     assert drops("script", {"share": 0.9}, ["Hello мир"]) == [True]
+    assert drops("script", {}, ["abc где", "ab где"]) == [False, True], "just half of the letters are enough"
 
 
 ENGLISH = "Everyone has the right to life, liberty and security of person."

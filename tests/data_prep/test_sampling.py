@@ -178,6 +178,7 @@ def test_set_shares_and_the_others_by_the_formula() -> None:
     assert sum(shares) == 1
     assert shares_of({"a": 5, "b": 7}, 9, ("a=0.25", "b=0.75")) == [Fraction(1, 4), Fraction(3, 4)]
     assert shares_of({"a": 5, "b": 7, "c": 7}, 9, ("a=0",)) == [0, Fraction(1, 2), Fraction(1, 2)]
+    assert shares_of({"a": 0, "b": 7}, 9, ("a=0", "b=1")) == [0, 1], "a language without text may have no share"
     assert shares_of(examples, 1000) == temperature_shares(list(examples.values()), 0.5)
 
 
@@ -243,6 +244,8 @@ def test_no_language_is_used_more_often_than_the_bound(
         (("de=0.6", "en=0.4"), 0, "sum to 1, which leaves nothing for the other languages: lower them, or name all"),
         (("de+en+sw=0.6",), 0, "sum to 0.6 and no other language has text: make them sum to 1"),
         (("xx=0.1",), 0, "--share xx=0.1: it has no text that fills a row"),
+        (("en+sw+de=0.9989",), 0, r"sum to 0\.9989 and no other language has text: make them sum to 1"),
+        (("sw=0",), 1.5, "1,000 examples are asked for, but .* all languages together give only 29: raise"),
         (
             (),
             1.5,
@@ -256,7 +259,14 @@ def test_shares_that_cannot_be_had(share: tuple[str, ...], repeats: float, words
 
 
 @pytest.mark.parametrize(
-    "lines", [("a=.3333333", "b=.3333333", "c=.3333333"), ("a=.333", "b+c=.667"), ("a=.3334", "b=.3333", "c=.3334")]
+    "lines",
+    [
+        ("a=.3333333", "b=.3333333", "c=.3333333"),
+        ("a=.333", "b+c=.667"),
+        ("a=.3334", "b=.3333", "c=.3334"),
+        ("a=.333", "b=.333", "c=.333"),  # a thousandth less than 1, just what is allowed
+        ("a=.334", "b=.3335", "c=.3335"),  # and a thousandth more
+    ],
 )
 def test_shares_that_are_rounded_are_a_whole(lines: tuple[str, ...]) -> None:
     shares = Sampling(0.7, lines).shares(["a", "b", "c"], [5, 50, 50], 30)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from data_prep.mix import mix
 from tests.data_prep.conftest import TEXT
 from xlme_ds.config import DataConfig, ObjectiveConfig, Training
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import BOS, EOS, TASKS, read_manifest
+from xlme_ds.data.schema import BOS, EOS, TASKS, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 ROWS = 24
@@ -148,6 +149,18 @@ def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixtu
 def test_mistakes_are_named(data: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(ShowConfig(data, **settings))  # type: ignore[arg-type]
+
+
+def test_rows_of_another_vocabulary_or_width(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    manifest = read_manifest(tmp_path / "data" / "mono")
+    for changed, message in (
+        (replace(manifest, vocabulary_sha256="0" * 64), "sentencepiece.model is not the vocabulary that .*data was"),
+        (replace(manifest, settings=manifest.settings | {"row_tokens": 201}), "00000.arrow does not have the columns"),
+    ):
+        write_manifest(tmp_path / "data" / "mono", changed)
+        with pytest.raises(ValueError, match=message):
+            run(ShowConfig(tmp_path / "data", "mono"))
 
 
 def test_a_folder_that_mix_did_not_write(data: Path, tmp_path: Path) -> None:

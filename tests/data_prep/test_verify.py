@@ -119,7 +119,9 @@ def test_languages_that_cc100_does_not_have(
     mix.run(mix.MixConfig(tmp_path / "encoded", vocab, tmp_path / "data", 5, 5, row_tokens=ROW))
     assert read_manifest(tmp_path / "data/para").languages == ("ab", "en", "kbd-Cyrl", "qu")
     run(VerifyConfig(tmp_path / "encoded"))
+    capsys.readouterr()
     run(VerifyConfig(tmp_path / "data"))
+    assert capsys.readouterr().out.count(": 1 shard, 5 records, no fault\n") == 2
 
 
 def test_a_flipped_byte(copied: Path) -> None:
