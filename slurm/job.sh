@@ -33,15 +33,14 @@ requeue() {
     if [ "$(saved)" = "$before" ]; then
         echo "$folder: not finished ($1), and this try saved nothing new, so the job is not requeued: see above what" \
             "ended it; if it was the time limit, raise --time" >&2
+        return 1
     elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$XLME_REQUEUES" ]; then
         echo "$folder: not finished ($1), and requeued XLME_REQUEUES=$XLME_REQUEUES times: submit the job again to continue" >&2
-    else
-        [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-        echo "$folder: not finished ($1), requeueing job $job"
-        scontrol requeue "$job"
-        return
+        return 1
     fi
-    false
+    [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    echo "$folder: not finished ($1), requeueing job $job"
+    scontrol requeue "$job"  # last, because in a trap `return` without a number returns the status from before the trap
 }
 
 # ranks SRUN'S ARGUMENTS...: srun, with exit code 2 if a rank ended with 2. srun itself returns the highest code, which is that

@@ -295,7 +295,7 @@ def test_a_rank_that_ends_with_2_is_no_fault_of_the_others(tmp_path: Path, name:
     assert done.returncode == 2 and not (tmp_path / "requeued").exists(), done.stderr
     assert "progress\n" in done.stdout and "task 0: Exited with exit code 2\nno end of line" in done.stderr
     done = script(tmp_path, name, saves + end.format(1), *words, **place)
-    assert done.returncode == 143 and (tmp_path / "requeued").exists(), done.stderr
+    assert done.returncode == 143 and (tmp_path / "requeued").read_text() == "requeue 7_0\n", done.stderr
 
 
 def test_an_array_without_its_variables_trains_nothing(tmp_path: Path) -> None:
@@ -379,6 +379,51 @@ def test_an_array_hands_on_all_that_was_set(tmp_path: Path) -> None:
         f"--out|{tmp_path}/out/{task}-{train}/seed{seed}|--seeds|{seed}|--tuning.train-languages|{train}|--grid|"
         for task, train, seed in asked
     ]
+
+
+def test_settings_of_preparation_are_those_of_its_jobs(tmp_path: Path) -> None:
+    """The rows of held-out text, and the defaults of what was not set."""
+    program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
+    assert script(tmp_path, "prep.sh", "", XLME_HELDOUT_ROWS="48").returncode == 0
+    jobs = (tmp_path / "jobs").read_text().splitlines()
+    rows = "--row-tokens 512 --alpha 0.7 --mono-rows {0} --para-rows {0}"
+    text = "--mono mono --para para --vocab ./vocab"
+    assert [job.partition("slurm/stage.sh ")[2] for job in jobs] == [
+        "vocab --model sentencepiece.bpe.model --out ./vocab",
+        f"encode {text} --out ./encoded_heldout --split heldout --heldout-share 0.001",
+        f"mix --encoded ./encoded_heldout --vocab ./vocab --out ./heldout {rows.format(48)} --alpha 0",
+        "verify --data ./heldout",
+        f"encode {text} --out ./encoded --split train --heldout-share 0.001",
+        f"mix --encoded ./encoded --vocab ./vocab --out ./mixed {rows.format(256_000_000)}",
+        "verify --data ./mixed",
+    ]
+    assert all("--kill-on-invalid-dep=yes" in job for job in jobs)
+    assert [re.findall(r"--job-name=(\S+)", job) for job in jobs[:2]] == [["xlme-vocab"], ["xlme-encode"]]
+
+
+def test_a_stage_runs_on_all_ranks_with_its_words(tmp_path: Path) -> None:
+    """Words with spaces stay whole, and so does a Python of several words."""
+    place = {"XLME_MPI_TYPE": "pmix", "XLME_PYTHON": "apptainer exec 'my image' python"}
+    done = script(tmp_path, "stage.sh", 'printf "%s\\n" "$@"', "encode", "--mono", "my text", "--out", "o", **place)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [
+        "--mpi=pmix", "--kill-on-bad-exit=1", "--wait=0", "apptainer", "exec", "my image", "python",
+        "-m", "data_prep", "encode", "--mono", "my text", "--out", "o",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("stage", "requeued"), [("mix", True), ("stats", False)])
+def test_a_stage_that_the_time_limit_will_end(tmp_path: Path, stage: str, requeued: bool) -> None:
+    """Slurm's signal before the limit reaches the script; the step goes on, and the script waits for it."""
+    program(tmp_path, "scontrol", f'echo "$@" >>{tmp_path}/told')
+    find = "p=$$; while q=$(ps -o ppid= -p $p) && grep -q stage.sh /proc/${q// /}/cmdline; do p=${q// /}; done"
+    step = f"mkdir -p {tmp_path}/out; touch {tmp_path}/out/manifest.json; {find}; kill -USR1 $p; sleep 0.5; exit 3"
+    done = script(tmp_path, "stage.sh", step, stage, "--out", str(tmp_path / "out"))
+    assert done.returncode == 3, "of the step"
+    assert (tmp_path / "told").exists() == requeued
+    if requeued:
+        assert (tmp_path / "told").read_text() == "requeue 7\n", "once"
+    said = "stats does not continue in another try: if the time limit ends it, raise --time"
+    assert (said in done.stderr) != requeued
 
 
 def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:
