@@ -37,6 +37,13 @@ def fail_or_sleep(number: int) -> int:
     return number
 
 
+def work_for_long(number: int) -> None:
+    os.write(1, b"works\n")
+    time.sleep(20)
+    os.write(1, b"lives\n")
+    os._exit(1)
+
+
 def rank(numbers: list[int]) -> None:
     """One rank: prints what it got, in one write, so that the test sees every rank's view."""
     assert on_root(os.getpid) == on_root(os.getpid)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.encode import encode
 from data_prep.inspect import show
 from data_prep.mix.mix import MixConfig
@@ -49,6 +50,38 @@ def test_the_last_value_that_is_allowed(
     for value in refused:
         with pytest.raises(ValueError, match=rf"{setting.replace('_', '-')}|no rows are asked for|alpha"):
             replace(STAGES[stage], **{setting: value}).validate()
+
+
+def test_a_vocabulary_needs_text_or_a_model() -> None:
+    """And a comparison needs both."""
+    base = VocabConfig(NOWHERE)
+    for given in ({"mono": NOWHERE}, {"para": NOWHERE}, {"corpus": ("cc100",)}, {"model": NOWHERE}):
+        replace(base, **given).validate()
+    replace(base, mono=NOWHERE, model=NOWHERE, compare=NOWHERE).validate()
+    with pytest.raises(ValueError, match="no text is given: set --mono, --para or --corpus to train a vocabulary"):
+        base.validate()
+    for given in ({"mono": NOWHERE}, {"model": NOWHERE}):
+        with pytest.raises(ValueError, match="--compare is for a vocabulary that is extended: give --model and"):
+            replace(base, compare=NOWHERE, **given).validate()
+
+
+LIMITS = [("mix", "mono-rows", 10**11), ("mix", "para-rows", 10**11), ("mix", "rows-per-shard", 10**9)]
+LIMITS += [("mix", "seed", 2**63 - 1), ("mix", "processes", 1024), ("encode", "block-bytes", 2**31 - 1)]
+LIMITS += [("vocab", "sentences", 10**15), ("show", "rows", 10**15)]
+
+
+@pytest.mark.parametrize(("stage", "flag", "largest"), LIMITS)
+def test_the_largest_number_of_a_flag(
+    stage: str, flag: str, largest: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one is refused before anything is read; the largest itself is not what stops this command."""
+    nothing = str(tmp_path / "nothing")
+    needed = {"mix": "--encoded --vocab --out", "encode": "--mono --vocab --out", "vocab": "--mono --out"}
+    words = [word for name in needed.get(stage, "--data").split() for word in (name, nothing)]
+    for value in (largest, largest + 1):
+        assert main([stage, *words, f"--{flag}", str(value)]) == 2
+        told = f"--{flag} is {value}: it must be at most {largest:,}" in capsys.readouterr().err
+        assert told == (value > largest)
 
 
 @pytest.mark.parametrize("setting", [{"mono_rows": 0}, {"para_rows": 1, "mono_rows": 0}])

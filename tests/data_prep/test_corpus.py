@@ -729,7 +729,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
             "format 'moses2' is none of cc100, lines, jsonl, parquet, arrow, moses",
         ),
         ({"colour": "red"}, 'pairs = "any"', "there is no key 'colour'"),
-        ({"files": ""}, 'pairs = "any"', "files is missing"),
+        *(({key: ""}, 'pairs = "any"', f"{key} is missing: set it") for key in ("name", "format", "files")),
         ({"where": ""}, 'pairs = "any"', "give --where x=FOLDER"),
         ({}, 'languages = ["en"]', 'set pairs = \\["en-fr", …\\] or pairs = "any"'),
         ({"format": "cc100"}, 'languages = ["zh-Hanss"]', "unknown language code 'zh-Hanss': did you mean 'zh-Hans'"),
@@ -754,6 +754,14 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters]\nscript = 3', r"but script is 3: write \[filters.script\]"),
         ({}, 'pairs = "any"\nfilters = 3', r"filters must be a table for each filter, as \[filters.length\], not 3"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = nan', "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1\nmax = inf', "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmax = true', "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\none_of = "web"', "both finite, or a list one_of"),
+        ({}, 'pairs = "any"\n[filters.column.p]', r"has p = {}: write \[filters.column.NAME\]"),
+        *(
+            ({"format": "cc100"}, f'languages = ["en"]\n[filters.language]\nprobability = {p}', "between 0 and 1")
+            for p in (0, -0.5)
+        ),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1' + 400 * "0", "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 2\nmax = 1', "keeps p from 2 to 1, which is nothing"),
         ({}, 'pairs = "any"\n[filters.length]\nmin_characters = 1' + 400 * "0", "must be a number"),

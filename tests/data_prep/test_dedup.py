@@ -67,11 +67,24 @@ INPUT = st.lists(st.lists(PARAGRAPHS, min_size=1, max_size=5), min_size=1, max_s
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(one=INPUT, two=INPUT, block_bytes=st.sampled_from([1, 60, 10_000]), slice_size=st.sampled_from([1, 7, 1000]))
+@given(
+    one=INPUT,
+    two=INPUT,
+    block_bytes=st.sampled_from([1, 60, 10_000]),
+    slice_size=st.sampled_from([1, 7, 1000]),
+    batch_bytes=st.sampled_from([40, 1 << 20]),
+)
 def test_the_first_occurrence_stays(
-    vocab: Path, monkeypatch: pytest.MonkeyPatch, one: Documents, two: Documents, block_bytes: int, slice_size: int
+    vocab: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    one: Documents,
+    two: Documents,
+    block_bytes: int,
+    slice_size: int,
+    batch_bytes: int,
 ) -> None:
     monkeypatch.setattr(dedup, "_SLICE", slice_size)
+    monkeypatch.setattr("data_prep.readers.reader._PIECE_BYTES", batch_bytes)
     vocabulary = Vocabulary(vocab)
     expected = without_duplicates(one, two)
     with tempfile.TemporaryDirectory() as name:
@@ -93,7 +106,11 @@ def test_the_first_occurrence_stays(
     assert counts["tokens"] == sum(map(len, found))
 
 
-def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [1, 2, 4000])
+def test_pairs_are_compared_with_both_sides(
+    vocab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr("data_prep.encode.token_ids._BATCH_PAIRS", batch)
     for name, lines in (("X.de-en.de", "a\na\nb\na\nᚠ a\nᚠ a\n"), ("X.de-en.en", "1\n2\n1\n1\n3\n3\n")):
         (tmp_path / name).write_text(lines)
     text = f'name = "x"\nwhere = "{tmp_path}"\nformat = "moses"\nfiles = "X.{{src}}-{{tgt}}.{{side}}"\npairs = "any"\n'

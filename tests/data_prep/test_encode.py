@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from data_prep.encode.encode import EncodeConfig, _plans, _run_plan, run
 from data_prep.encode.encode_input import EncodeTask, begin_input, discard_changed, encode_block
 from data_prep.encode.shared_work import SharedWork
+from data_prep.encode.token_ids import _batches
 from data_prep.readers import READERS, find_documents
 from data_prep.vocab.vocab import VocabConfig
 from data_prep.vocab.vocab import run as train
@@ -580,3 +581,12 @@ def test_text_that_is_hardly_what_it_should_be_is_named(
         for name in (mono / "de.txt", mono / "ru.txt", mono / "fr.txt", mono / "ar.txt", pair)
     )
     assert not any(name in told for name in ("en.txt", "ur.txt", "el.txt", "X.en-ru", "X.en-fr"))
+
+
+def test_pairs_are_encoded_as_many_at_once_as_are_allowed() -> None:
+    """Four thousand, or as many as have a million characters on both sides together."""
+    short, long = ("a", "b", None), ("a" * 300_000, "b" * 200_000, None)
+    assert list(map(len, _batches([short] * 9_001))) == [4_000, 4_000, 1_001]
+    assert list(map(len, _batches([long] * 5))) == [2, 2, 1]
+    assert list(map(len, _batches([long, short, long, short]))) == [3, 1]
+    assert list(_batches([])) == []

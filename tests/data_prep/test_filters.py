@@ -205,6 +205,33 @@ def test_letters_of_each_script() -> None:
 
 
 @pytest.mark.parametrize(
+    ("script", "first", "last", "number"),
+    [
+        ("Latin", "A", "Z", 26),
+        ("Latin", "a", "z", 26),
+        ("Latin", "À", "Ö", 23),
+        ("Latin", "ø", "ɏ", 0x24F - 0xF8 + 1),
+        ("Latin", "Ḁ", "ỿ", 256),
+        ("Cyrillic", "Ѐ", "ҁ", 130),
+        ("Cyrillic", "Ҋ", "ԯ", 166),
+        ("Armenian", "Ա", "Ֆ", 38),
+        ("Hebrew", "א", "ת", 27),
+        ("Arabic", "ؠ", "ي", 43),
+        ("Devanagari", "ऄ", "ह", 54),
+        ("Thai", "ก", "ะ", 48),
+        ("Georgian", "ა", "ჺ", 43),
+        ("Kana", "ァ", "ヺ", 90),
+        ("Han", "一", "鿿", 0x9FFF - 0x4E00 + 1),
+        ("Hangul", "가", "힣", 11_172),
+    ],
+)
+def test_all_letters_of_an_alphabet_are_of_its_script(script: str, first: str, last: str, number: int) -> None:
+    """By the counts of Unicode's charts, the first letter and the last one included."""
+    text = "".join(map(chr, range(ord(first), ord(last) + 1)))
+    assert [int(count[0]) for count in letters([text], (script,))] == [number, number]
+
+
+@pytest.mark.parametrize(
     ("text", "script", "number"),
     [
         ("ที่นี่", "Thai", 2),  # two consonants, two vowel signs and two tones above them

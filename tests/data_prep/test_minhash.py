@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,27 @@ def test_a_damaged_file_is_written_again(corpus: Path, tmp_path: Path) -> None:
     other = (config.out / "mono/zh-Hans.jsonl.gz").stat().st_mtime_ns
     run(config)
     assert path.read_bytes() == whole and (config.out / "mono/zh-Hans.jsonl.gz").stat().st_mtime_ns == other
+
+
+@needs_datatrove
+def test_text_that_is_hardly_utf8_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its share of the lines, not of the documents; and only once, though documents are read twice."""
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono/de.txt").write_bytes(b"in W\xfcrde\n" * 3 + b"frei und gleich\n" * 7 + b"\nEnde\n")
+    (tmp_path / "mono/en.txt").write_text("free and equal\n")
+    run(MinhashConfig(tmp_path / "mono", tmp_path / "out"))
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    words = "27% of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"
+    assert warned == [f"warning: {tmp_path}/mono/de.txt: {words}"]
+
+
+@needs_datatrove
+def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mono").mkdir()
+    os.mkfifo(tmp_path / "mono/de.txt")
+    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but documents are read twice: store it as a file"):
+        run(MinhashConfig(tmp_path / "mono", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 @needs_datatrove

@@ -243,6 +243,21 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
     run_verify(VerifyConfig(tmp_path / "bound"))
 
 
+def test_the_rows_that_pairs_fill_within_a_bound(corpus: Corpus, tmp_path: Path) -> None:
+    """By the tokens of the pairs that fit: just as many rows can be had, and one more is refused."""
+    tokens = 0
+    for pairs in corpus.pairs.values():
+        sizes = [len(source) + len(target) + 3 for source, target in pairs]
+        fitting = [size for size in sizes if size <= WIDTH]
+        tokens += int(2.5 * len(fitting)) * sum(fitting) // len(fitting)
+    most = tokens // WIDTH
+    words = f"--para-rows is {most + 1:,}, but with --max-repeats 2.5 the pairs fill {most:,} rows without gaps"
+    with pytest.raises(ValueError, match=words):
+        run(corpus.config(tmp_path, para_rows=most + 1, max_repeats=2.5))
+    run(corpus.config(tmp_path, para_rows=most, max_repeats=2.5))
+    assert max(counts["repeat"] for counts in read_manifest(tmp_path / "para").counts["by_language"].values()) <= 2.5
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.parallel import RetryError, TaskError, UserError, explain, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, _balanced_shares, explain, run_tasks
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -34,6 +34,9 @@ def test_results_come_in_task_order(
     assert lines[-1] == "squares: 100%"
     assert len(lines) <= 5
     assert run_tasks(tasks.square, [], [], processes, "nothing") == []
+    capsys.readouterr()
+    assert run_tasks(tasks.square, numbers, numbers, processes, "silent", visible=False)[1] == 2500
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -79,6 +82,27 @@ def test_too_many_processes_are_named(tasks: ModuleType) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_ranks_have_about_as_much_to_do() -> None:
+    """Each task goes, the largest first, to the rank that has the least: by hand."""
+    assert _balanced_shares([2, 5, 3, 3, 1], 2) == [[1, 0], [2, 3, 4]]
+    assert _balanced_shares([1, 1], 3) == [[0], [1], []]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's prctl ends the workers")
+def test_workers_die_with_a_parent_that_is_killed() -> None:
+    """Else they would go on to write into a folder that the next run has taken."""
+    program = "import parallel_tasks as t; t.run_tasks(t.work_for_long, [1, 2], [1, 1], 2, 'test')"
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert parent.stdout is not None
+    assert [parent.stdout.readline() for _ in range(2)] == ["works\n"] * 2
+    parent.kill()
+    parent.wait()
+    assert parent.stdout.read() == "", "no worker lived to say so"
+
+
 def test_processes_must_be_positive(tasks: ModuleType) -> None:
     with pytest.raises(ValueError, match="--processes is 0"):
         run_tasks(tasks.square, [1], [1], 0, "test")
@@ -108,6 +132,21 @@ def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
     assert done.stdout.count("ours: KeyError: 'a mistake of ours'") == 2, done.stderr
 
 
-def test_a_launcher_of_another_mpi_is_told() -> None:
-    done = ranks([1], [], OMPI_COMM_WORLD_SIZE="4")
-    assert "the launcher started 4 processes but MPI sees each alone" in done.stderr
+LAUNCHERS = {"PMI": "PMI_SIZE PMI_RANK", "OpenMPI": "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK"}
+LAUNCHERS |= {"srun": "SLURM_STEP_NUM_TASKS SLURM_PROCID"}
+
+
+def test_a_launcher_of_another_mpi_is_told_once() -> None:
+    """By the first process, whatever the launcher calls it; the others end with its exit code."""
+    command = [sys.executable, "-m", "data_prep", "verify", "--data", "nowhere"]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "SLURM"))}
+    plain |= {"PYTHONPATH": str(HERE.parents[1])}
+    started = {}
+    for launcher, names in LAUNCHERS.items():
+        for rank in ("0", "3"):
+            own = dict(zip(names.split(), ("4", rank), strict=True))
+            started[launcher, rank] = subprocess.Popen(command, env=plain | own, stderr=subprocess.PIPE, text=True)
+    for (launcher, rank), process in started.items():
+        told = process.communicate()[1]
+        words = "xlme prep verify: error: the launcher started 4 processes but MPI sees each alone: start them with "
+        assert process.returncode == 2 and told.count(words) == told.count("error") == (rank == "0"), (launcher, told)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
+from data_prep.encode.encode import EncodeConfig, run
 from data_prep.encode.shared_work import SharedWork
 from data_prep.progress import Status
 
@@ -59,6 +60,18 @@ def test_elsewhere_the_first_member_tells_the_sum(
     assert capsys.readouterr().err == ""
     first.report(950_000_000, 2, "mono")
     assert capsys.readouterr().err == "encode mono: 1.00 GB of text, 1 of 2 inputs finished\n"
+
+
+def test_both_sides_of_pairs_are_text_that_is_encoded(
+    vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.4 MB, most of it on the second side."""
+    monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)
+    for code, words in (("en", "a" * 29), ("de", "b" * 109)):
+        (tmp_path / f"X.de-en.{code}").write_text(f"{words}\n" * 10_000)
+    run(EncodeConfig(vocab, tmp_path / "out", para=tmp_path, block_bytes=700_000))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "of text" in line]
+    assert lines == [f"encode para: {size} MB of text, 0 of 1 inputs finished" for size in (1, 1)]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

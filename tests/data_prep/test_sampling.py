@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from hashlib import blake2b
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sampling import Order, SmallestHashes, hashed, key_of, permute
+from data_prep.sampling import Order, SmallestHashes, _scramble, hashed, key_of, permute
 from data_prep.shares import Sampling, apportion, bound_shares, temperature_shares
 
 
@@ -25,6 +26,26 @@ def test_permutations_of_several_sizes_and_keys_at_once_equal_one_by_one() -> No
     index = np.array([6, 999, 0, 2**39 + 1])
     one_by_one = [int(permute(i, n, k)) for i, n, k in zip(index, sizes, keys, strict=True)]
     assert permute(index, sizes, keys).tolist() == one_by_one
+
+
+def test_hashes_are_splitmix64s_of_keys_by_blake2b() -> None:
+    """Its first outputs from 1234567, as Rosetta Code lists them; and a key by its definition."""
+    outputs = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    state = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert _scramble(state).tolist() == outputs
+    assert hashed(0, 1234567).tolist() == _scramble(_scramble(state[:1])).tolist()
+    digest = blake2b(b'[7, "mono", "sides"]', digest_size=8).digest()
+    assert key_of(7, "mono", "sides") == int.from_bytes(digest, "little")
+
+
+def test_orders_are_those_of_the_rows_that_were_written() -> None:
+    """Else a mix that was interrupted before would be continued in another order."""
+    assert permute(np.arange(10), 10, key_of(3, "x")).tolist() == [4, 2, 0, 6, 9, 8, 5, 3, 7, 1]
+    order = Order(("a", "b"), (5, 3), (Fraction(1, 2),) * 2, (7, 7), 1, "para", block=4, neighbours=2)
+    language, example = order.locate(np.arange(14))
+    assert "".join(map("ab".__getitem__, language)) == "baabababaabbab"
+    assert example.tolist() == [2, 1, 0, 0, 4, 1, 2, 0, 3, 2, 1, 2, 1, 2]
+    assert np.flatnonzero(order.swapped(np.arange(14))).tolist() == [1, 3, 5, 8, 10, 12, 13]
 
 
 def test_permutations_look_random() -> None:

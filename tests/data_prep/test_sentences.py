@@ -59,6 +59,9 @@ def encoded(corpus: Path, vocab: Path, tmp_path_factory: pytest.TempPathFactory)
     without = tuple(corpus / f"test.{code}" for code in ("de", "en"))
     asked = EncodeConfig(vocab, out, mono=corpus / "mono", para=corpus / "para", without=without, sentences=True)
     run(asked)
+    before = (out / "mono" / "manifest.json").stat().st_mtime_ns
+    run(replace(asked, without=without[::-1]))
+    assert (out / "mono" / "manifest.json").stat().st_mtime_ns == before, "in either order"
     (corpus / "test.en").write_text("another\n")
     with pytest.raises(ValueError, match="other settings"):
         run(asked)
@@ -198,7 +201,7 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
 
 
 def test_the_language_to_translate_into(text: Text, encoded: Path, vocab: Path, tmp_path: Path) -> None:
-    asked = MixConfig(encoded, vocab, tmp_path / "mixed", para_rows=64, row_tokens=64, into="fr_FR")
+    asked = MixConfig(encoded, vocab, tmp_path / "mixed", 8, 64, row_tokens=64, into="fr_FR")
     mix(asked)
     seen = Counter[tuple[str, str]]()
     store = Loader(asked.out, DataConfig(0, 64, 64), 0, 1.0).stores[1]
@@ -213,8 +216,11 @@ def test_the_language_to_translate_into(text: Text, encoded: Path, vocab: Path, 
     seen.update(zip(languages[::2], languages[1::2], strict=True))
     assert seen["en", "fr"] and not seen["fr", "en"] and seen["de", "en"] and seen["en", "de"]
     assert json.loads((asked.out / "para" / "manifest.json").read_text())["settings"]["into"] == "fr"
+    assert "into" not in read_manifest(asked.out / "mono").settings, "the rows of which are the same"
     with pytest.raises(ValueError, match="--into xh is in no pair that is mixed"):
         mix(replace(asked, out=tmp_path / "other", into="xh"))
+    with pytest.raises(ValueError, match="--into fr is in no pair that is mixed"):
+        mix(replace(asked, out=tmp_path / "other", para_rows=0))
 
 
 def test_mistakes(corpus: Path, vocab: Path, tmp_path: Path) -> None:
@@ -247,6 +253,7 @@ def test_what_is_too_long_is_told(tmp_path: Path, vocab: Path, capfd: pytest.Cap
     row = max(size + 2, 8)
     mix(MixConfig(asked.out, vocab, tmp_path / "mixed", mono_rows=4, row_tokens=row, sentences=True))
     assert f"3 sentences are too long for a row of {row} tokens" in capfd.readouterr().err
+    verify(VerifyConfig(tmp_path / "mixed"))
     counts = read_manifest(tmp_path / "mixed" / "mono").counts["by_language"]
     assert [(counts[code]["too_long"], counts[code]["available"]) for code in ("de", "en")] == [(2, 1), (1, 1)]
 

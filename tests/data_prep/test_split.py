@@ -284,6 +284,21 @@ def test_duplicates_are_removed_on_each_side_alone(corpus: Path, vocab: Path, tm
         assert counts["removed"]["exact_duplicates"] == sum(len(lines) - 1 for lines in own) - 1
 
 
+def test_what_decides_a_split_is_in_the_rows(corpus: Path, vocab: Path, tmp_path: Path) -> None:
+    """A sentence, or the part of a document that is in a block; and nothing held out is no row."""
+    asked = EncodeConfig(vocab, tmp_path / "encoded", mono=corpus / "mono", para=corpus / "para", heldout_share=1e-9)
+    run(replace(asked, split="heldout"))
+    rows = MixConfig(asked.out, vocab, tmp_path / "none", mono_rows=4, para_rows=4, row_tokens=64)
+    with pytest.raises(ValueError, match="mono has nothing that fills a row of 64 tokens: raise --heldout-share"):
+        mix(rows)
+    for name, changes, unit in (("s", {"sentences": True}, "sentences"), ("b", {"block_bytes": 100}, 100)):
+        changed = replace(asked, out=tmp_path / name, heldout_share=SHARE, split="train", **changes)  # type: ignore[arg-type]
+        run(changed)
+        mix(replace(rows, encoded=changed.out, out=tmp_path / f"mixed-{name}"))
+        mono, para = (read_manifest(tmp_path / f"mixed-{name}" / task).counts for task in ("mono", "para"))
+        assert mono["split_of"] == unit and "split_of" not in para
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1])
 def test_a_share_of_nothing(corpus: Path, vocab: Path, tmp_path: Path, share: float) -> None:
     with pytest.raises(ValueError, match=r"--heldout-share is .*: it must be between 0 and 1"):
@@ -325,6 +340,7 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
         loader = Loader(tmp_path / "mixed", DataConfig(4, 4, micro_batch=4), 1, 0.15)
         with pytest.raises(ValueError, match=words):
             require_fit(loader, model, loaders["train"])
+    assert "split_of" not in read_manifest(tmp_path / "mixed/mono").counts, "where documents are whole"
     used = read_manifest(tmp_path / "heldout/mono").counts["by_language"]
     assert used.keys() == {"de", "en", "fr"} and max(c["used"] for c in used.values()) <= 2  # alpha 0
     for part in PARTS:

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from data_prep.mix import mix
 from data_prep.mix.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import find_pairs
-from data_prep.readers.corpus_files import Place, read_text
+from data_prep.readers.corpus_files import Place, files_in, read_text
 from data_prep.store import Stage, write_file
 from data_prep.vocab import vocab, vocap
 
@@ -352,6 +353,55 @@ def test_one_process_a_folder(corpus: Corpus, tmp_path: Path, data_prep: Run) ->
     assert tree(out) == tree(corpus.folder / "encoded")
 
 
+@pytest.mark.parametrize("lost", [1, 8, 9])
+def test_files_that_are_lost_are_counted_and_the_first_eight_named(
+    tmp_path: Path, lost: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(tmp_path, "mix", {"rows": 1})
+    with stage.open():
+        for number in range(10):
+            file = write_file(tmp_path / f"{number}.txt", b"text", tmp_path)
+            stage.finish_task(f"task-{number}", {"files": [vars(file)]})
+        for number in range(lost):
+            empty(tmp_path / f"{number}.txt")
+        capsys.readouterr()
+        assert not stage.finished(1)
+    named = ", ".join(f"{number}.txt" for number in range(min(lost, 8))) + " …" * (lost > 8)
+    words = f"warning: {lost} files of {tmp_path} are missing or damaged and made again: {named}\n"
+    assert capsys.readouterr().err == words
+    assert [stage.task_result(f"task-{number}") is None for number in range(10)] == [n < lost for n in range(10)]
+
+
+def test_long_settings_are_cut_in_the_message(tmp_path: Path) -> None:
+    """At 120 characters, the quotes of a text included."""
+    with Stage(tmp_path, "mix", {"a": "x" * 118, "b": "y" * 119, "c": 1}).open():
+        pass
+    told = rf'a was "{"x" * 118}", now 1; b was "{"y" * 118}…, now null; d was null, now 2\): choose'
+    with pytest.raises(ValueError, match=told), Stage(tmp_path, "mix", {"a": 1, "c": 1, "d": 2}).open():
+        pass
+    with pytest.raises(ValueError, match="was written by stage mix, not encode"), Stage(tmp_path, "encode").open():
+        pass
+
+
+def test_only_an_unfinished_minhash_keeps_its_folder_from_readers(tmp_path: Path) -> None:
+    for stage in ("encode", "minhash"):
+        with Stage(tmp_path / stage, stage).open():
+            (tmp_path / stage / "mono").mkdir()
+    assert files_in(str(tmp_path / "encode" / "mono")) == []
+    for folder in (tmp_path / "minhash" / "mono", tmp_path / "minhash"):
+        with pytest.raises(ValueError, match="lacks documents, because minhash did not finish"):
+            files_in(str(folder))
+
+
+def test_errors_that_a_user_can_act_on() -> None:
+    """A sentence for these, with its exit code; a mistake of ours keeps its traceback, whatever it derives from."""
+    assert type(explain(ValueError("a"))) is type(explain(OSError(errno.ENOSPC, "full", "a"))) is UserError
+    assert type(explain(OSError(errno.EIO, "broken", "a"))) is type(explain(RetryError("a"))) is RetryError
+    assert str(explain(OSError())).startswith("OSError: give the same command again")
+    ours = (UnicodeDecodeError("utf-8", b"a", 0, 1, "b"), io.UnsupportedOperation("a"), KeyError("a"), TypeError("a"))
+    assert [explain(error) for error in ours] == [None] * 4
+
+
 def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted link's target is left as it is; a file system without locks is named."""
     (tmp_path / "diary").write_text("mine")
@@ -517,6 +567,34 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
         done = data_prep(*flags, "--block-bytes", 1_500)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "File too large: raise the limit" in done.stderr and str(tmp_path / "out") in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: .*No space left on device: make room"),
+        (OSError(errno.EIO, "Input/output error"), 1, "error: .*Input/output error: give the same command again"),
+        (KeyboardInterrupt(), 1, "interrupted: the same command continues where this one stopped$"),
+        (TypeError("ours"), 1, "Traceback.*\nTypeError: ours$"),
+    ],
+)
+def test_the_exit_code_is_2_where_the_user_has_to_change_something(
+    corpus: Corpus,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    words: str,
+) -> None:
+    def fsync(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    model = str(corpus.vocab / "sentencepiece.model")
+    assert main(["vocab", "--model", model, "--out", str(tmp_path / "out")]) == code
+    said = capsys.readouterr().err.strip()
+    assert re.fullmatch(f"(xlme prep vocab: )?{words}.*", said, re.DOTALL) and ("Traceback" in said) == ("ours" in said)
 
 
 @pytest.mark.parametrize("flag", ["--mono", "--para"])

@@ -382,6 +382,14 @@ def counted(name: str, key: str, by: float = 1) -> Callable[[Manifest], Manifest
     return change
 
 
+def uncounted(name: str) -> Callable[[Manifest], Manifest]:
+    def change(manifest: Manifest) -> Manifest:
+        del manifest.counts["by_language"][name]
+        return manifest
+
+    return change
+
+
 FORGED = [
     ("data/mono", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/para", of(languages=("en", "de")), "has the languages en de, not de en"),
@@ -412,6 +420,7 @@ FORGED = [
     ("encoded/mono", counted("de", "bytes", 10_000), "characters or bytes of de that its text cannot have"),
     ("data/para", counted("en-de", "too_long", -1), "counts text as too long, which is cut into rows"),
     ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
+    ("encoded/mono", uncounted("en"), "lists shards of en but no counts"),
     ("data/para", counted("", "sampled"), "and the markers in tasks disagree about the number of sampled examples"),
 ]
 

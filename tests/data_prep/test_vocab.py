@@ -19,8 +19,9 @@ from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
 from data_prep.vocab import unigram
-from data_prep.vocab.extension import describe_change, extend
+from data_prep.vocab.extension import describe_change, extend, segmentation
 from data_prep.vocab.line_sample import sample_lines, sampled_inputs
+from data_prep.vocab.model_file import serialize
 from data_prep.vocab.unigram import UnigramPath
 from data_prep.vocab.vocab import VocabConfig, run
 from data_prep.vocab.word_counts import count_words
@@ -202,6 +203,18 @@ def test_a_change_of_segmentation_in_words() -> None:
     )
 
 
+def test_segmentation_is_counted_in_the_first_ten_thousand_lines() -> None:
+    """Of two characters, one of which is unknown, in two tokens besides that of the space; then of others."""
+    model = serialize({"▁": -1.0, "a": -2.0})
+    lines = ["ab"] * 10_000 + ["aaaa"] * 10_000
+    assert segmentation(model, iter(lines)) == {"tokens_per_character": 1.5, "unknown": 1 / 3}
+    assert segmentation(model, lines[9_999:]) == {
+        "tokens_per_character": (3 + 9_999 * 5) / (2 + 9_999 * 4),
+        "unknown": 1 / (3 + 9_999 * 5),
+    }
+    assert segmentation(model, []) == {"tokens_per_character": 0.0, "unknown": 0.0}
+
+
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "de.txt")
     with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but a vocabulary"):
@@ -380,8 +393,13 @@ def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: P
 
 
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--size is 50, but the characters alone need 2"):
-        run(config(corpus, tmp_path, size=50))
+    with pytest.raises(ValueError, match="--size is 50, but the characters alone need") as error:
+        run(config(corpus, tmp_path / "50", size=50))
+    least = int(re.search(r"alone need (\d+)", str(error.value))[1])
+    with pytest.raises(ValueError, match=f"--size is {least - 1}, but the characters alone need {least}: take"):
+        run(config(corpus, tmp_path / "less", size=least - 1))
+    run(config(corpus, tmp_path / "least", size=least))
+    assert Vocabulary(tmp_path / "least").size == least
 
 
 def test_a_finished_vocabulary_is_kept_and_changed_settings_are_refused(

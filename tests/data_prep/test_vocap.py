@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +24,9 @@ from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool
 from data_prep.vocab.model_file import parse, serialize
 from data_prep.vocab.unigram import UnigramPath, Unigrams, _read_words, _seeds
 from data_prep.vocab.unigram_loops import LONGEST_WORD
-from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, curve, run
+from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, curve, plot, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
+from tests.data_prep.test_stats_plots import parts, places, ticks
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -349,6 +351,23 @@ def test_shared_pieces_are_paid_once_and_the_union_is_exact() -> None:
         allocate(orders, curves, {"x": 1.0, "y": 1.0}, 6, 61)
     with pytest.raises(ValueError, match="the characters of 2 languages are 4: take a larger --size"):
         allocate(orders, curves, {"x": 1.0, "y": 1.0}, 6, 3)
+
+
+def test_the_plot_has_the_chosen_sizes_on_the_curves_and_against_the_lines() -> None:
+    """Twenty pieces are between the points of ten and thirty; sizes and lines are on log scales."""
+    curves = {"aa": [(10, -50.0), (30, -30.0)], "bb": [(5, -80.0), (50, -20.0), (100, -10.0)]}
+    given = {"aa": {"lines": 100, "pieces": 20}, "bb": {"lines": 10_000, "pieces": 50}}
+    left, right = parts(plot(curves, given), "axes")
+    marks = [[places(line) for line in parts(ElementTree.tostring(axes), "line2d")] for axes in (left, right)]
+    ((aa, bb),), ((few, many),) = ([two for two in found if len(two) == 2] for found in marks)
+    alps, sizes = ticks(left, "ytick"), ticks(left, "xtick")
+    assert (aa[1], bb[1]) == pytest.approx((alps["−40"], alps["−20"]), abs=0.01)
+    decade = sizes["10^{2}"] - sizes["10^{1}"]
+    assert [(x - sizes["10^{1}"]) / decade for x, _ in (aa, bb)] == pytest.approx(np.log10([2, 5]), abs=0.01)
+    lines, pieces = ticks(right, "xtick"), ticks(right, "ytick")
+    assert (few[0], many[0], few[1]) == pytest.approx((lines["10^{2}"], lines["10^{4}"], pieces[r"2\times10^{1}"]))
+    octave = pieces[r"4\times10^{1}"] - few[1]
+    assert (many[1] - few[1]) / octave == pytest.approx(math.log2(2.5), abs=0.01)
 
 
 def test_order_and_pool() -> None:
