@@ -272,6 +272,9 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
 
 PIPE = dict(kind="pipeline", deepspeed="pipe_zero1")
 DUAL = PIPE | dict(pipeline_schedule="dualpipev")
+ZERO_BF16 = dict(kind="deepspeed", deepspeed="zero1", precision="bf16", gradient_precision="bf16")
+OFFLOADED = dict(kind="deepspeed", deepspeed="zero3_offload")
+CLM = dict(name="clm", mask_fraction=1.0, random_fraction=0.1, keep_fraction=0.1)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +298,26 @@ DUAL = PIPE | dict(pipeline_schedule="dualpipev")
         (dict(engine=PIPE | dict(balance=(1, 2))), dict(engine=PIPE | dict(balance=(1, 1, 1)))),
         (dict(engine=DUAL, data=dict(micro_batch=2)), dict(engine=DUAL, data=dict(micro_batch=4))),
         (dict(model=dict(kernels="triton", heads=2)), dict(model=dict(kernels="triton", heads=4))),
+        (dict(data=dict(phase_steps=(4, 1))), dict(data=dict(phase_steps=(4, 0)))),
+        (dict(data=dict(phase_steps=(4,), phase_mask_fractions=(0.01, 0.99))),
+         dict(data=dict(phase_steps=(4,), phase_mask_fractions=(0.0, 0.99)))),
+        (dict(data=dict(phase_steps=(4,))), dict(data=dict(phase_steps=(4,), phase_mask_fractions=(0.01, 1.0)))),
+        (dict(objective=CLM, data=dict(phase_steps=(4,))),
+         dict(objective=CLM, data=dict(phase_steps=(4,), phase_mask_fractions=(0.5, 0.5)))),
+        (dict(schedule=dict(name="wsd", decay_steps=1)), dict(schedule=dict(name="linear", decay_steps=1))),
+        (dict(schedule=dict(name="cosine")), dict(schedule=dict(name="cosine", decay_steps=1))),
+        (dict(schedule=dict(name="inverse_sqrt")), dict(schedule=dict(name="inverse_sqrt", decay_steps=1))),
+        (dict(data=dict(mono_rows=16)), dict(data=dict(mono_rows=16, alternate=True), train=dict(log_every=1))),
+        (dict(data=dict(para_rows=16)), dict(data=dict(para_rows=16, alternate=True), train=dict(log_every=1))),
+        (dict(engine=ZERO_BF16), dict(engine=PIPE | dict(precision="bf16", gradient_precision="bf16"))),
+        (dict(engine=ZERO_BF16 | dict(precision="auto")),
+         dict(engine=dict(kind="plain", precision="auto", gradient_precision="bf16"))),
+        (dict(engine=dict(kind="plain")), dict(engine=dict(kind="plain", offload_optimizer="cpu"))),
+        (dict(engine=dict(kind="plain")), dict(engine=dict(kind="plain", offload_parameters="cpu"))),
+        (dict(engine=OFFLOADED | dict(offload_parameters="nvme", nvme_folder="/nvme")),
+         dict(engine=OFFLOADED | dict(offload_parameters="nvme"))),
+        (dict(engine=OFFLOADED | dict(offload_optimizer="nvme", nvme_folder="/nvme")),
+         dict(engine=OFFLOADED | dict(offload_optimizer="nvme", nvme_folder="/nvme", deepspeed="zero2"))),
     ],
 )  # fmt: skip
 def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dict]) -> None:
@@ -394,6 +417,44 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(cli.time, "monotonic", lambda: next(seconds))
     assert list(cli.progress(batches, 6, "rows", "mine", len)) == batches
     assert capsys.readouterr() == ("", "mine: 2 of 6 rows\n")
+
+
+def test_an_engine_has_processes_that_it_can_use() -> None:
+    """Also where their number chooses the engine's file; where it is not known, both files must fit."""
+    engines = EngineConfig("plain"), EngineConfig("pipeline", "pipe_zero1", pipeline_stages=2)
+    for engine, legal, illegal in zip(engines, ((1,), (2, 4)), ((2, 3), (1, 3)), strict=True):
+        config = RunConfig("x", data=DataConfig(8, 8, 1), engine=engine)
+        for world in legal:
+            validate(config, world)
+        for world in illegal:
+            for asked in (config, replace(config, engine=replace(engine, deepspeed="auto"))):
+                with pytest.raises(ValueError, match=r"runs on one process|needs a multiple of 2 processes"):
+                    validate(asked, world)
+    auto = EngineConfig(deepspeed="auto")
+    in_bf16 = replace(auto, gradient_precision="bf16", offload_optimizer="cpu")
+    for config, words in (
+        (RunConfig("x", engine=in_bf16), "set engine.deepspeed to zero3"),
+        (RunConfig("x", engine=auto, model=ModelConfig(compile="graphs")), "zero3 is ZeRO-3, which gathers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            validate(config)
+
+
+def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both forms and both spellings; a flag at the end has none."""
+    assert cli.take_flag(["a", "--b", "1", "c"], "--b") == (["a", "c"], "1")
+    assert cli.take_flag(["a", "--b=1", "c"], "--b") == (["a", "c"], "1")
+    assert cli.take_flag(["a", "--b"], "--b") == (["a", "--b"], None)
+    words = ["--a", "1", "--b-c", "2", "3", "--d.b_c", "4", "--b_c=5", "--e"]
+    assert cli.without(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
+    for argv, said in (
+        (["/p/xlme_ds/pretrain.py", "a b"], "python -m xlme_ds.pretrain 'a b'"),
+        (["/p/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
+        (["/p/bin/xlme", "plan"], "xlme plan"),
+        (["/p/mine.py"], "python mine.py"),
+    ):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert cli.called() == said
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:

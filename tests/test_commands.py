@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,10 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
     assert launcher[module - 2 : module] == ["--hostfile", hosts]
     assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--include", "x"]
     assert "--num_gpus" not in command(["finetune"])
+    one = command(["--gpus", "1", "--hostfile", hosts, "--master_port", "5", "pretrain"])
+    ports = [port for flag, port in pairwise(one) if flag == "--master_port"]
+    assert one[0] == "deepspeed" and ports[1:] == ["5"], "DeepSpeed takes the last, by default a free one"
+    assert 1024 <= int(ports[0]) < 65536
     assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
 
 

@@ -89,6 +89,17 @@ def test_a_signal_while_the_command_starts_reaches_it(monkeypatch: pytest.Monkey
     assert left.value.code == 128 + signal.SIGTERM and not Path(f"/proc/{processes[0]}").exists()
 
 
+def test_a_steps_output_goes_to_its_log_or_is_dropped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its errors are in the log too, and are not dropped; the command itself comes first."""
+    words = ["bash", "-c", "echo out; echo err >&2"]
+    said = "$ bash -c 'echo out; echo err >&2'\n"
+    with open(tmp_path / "log", "wb") as log:
+        run(words, os.environ, log=log)
+    assert (tmp_path / "log").read_text() == f"{said}out\nerr\n" and tuple(capfd.readouterr()) == ("", "")
+    run(words, os.environ, quiet=True)
+    assert tuple(capfd.readouterr()) == (said, "err\n")
+
+
 def test_a_command_that_cannot_start_leaves_the_handlers() -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]

@@ -127,6 +127,12 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
     path = saved(tmp_path / "run.toml", "")
     with pytest.raises(ValueError, match="--recipe and --config exclude each other"):
         settings("--config", str(path), "--recipe", "base")
+    from xlme_ds.cli import parse
+
+    branch = recipe("xlm_mt")
+    assert parse("plan", PlanSettings, "", ["--seed", "3"], branch).run == replace(branch, seed=3)
+    with pytest.raises(ValueError, match="--recipe and --branch exclude each other"):
+        parse("plan", PlanSettings, "", ["--recipe", "base"], branch)
     with pytest.raises(ValueError, match="--recipe is missing: name one"):
         settings()
     with pytest.raises(ValueError, match=r"--recipe is missing: did you mean --recipe base\?"):

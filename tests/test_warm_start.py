@@ -308,6 +308,26 @@ def test_a_decoder_is_not_all_of_another_model(tmp_path: Path) -> None:
     assert torch.equal(ours["masked_head.bias"], run.state["masked_head.bias"])
 
 
+def test_embeddings_of_languages_are_of_the_same_ones_in_their_order(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path, objective="mlm", language_embeddings=("de", "en")))
+    for take in ("all", "encoder"):
+        for codes in ((), ("en", "de"), ("de", "en", "fr")):
+            with pytest.raises(
+                ValueError, match=r"has embeddings of the languages de en: set model\.language_embeddings"
+            ):
+                started(take, run, name="mlm", language_embeddings=codes)
+
+
+def test_a_fine_tuned_model_gives_an_encoder_and_not_all(source: TrainedRun, tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    shutil.copytree(source.folder, folder)
+    content = json.loads((folder / "config.json").read_text())
+    content["config"]["task"] = "xnli"
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"is a fine-tuning run, .*: set start\.take to discriminator or generator"):
+        started("all", source, folder)
+
+
 def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
     ours = started("generator", source, name="mlm", layout="xlm", language_embeddings=("de", "en"))
     assert torch.equal(ours["embedding_1"], source.state["embedding_1"])

@@ -610,6 +610,11 @@ def test_smoothing_keeps_straight_lines_and_ends() -> None:
         (2.5e11, "250G"),
         (1.23e-5, "1.23e-05"),
         (-0.5, "-0.5"),
+        (0.001, "0.001"),
+        (999.4, "999"),
+        (-1234, "-1.23K"),
+        (9.994e14, "999T"),
+        (1e15, "1e+15"),
     ],
 )
 def test_number(value: float, text: str) -> None:
@@ -617,8 +622,12 @@ def test_number(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(41, "41 s"), (492, "8 min 12 s"), (18180, "5 h 03 min"), (273600, "3 d 04 h")]
-)
+    ("seconds", "text"),
+    [
+        (41, "41 s"), (492, "8 min 12 s"), (18180, "5 h 03 min"), (273600, "3 d 04 h"),
+        (59.4, "59 s"), (59.6, "1 min 00 s"), (3600, "1 h 00 min"), (86399.6, "1 d 00 h"),
+    ],
+)  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
     assert run_page.duration(seconds) == text
 

@@ -38,6 +38,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.export_run import export_run
+from xlme_ds.first_weights import starting_weights
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
 from xlme_ds.objectives import objective_of
@@ -45,7 +46,7 @@ from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
 from xlme_ds.trained.encoders import load_encoder
-from xlme_ds.trained.runs import load_run
+from xlme_ds.trained.runs import load_run, pin_step
 from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights, save_weights
 
 SHARES = (0.3, 0.15)
@@ -198,7 +199,7 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
 
 @pytest.mark.parametrize("steps", [6, 7])
 def test_a_run_is_made_shorter_than_its_records(
-    config: RunConfig, data: tuple[Path, Path], stable: Path, steps: int
+    config: RunConfig, data: tuple[Path, Path], stable: Path, steps: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a kill between two checkpoints: it ends at one, and has no records of later steps; not before it."""
     out = stable.with_name(f"shorter{steps}")
@@ -206,6 +207,8 @@ def test_a_run_is_made_shorter_than_its_records(
     forget(out, 8)
     (out / "dimensions.jsonl").write_text('{"step": 1, "layer_0": 3.0}\n{"step": 8, "layer_0": 3.0}\n')
     pretrain(longer(config, steps), data, out)
+    again = f"{out}: steps 7 to 7 are done again: the newest checkpoint is of step 6\n"
+    assert (again in capsys.readouterr().out) == (steps == 7)
     assert steps == 7 or (out / "dimensions.jsonl").read_text() == '{"step": 1, "layer_0": 3.0}\n'
     assert [line["step"] for line in records(out)] == list(range(1, steps + 1))
     assert records(out) == records(stable)[:steps]
@@ -501,6 +504,55 @@ def test_what_cannot_be(
     with pytest.raises(SharedError, match=r"has model.discriminator_layers 2, this run has 1"):
         pretrain(narrow, data, tmp_path / "one")
     assert not (tmp_path / "one").exists()
+
+
+def test_a_branch_is_of_the_same_model(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
+) -> None:
+    """One objective, one vocabulary and the parts that the parent has; settings that no tensor's shape would show."""
+    late, vocabulary = branched(stable.with_name("stable@6")), Vocabulary(data[0] / "vocab")
+    assert starting_weights(late, vocabulary) is None
+    other = train_vocabulary(tmp_path / "other", size=vocabulary.size - 10)
+    parent = tmp_path / "parent"
+    shutil.copytree(stable, parent)
+
+    def changed(task: str | None = None, **model: object) -> RunConfig:
+        """A branch of a parent with these settings."""
+        content = read_json(stable / "config.json", dict)
+        content["config"]["model"] |= model
+        content["config"] |= {"task": task} if task else {}
+        write_json(parent / "config.json", content)
+        return replace(late, start=StartConfig(f"{parent}@6", "state"))
+
+    mlm = replace(late, objective=ObjectiveConfig("mlm"))
+    for branch, read, words in (
+        (lambda: mlm, vocabulary, "was trained for electra, whose state start.take state cannot take for mlm: set"),
+        (lambda: changed("xnli"), vocabulary, "was trained for xnli, whose state"),
+        (lambda: late, other, "has another vocabulary than the data, and start.take state cannot change it"),
+        (lambda: changed(relative_bias="none"), vocabulary, "has model.relative_bias none, this run has gated"),
+        (lambda: replace(late, model=replace(late.model, language_embeddings=("de", "en"))), vocabulary,
+         r"has model.language_embeddings \(\), this run has"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            starting_weights(branch(), read)
+
+
+def test_all_ranks_start_from_the_checkpoint_that_was_pinned(
+    config: RunConfig, data: tuple[Path, Path], stable: Path
+) -> None:
+    """An unfinished run's newest one, though the run goes on meanwhile."""
+    unfinished = stable.with_name("unfinished")
+    shutil.copytree(stable, unfinished)
+    assert pin_step(unfinished) == unfinished
+    forget(unfinished, 8)
+    pinned = pin_step(unfinished)
+    assert pinned == Path(f"{unfinished}@6")
+    shutil.copytree(stable / "checkpoints/step_00000008", unfinished / "checkpoints/step_00000008")
+    begun = replace(config, start=StartConfig(str(unfinished)))
+    first = starting_weights(begun, Vocabulary(data[0] / "vocab"), [pinned])
+    wanted, newer = (load_run(Path(f"{stable}@{step}")).state for step in (6, 8))
+    assert first is not None and all(torch.equal(first(name), value) for name, value in wanted.items())
+    assert not torch.equal(wanted["embedding_0"], newer["embedding_0"])
 
 
 def test_settings_come_back(config: RunConfig) -> None:

@@ -546,7 +546,10 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     commands.main(["check", "--run", str(run)])
     commands.main(["list", "--run", str(tmp_path / "other")])
-    assert re.findall(r"step_00000001 .* saved by (\d) ", capsys.readouterr().out) == ["2", "1"]
+    listed = re.findall(r"step_00000001  ([\d.]+) MiB  saved by (\d) ", capsys.readouterr().out)
+    assert [world for _, world in listed] == ["2", "1"]
+    for (size, _), path in zip(listed, (folder, other.folder / folder.name), strict=True):
+        assert float(size) == pytest.approx(sum(file.stat().st_size for file in path.iterdir()) / 2**20, abs=0.05)
     save(Checkpoints(run, 3, 0), trained, 2)
     (folder / STATE_FILE).write_bytes(b"")
     with pytest.raises(SystemExit) as end:  # although the newest is sound
@@ -562,6 +565,54 @@ def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_
     save(checkpoints, engine_once(data), 6)
     assert checkpoints.newest()[0] == checkpoints.folder / "step_00000006"
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest.json", "step_00000006"]
+
+
+@pytest.mark.parametrize(
+    ("there", "steps", "is_lost"),
+    [
+        ((), 0, False),
+        ((), 1, True),  # the folder of checkpoints, which a run makes before its first step, is gone
+        (("checkpoints/",), 5, False),
+        (("checkpoints/",), 6, True),
+        (("checkpoints/step_00000005.partial/",), 6, False),
+        (("checkpoints/latest.json",), 0, True),
+        (("checkpoints/", "finished.json"), 0, True),
+        (("checkpoints/", "model/model.safetensors"), 0, True),
+        (("checkpoints/", "model/sentencepiece.model"), 5, False),
+    ],
+)
+def test_what_tells_that_a_checkpoint_was_there(
+    tmp_path: Path, there: tuple[str, ...], steps: int, is_lost: bool
+) -> None:
+    """Each alone, in a run that saves every five steps."""
+    for name in there:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir(parents=True) if name.endswith("/") else (tmp_path / name).touch()
+    assert Checkpoints(tmp_path, 1, 0).lost(steps, 5) == is_lost
+
+
+def test_state_of_several_steps_or_of_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / state_file(rank, 2) for rank in range(2)]
+    for rank, file in enumerate(files):
+        values = np.arange(6, dtype=np.float32)
+        tensors = {f"w/{kind}/{6 * rank}": values for kind in KINDS}
+        safetensors.numpy.save_file(tensors, file, {"step": str(rank)})
+    with pytest.raises(ValueError, match=r"holds state of steps \[0, 1\]: resume from another checkpoint"):
+        state_files.StateReader(files)
+    reader = state_files.StateReader(files[1:])
+    files[1].write_bytes(files[1].read_bytes()[:-4])
+    last = max(KINDS)  # by which the file ends
+    with pytest.raises(ValueError, match=r"state_00001\S+ became shorter while it was read"):
+        reader.read([("w", last, 6, torch.empty(6))])
+
+
+def test_a_mean_has_the_type_of_its_tensors() -> None:
+    """Exports may be in half precision."""
+    tensors = {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16), "b": torch.tensor([1.0, 3.0])}
+    means, _ = commands._mean([Path("1"), Path("3")], lambda path: {k: v * int(str(path)) for k, v in tensors.items()})
+    assert {name: (mean.dtype, mean.tolist()) for name, mean in means.items()} == {
+        "a": (torch.bfloat16, [2.0, 4.0]), "b": (torch.float32, [2.0, 6.0])
+    }  # fmt: skip
 
 
 def train_here(data: Path, config: RunConfig, folder: RunFolder, loader: Loader) -> bool:

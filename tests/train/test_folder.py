@@ -220,6 +220,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.C
             lock(tmp_path / "run")
     os.close(waiting)
     (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/.hidden").touch()
     claimed(tmp_path / "theirs", tiny(**PLAIN)).close()
     assert (tmp_path / "theirs").is_dir() and not capsys.readouterr().err
     (tmp_path / "theirs/text.txt").touch()
@@ -452,6 +453,8 @@ def test_a_conversion_has_the_name_of_its_step_or_none(trained: Path, tmp_path: 
         ValueError, match=r"--out step_00000099 is the name of a checkpoint of step 99, .* step_00000004"
     ):
         checkpoint.convert(trained, tmp_path / "step_00000099", 4)
+    with pytest.raises(ValueError, match=r"--out step_00000003 is the name of a checkpoint of step 3"):
+        checkpoint.convert(trained, tmp_path / "step_00000003", 4)
     checkpoint.convert(trained, tmp_path / "step_00000004", 4)
     checkpoint.convert(trained, tmp_path / "whole", 4)
 
@@ -554,6 +557,7 @@ def test_missing_steps_in_words() -> None:
     assert missing_steps([10, 30, 40], 10, 45) == "20"
     assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
     assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more ranges")
+    assert missing_steps(range(0, 20, 2), 1, 19).endswith(", 17, 19"), "ten ranges are all said"
     assert missing_steps([2, 4], 2, 5) == ""
     assert missing_steps([40], 10, 45, done=7) == "10 to 30" and missing_steps([20], 10, 20, done=10) == ""
 

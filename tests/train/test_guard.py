@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,8 +25,8 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.inputs import pretraining_info
-from xlme_ds.train.loop import Callback, Guard, UpdateReport, fit
-from xlme_ds.train.records import StepLines
+from xlme_ds.train.loop import Callback, Evaluate, Guard, Record, UpdateReport, fit
+from xlme_ds.train.records import Console, StepLines
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -255,3 +256,78 @@ def test_a_page_that_is_due_while_another_is_drawn_is_drawn_afterwards(tmp_path:
     update.after_step(12, StepStats({}, 1.0, 1e-3))
     assert update.process not in (None, busy)
     update.close(12)
+
+
+def test_why_a_page_is_not_drawn_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the last line of its error, or the code; a page that Ctrl-C ended has none."""
+    update = UpdateReport(tmp_path, TrainConfig(steps=100, eval_every=10), Checkpoints(tmp_path, 1, 0))
+    told = []
+    for code in (
+        "echo a >&2; echo b >&2; exit 3", "echo b >&2; exit 4", "exit 3", "kill -INT $$", "echo c >&2",
+        "echo b >&2; exit 1",
+    ):  # fmt: skip
+        update.process = subprocess.Popen(["bash", "-c", code], stderr=subprocess.PIPE)
+        update.process.wait()
+        update.after_step(9, StepStats({}, 1.0, 1e-3))
+        assert update.process is None
+        told.append(capsys.readouterr().err.rpartition("continues: ")[2])
+    assert told == ["b\n", "", "it ended with code 3\n", "", "", "b\n"]
+
+
+def test_a_page_waits_for_the_checkpoint_that_it_shows(data: Path, tmp_path: Path) -> None:
+    of, checkpoints = config(), Checkpoints(tmp_path, 1, 0)
+    engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
+    update = UpdateReport(tmp_path, TrainConfig(steps=12, eval_every=4), checkpoints)
+    checkpoints.save(engine, 4, {})
+    update.after_step(4, stats(1.0))
+    assert update.process is None
+    checkpoints.wait(engine)
+    update.after_step(5, stats(1.0))
+    assert update.process is not None
+    update.close(5)
+    update.process = None
+    for done in (12, 13):  # the last page is drawn by the run itself
+        update.after_step(done, stats(1.0))
+        assert update.process is None
+
+
+def test_evaluations_are_of_the_step_that_was_taken(data: Path, tmp_path: Path) -> None:
+    """Every two steps and after the last one; its weights are those of the step before."""
+    of = config(steps=5, eval_every=2)
+    engine = build_engine(of, *(Loader(data, of.data, of.seed, 0.15) for _ in range(2)), None)
+    steps: list[int] = []
+
+    def summarise(step: int, **totals: torch.Tensor) -> tuple[dict, dict]:
+        steps.append(step)
+        return {"loss": float(step)}, {"terms": {}}
+
+    evaluate = Evaluate(tmp_path, engine, of.train, 0, summarise, Console(5, 0, ()), None)
+    for done in range(1, 6):
+        evaluate.after_step(done, stats(1.0))
+    evaluate.close(5)
+    assert steps == [1, 3, 4]
+    assert lines(tmp_path / "heldout.jsonl") == [{"step": step + 1, "loss": step} for step in steps]
+    assert [line["step"] for line in lines(tmp_path / "heldout_languages.jsonl")] == [2, 4, 5]
+
+
+def test_the_time_left_is_by_the_last_fifty_records(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that become three times as slow; two lie between records, and no step that is not logged counts."""
+    of = config(steps=1000)
+    engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
+    now, shown = [0.0], list[dict]()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    record = Record(tmp_path, of, 100, engine, 6.0, 4.0, shown.append, lambda: 7, None)
+    for done in range(101, 301):
+        now[0] += 1 if done <= 200 else 3
+        engine.seconds_reading += 0.25
+        record.after_step(done, StepStats({"loss": 2.0} if done % 2 == 0 else {}, 1.0, 1e-3))
+    assert len(shown) == 100 and shown[49]["seconds_left"] == 800 * 1
+    assert shown[74]["seconds_left"] == pytest.approx(750 * (25 * 1 + 25 * 3) / 50)
+    assert shown[99] == lines(tmp_path / "metrics.jsonl")[99]
+    expected = dict(
+        step=300, loss=2.0, lr=1e-3, grad_norm=1.0, skipped_steps=7, tokens=300 * 16 * 32, tokens_per_s=16 * 32 / 3,
+        flops_per_s=2.0, peak_fraction=0.5, data_wait=0.25 / 3, memory_gib=shown[99]["memory_gib"], seconds_left=2100,
+    )  # fmt: skip
+    assert shown[99] == pytest.approx(expected)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.launch import python
-from xlme_ds.train.records import MetricsLog
+from xlme_ds.train import records
+from xlme_ds.train.records import Console, MetricsLog, StepLines, product_rate
 
 WRITE = """
 import sys, time
@@ -115,3 +117,35 @@ def test_weights_and_biases_has_the_same_numbers(tmp_path: Path) -> None:
     lines = [{"metrics/loss": step / 4} for step in (1, 2, 3)]
     assert found[:2] == lines[:2] and found[2] == lines[2] | {"heldout_languages/mlm/de": 6.5}
     assert found[3:5] == [{"metrics/loss": step / 4} for step in (3, 4)] and len(found) == 6
+
+
+def test_lines_are_counted_over_a_resume(tmp_path: Path) -> None:
+    """By what the checkpoint tells of a file; damaged lines of two resumes are all kept, blank ones are none."""
+    path = tmp_path / "metrics.jsonl"
+    for start, content, damaged in ((2, b'{"step": 1}\n\nx\n{"step": 2}\n', b"x\n"), (4, None, b"x\ny\n")):
+        if content is None:
+            content = path.read_bytes() + b'y\n{"step": true}\n{"step": 4}\n'
+            damaged += b'{"step": true}\n'
+        path.write_bytes(content)
+        log = StepLines(tmp_path, "metrics", start)
+        assert log.sync() == start and (tmp_path / "metrics.damaged").read_bytes() == damaged
+        log.write({"step": start + 1})
+        assert log.sync() == start + 1
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": step} for step in range(1, 6)]
+
+
+def test_the_peak_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six; each of 2 · 1024³ operations on a CPU."""
+    clock = iter([0.0, 5, 10, 14, 20, 23, 30, 32, 40, 44, 50, 59])
+    monkeypatch.setattr(records.time, "perf_counter", lambda: next(clock))
+    assert product_rate(torch.device("cpu"), "fp32") == 2 * 1024**3 / 2
+
+
+def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(9, 0, ("mlm", "mrtd"))
+    console.evaluation({"step": 6, "loss": 1.0, "mlm": 5.43219, "auc_mono": 0.71251, "auc_para": 0.5, "accuracy": 1})
+    console.evaluation({"step": 9, "mrtd": 0.25})
+    first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (first[1], second[1]) == ("6/9", "9/9")
+    assert [word for word in first[2:] if any(c.isdigit() for c in word)] == ["5.432", "0.713,", "0.500", "0.5)"]
+    assert second[4:] == ["mrtd", "0.250"], "without a discriminator nothing is said of it"

@@ -42,3 +42,5 @@ def test_inverse_root_is_xlms() -> None:
         learning_rate(step, steps, cfg, ScheduleConfig("inverse_sqrt")) for step in (3999, 15_999) for steps in (1, 9)
     ]
     assert rates == pytest.approx([1e-4, 1e-4, 5e-5, 5e-5])
+    at_once = OptimizerConfig(learning_rate=1e-4, warmup_steps=0)
+    assert learning_rate(3, 9, at_once, ScheduleConfig("inverse_sqrt")) == pytest.approx(5e-5)
