@@ -46,7 +46,7 @@ _LOSSY = (  # these round the numbers that ranks send each other
 
 
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
-    """The contents of the engine's file.
+    """The contents of the file that `engine.deepspeed` names.
 
     Raises ValueError for a file that is missing, is not JSON, or sets something that may change the loss curve.
     """
@@ -59,7 +59,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that can be") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name a readable file") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
     if fault := _fault(settings, settings["zero_optimization"]):
@@ -82,7 +82,7 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
             )
     for key in settings:
         if key in _DECIDED_BY_THE_RECIPE:
-            return f"sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
+            return f"sets {key}, which the recipe decides: remove it from the file and use the recipe's setting"
         if key not in _ALLOWED:
             return f"sets {key}, which may change the loss curve: remove it (the file may set {', '.join(_ALLOWED)})"
     for key in _LOSSY:
@@ -92,16 +92,16 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
 
 
 def zero_stage(engine: EngineConfig) -> int:
-    """The ZeRO stage of the engine's file."""
+    """The ZeRO stage that the engine's file sets."""
     return deepspeed_settings(engine)["zero_optimization"]["stage"]
 
 
 def choose_engine(config: Config, world: int) -> Config:
     """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
-    With one micro-batch in a step, ZeRO-1 and ZeRO-3 send the same number of bytes, and ZeRO-3 overlaps more of them
-    with computing. With several micro-batches, ZeRO-3 sends the weights again for each. Raises ValueError if the rows
-    do not divide among the processes.
+    If a step has one micro-batch, the file is zero3: it sends as many bytes as zero1, but overlaps more of them with
+    computing. If a step has several, the file is zero1, because ZeRO-3 sends the parameters again for each micro-batch.
+    Raises ValueError if the rows do not divide among the processes.
     """
     if config.engine.deepspeed != "auto":
         return config
@@ -121,8 +121,8 @@ def check_engine_file(config: Training) -> None:
         raise ValueError(f"{file}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
     if stage == 3 and config.model.compile == "graphs":
         raise ValueError(
-            f"{file}, which gathers the weights at other addresses each time, but model.compile graphs reads them at "
-            "fixed ones: set model.compile to layers"
+            f"{file}, which gathers the parameters at new addresses each time, but model.compile graphs reads them at "
+            "fixed addresses: set model.compile to layers"
         )
     if stage == 2 and bf16_gradients:
         raise ValueError(

@@ -111,7 +111,7 @@ def test_a_table_at_its_layer() -> None:
     ]
     assert table.notes == [
         "* not the paper's: the mean vector of each side of a language subtracted",
-        "3 sentences were cut: they are longer than the model's longest item",
+        "3 sentences were cut to the model's maximum length",
         "dimensions in which the centred vectors vary (effective rank), by layer: 1, 3, 9",
         "not unseen: text that m was trained on",
         "left out, with fewer than 5 pairs without repetitions: sw (4), xh (1)",
@@ -122,7 +122,7 @@ def test_a_table_at_its_layer() -> None:
     (table,) = alignment_tables({"models": [of_align], "reading": "as it is"})
     assert table.columns == ["test", "pairs", "AER", "precision", "recall", "AER, cosines*"]
     assert table.rows[0] == ["de-en", "9", "20.0", "50.0", "60.0", "40.0"] and "as it is" in table.notes[0]
-    assert table.notes[1] == "3 pairs were cut: words after the model's longest item have no link"
+    assert table.notes[1] == "3 pairs were cut: words beyond the model's maximum length have no link"
 
 
 def test_means_alone_of_many_rows() -> None:

@@ -97,13 +97,13 @@ def test_faults_in_folders_are_named(tmp_path: Path) -> None:
         read_gold(tmp_path)
     write_alignment(tmp_path / "en-fr", ["a"], ["c"], "1 1 1\n", file="links.txt")
     (folder / "test.en").write_text("c\nd\n")
-    with pytest.raises(ValueError, match=r"en-fr has sentences and no alignv2\.txt or align\.txt"):
+    with pytest.raises(ValueError, match=r"en-fr has sentences but no alignv2\.txt or align\.txt"):
         read_gold(tmp_path)
     (tmp_path / "en-fr/test.en").unlink()
     (tmp_path / "en-fr/test.fr").unlink()
     assert read_gold(tmp_path).keys() == {"de-en"}
     folder.rename(tmp_path / "german")
-    with pytest.raises(ValueError, match="must be named after its languages"):
+    with pytest.raises(ValueError, match="name it after its languages"):
         read_gold(tmp_path)
 
 

@@ -4,12 +4,13 @@ the command writes.
 A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one model
 or a list. All functions raise ValueError for unsuitable models and data.
 
-All layers are scored. `layer` is the one whose scores the tables show, 0 for the embeddings; by default it is at three
-quarters of the depth. `which` names the encoder to score in a run that has two. With `random`, untrained models of the
-same shapes are scored, too.
+All layers are scored. The tables show the scores of one layer, `layer`: 0 is the embeddings, and the default is three
+quarters of the depth. In a run that has two encoders, `which` names the one to score. With `random`, untrained models
+of the same shapes are scored, too.
 
-In the returned dictionary, `models` has a dictionary for each model. Its `overall` has the means of the scores by name;
-in `tatoeba`, `pairs` and `align` each is a list of fractions, one for each layer, of which the first is the embeddings.
+In the returned dictionary, `models` has a dictionary for each model, whose `overall` maps the name of a score to its
+mean. In `tatoeba`, `pairs` and `align` this mean is a list of fractions: one for the embeddings, then one for each
+layer. The accuracy from English at layer 9 is
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]["en_xx"][9]
 """

@@ -1,7 +1,7 @@
 """Word alignment by optimal transport between the subwords of one layer (XLM-Align section 3.1; XLM-E section 4.6),
 and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
-S source and T target subwords of a pair.
+S source subwords and T target subwords of a pair.
 """
 
 import re
@@ -83,11 +83,12 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         links_file = next((path / name for name in _LINK_FILES if (path / name).is_file()), None)
         if links_file is None and dash and any(side.is_file() for side in sides):
             raise ValueError(
-                f"{path} has sentences and no {' or '.join(_LINK_FILES)}: put it there, or remove the folder"
+                f"{path} has sentences but no {' or '.join(_LINK_FILES)}: put it there, or remove the folder"
             )
         if links_file is not None and not dash:
             raise ValueError(
-                f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
+                f"{path} has no name like de-en: name it after its languages, the source first, because the links are "
+                "read in that order"
             )
         if links_file is not None:
             tests[path.name] = _read_test(links_file, *read_sentence_pairs(*sides))
@@ -119,14 +120,14 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
     for line_number, sentence, source_word, target_word, certainty in links:
         if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
-                f"{links_file} line {line_number} has sentence {sentence}, and there are {len(pairs)}, counted from "
-                f"{first_sentence}: the links belong to other files"
+                f"{links_file} line {line_number} links words of sentence {sentence}, but there are only {len(pairs)} "
+                f"sentences, counted from {first_sentence}: put the links of these sentences there"
             )
         pair = pairs[sentence - first_sentence]
         for word, words, side in ((source_word, pair.source, "source"), (target_word, pair.target, "target")):
             if word == 0 or word > len(words):
                 raise ValueError(
-                    f"{links_file} line {line_number} has {side} word {word}, and sentence {sentence} has {len(words)} "
+                    f"{links_file} line {line_number} has {side} word {word}, but sentence {sentence} has {len(words)} "
                     f"{side} words, counted from 1: the folder's name must have the source language first"
                 )
         if source_word > 0 and target_word > 0:  # a negative number says that the other word has no partner
@@ -134,7 +135,7 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
             if certainty != "P":
                 pair.sure.add((source_word - 1, target_word - 1))
     if not any(pair.sure for pair in pairs):
-        raise ValueError(f"{links_file} has no sure link: an error rate needs some, fetch the file again")
+        raise ValueError(f"{links_file} has no sure link, which an error rate needs: fetch the file again")
     return pairs
 
 
@@ -296,5 +297,5 @@ def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """One table per model: the tests' scores at the layer `--layer`, by default at three quarters of the depth."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
-    cut_note = "pairs were cut: words after the model's longest item have no link"
+    cut_note = "pairs were cut: words beyond the model's maximum length have no link"
     return [table_at_layer(result, title, "test", _MEASURES, {}, note, cut_note) for result in results["models"]]

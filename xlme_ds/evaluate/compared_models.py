@@ -38,7 +38,7 @@ class ComparedEncoder(NamedTuple):
     cfg: ModelConfig
     vocabulary: Vocabulary
     layer: int  # the layer whose scores the tables quote
-    step: int | None = None  # as in `TrainedRun`
+    step: int | None = None  # step of the checkpoint that was read; None: a finished model was read
     untrained: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Predictor(NamedTuple):
     model: nn.Module
     cfg: ModelConfig
     vocabulary: Vocabulary
-    step: int | None = None  # as in `TrainedRun`
+    step: int | None = None  # as in `ComparedEncoder`
     untrained: bool = False
 
 
@@ -159,8 +159,8 @@ def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export. If the export has only encoders, returns the encoder that has the masked language
-    modelling head, with this head. It is the generator if there are two encoders."""
+    """The whole model of an export. If the export has only encoders, returns the encoder that predicts tokens (of two
+    encoders, the generator) with its masked language modelling head."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
@@ -195,8 +195,8 @@ def _on_device(model: Model) -> Model:
 
 def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tuple[Compared, str, int, str]]:
     """Returns (model, objective, seed, name) for each combination of shape, objective, seed and vocabulary among
-    `models`: the first model that has them, the objective's name, the seed, and a name for the untrained model, in
-    which `suffix` follows the word untrained."""
+    `models`: the first model with this combination, the objective's name, the seed, and a name for the untrained model,
+    in which `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)

@@ -2,7 +2,9 @@
 
 The tests are word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and
 translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of the token embeddings of its
-pieces; position embeddings and norms are not applied. N words, D width.
+pieces; position embeddings and norms are not applied.
+
+N words, D width.
 """
 
 import math
@@ -106,7 +108,8 @@ def words(
 def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
     """All similarity tests and all dictionaries in and below `folder`, by name.
 
-    A test is en-de.test.data.txt with its key en-de.test.gold.txt; a dictionary is en-de.txt or en-de.5000-6500.txt.
+    A test is en-de.test.data.txt with its scores in en-de.test.gold.txt; a dictionary is en-de.txt or
+    en-de.5000-6500.txt.
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
     pair_files = _by_name(files_below(folder, f"*{_PAIRS_ENDING}"), _PAIRS_ENDING)
@@ -138,8 +141,8 @@ def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
 
 
 def _read_judged(path: Path) -> JudgedPairs:
-    """The pairs in the file `path` and their scores. SemEval's file of scores, the key, is next to `path` or, as
-    published, in ../keys."""
+    """The pairs in the file `path` and their scores. SemEval's file of scores, the `key`, is in the folder of `path`
+    or, as published, in ../keys."""
     name = path.name.removesuffix(_PAIRS_ENDING) + _SCORES_ENDING
     key = next((file for file in (path.with_name(name), path.parent.parent / "keys" / name) if file.is_file()), None)
     if key is None:
@@ -154,12 +157,10 @@ def _read_judged(path: Path) -> JudgedPairs:
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
-            raise ValueError(
-                f"{key} line {line_number} is {line.strip()!r}: it must be one number, fetch the file again"
-            )
+            raise ValueError(f"{key} line {line_number} is {line.strip()!r} instead of a number: fetch the file again")
         scores.append(score)
     if len(set(scores)) < 2:
-        raise ValueError(f"{key} has the same score on every line: a correlation needs several, fetch the file again")
+        raise ValueError(f"{key} has the same score on every line, which gives no correlation: fetch the file again")
     return JudgedPairs(pairs, scores)
 
 

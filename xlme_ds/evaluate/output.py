@@ -19,7 +19,7 @@ from typing_extensions import override
 from ..config import EncoderName
 from ..io.files import replacing, write_object, write_text
 
-_MAX_PRINTED_ROWS = 25  # of a longer table only the means are printed, if it has means and is also in a file
+_MAX_PRINTED_ROWS = 25  # if a longer table has means, and a file holds it whole, only its means are printed
 
 
 class Curve(NamedTuple):
@@ -77,8 +77,8 @@ class CommonOptions:
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None
-    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. Of
-    a table that has more than 25 rows and means, only the means are then printed."""
+    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. If
+    a table has means and more than 25 rows, only its means are then printed."""
 
     def write_and_print(
         self,
@@ -90,8 +90,8 @@ class CommonOptions:
     ) -> None:
         """Write the results into `out`, the plot last, and print them.
 
-        The plot has all `curves`. A further table has the curves that are not centred, with `note` below. `measure` is
-        the plot's axis label and the table's title.
+        The plot shows all `curves`. A table that is added shows the curves that are not centred, with `note` below.
+        `measure` is the plot's axis label and is in the title of this table.
         """
         if curves:
             columns = {
@@ -159,9 +159,9 @@ def table_at_layer(
     note: str,
     cut_note: str,
 ) -> ResultTable:
-    """A table of a model's scores at one layer, which the model's entry in the results, `model`, names as `layer`. It
-    has a row for each `unit` ("language" or "test"), a row with their mean, and a row for each of `means` (name ->
-    scores).
+    """A table of a model's scores at one layer. `model` is the model's entry in the results, and its `layer` is that
+    layer. The table has a row for each `unit` ("language" or "test"), a row with the mean over them, and a row for each
+    of `means` (name -> scores).
 
     `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that the papers do not
     have; `note` explains these measures. If inputs were cut, a note has their count and then the words `cut_note`.
@@ -202,8 +202,8 @@ def _plot(curves: Sequence[Curve], measure: str, stem: Path) -> None:
 
 
 def plot_label(name: str) -> str:
-    """`name` in a form that matplotlib shows literally: without it, `$` begins a formula, and a leading `_` keeps a
-    curve out of the legend."""
+    """`name` in a form that matplotlib shows literally. Unchanged, `$` would begin a formula, and a leading `_` would
+    keep a curve out of the legend."""
     return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
 
 

@@ -70,14 +70,14 @@ def perplexity(
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
-    """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError for a folder without
-    such rows, and for rows that hold texts of several languages."""
+    """The monolingual rows of a mixed data folder. `languages` is that of `RowStore`. Raises ValueError for a folder
+    without such rows, and for rows that hold texts of several languages."""
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
     if unit := store.manifest.packed:
         raise ValueError(
-            f"{store.folder} was mixed with --{unit}, so its rows have no one language: use `evaluate losses`"
+            f"{store.folder} was mixed with --{unit}, so a row may have several languages: use `evaluate losses`"
         )
     return store
 
@@ -120,7 +120,7 @@ def text_statistics(
         raise ValueError(
             f"{store.folder} has no token of {', '.join(without_tokens)} that the vocabulary knows"
             f"{' in the first rows' if limit else ''}: "
-            "mix without it, or with a vocabulary that has its script"
+            "mix without this language, or with a vocabulary that has its script"
         )
     return (
         {language: int(rows) for language, (rows, _, _) in sorted(sums.items())},
@@ -161,12 +161,12 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
         )
     if store.row_tokens > cfg.max_positions:
         raise ValueError(
-            f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at "
+            f"{store.folder} has rows of {store.row_tokens} tokens, but the model in {predictor.folder} reads at "
             f"most {cfg.max_positions}: mix with a smaller --row-tokens"
         )
     if manifest.layout != cfg.layout:
         raise ValueError(
-            f"{store.folder} was mixed with --layout {manifest.layout}, and the model in {predictor.folder} was "
+            f"{store.folder} was mixed with --layout {manifest.layout}, but the model in {predictor.folder} was "
             f"trained on {cfg.layout}: mix the held-out text with --layout {cfg.layout}"
         )
 

@@ -101,7 +101,7 @@ def pairs(
             if len(english) >= FEWEST_PAIRS
         }
         if not groups:
-            raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: an accuracy needs candidates")
+            raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
         too_few = {language: len(english) for language, (english, _) in all_groups.items() if language not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, groups, model.name)
@@ -160,7 +160,8 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
     codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
-        languages, lengths = iter(rows.languages), iter(rows.lengths)  # of every side and of every item, row after row
+        languages = iter(rows.languages)  # of every side, row after row
+        lengths = iter(rows.lengths)  # of every item, row after row
         for tokens, items in zip(rows.tokens, rows.items, strict=True):
             offset = 0
             for _ in range(items):
@@ -222,7 +223,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or unknown packing
         raise ValueError(
-            f"{path} cannot be read ({error}): it is damaged, encrypted or in an unknown compression, fetch it again"
+            f"{path} is damaged, encrypted or in an unknown compression ({error}): fetch it again"
         ) from None
     return sides
 
@@ -355,7 +356,7 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables = []
     titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
     note = "the mean vector of each side of a language subtracted"
-    cut_note = "sentences were cut: they are longer than the model's longest item"
+    cut_note = "sentences were cut to the model's maximum length"
     for result in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(result).items()}
         table = table_at_layer(result, "accuracy@1 (%)", "language", titles, means, note, cut_note)

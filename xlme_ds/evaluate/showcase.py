@@ -196,8 +196,8 @@ def _shown_records(store: RowStore, sides: int) -> list[int]:
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
-    """The sentences to show, with the model's predictions. For every task in `data` that is trained on, and for each
-    shown language, it is the first item of one row. docs/reference/run-folder.md describes the format."""
+    """The sentences to show, with the model's predictions: for each task in `data` that is trained on, the first item
+    of each row of `_shown_records`. docs/reference/run-folder.md describes the format."""
     samples = []
     for task, (name, mean_rows) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
         if not mean_rows or not (data / name).is_dir():

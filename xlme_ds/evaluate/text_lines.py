@@ -13,13 +13,13 @@ def split_lines(data: bytes, name: object) -> list[str]:
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     require_line_feeds(data, name)
-    data = data.removeprefix(codecs.BOM_UTF8)  # some editors write this mark at the start, it is no part of the text
+    data = data.removeprefix(codecs.BOM_UTF8)  # a mark that some editors write before the text
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line_number = data.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"{name} line {line_number} is not UTF-8 ({error.reason}): convert or fetch the file"
+            f"{name} line {line_number} is not UTF-8 ({error.reason}): convert the file, or fetch it again"
         ) from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
@@ -42,7 +42,7 @@ def _read_sentences(path: Path) -> list[str]:
         ) from None
     for line_number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise ValueError(f"{path} line {line_number} is empty: every line must be a sentence, fetch the file again")
+            raise ValueError(f"{path} line {line_number} is empty instead of a sentence: fetch the file again")
     return lines
 
 
@@ -52,6 +52,6 @@ def require_same_length(
     """Raise ValueError, which names both files, if they have different numbers of lines."""
     if len(first) != len(second):
         raise ValueError(
-            f"{first_name} has {len(first)} lines but {second_name} has {len(second)}: "
-            "line n must translate line n, fetch both again"
+            f"{first_name} has {len(first)} lines but {second_name} has {len(second)}, so line n does not translate "
+            "line n: fetch both again"
         )
