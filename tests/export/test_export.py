@@ -535,7 +535,7 @@ def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) 
 def test_pre_ln_models_are_not_cut(vocabulary: Vocabulary) -> None:
     cfg = ModelConfig(vocabulary.size, 24, 3, 40, 1, 3, 32)
     assert cut(TextEncoder(replace(cfg, norm="pre")), 3).cfg.discriminator_layers == 3
-    with pytest.raises(ValueError, match=r"leave it out and read hidden_states\[2\]"):
+    with pytest.raises(ValueError, match=r"leave out layer, and read hidden_states\[2\]"):
         cut(TextEncoder(replace(cfg, norm="pre")), 2)
 
 

@@ -433,7 +433,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
         (["--tuning.train-languages", "sw"], "no training set of sw in the data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
         (["--train.eval_every=5"], "--train.eval-every is for pre-training and has no effect here: leave it out"),
-        (["--task", "xquad"], "no file of the task there"),
+        (["--task", "xquad"], "no file of the task in"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (
             ["--tuning.batch", "7", "--tuning.micro-batch", "2"],

@@ -1,4 +1,4 @@
-"""Trained models as folders for Hugging Face transformers: what `xlme export` does, as functions.
+"""Write trained models as folders for Hugging Face transformers: what `xlme export` does, as functions.
 
 xlme.export.run("runs/base", "exports/base")
 """

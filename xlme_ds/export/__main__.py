@@ -1,6 +1,6 @@
 """`xlme export --run DIR --out DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` exports an XLM-R that Hugging Face stored. Commands that read a run folder also read
+`--from-hf DIR` in place of `--run` exports an XLM-R in Hugging Face's form. Commands that read a run folder also read
 an export.
 """
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")
         if config.which is not None and config.from_hf is not None:
-            raise ValueError("--which is for --run: XLM-R has one encoder, leave it out")
+            raise ValueError("--which works only with --run, because XLM-R has one encoder: leave --which out")
         from .export_run import export_run, export_xlm_roberta  # it loads torch, and --help should not
 
         if config.run is not None:

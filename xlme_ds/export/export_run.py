@@ -104,15 +104,16 @@ def export_xlm_roberta(
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The encoder's first `layer` layers. Its last hidden states are those of layer `layer` in the full encoder.
 
-    Raises ValueError for a layer that does not exist, and for a pre-LN model: only the output of its last layer is
-    normalised.
+    Raises ValueError for a layer that does not exist, and for a pre-LN model, because only the output of its last layer
+    is normalised.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:
         raise ValueError(f"layer {layer} does not exist: the model has layers 1 to {cfg.discriminator_layers}")
     if cfg.norm == "pre" and layer < cfg.discriminator_layers:
         raise ValueError(
-            f"layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"
+            f"layer {layer} needs a post-LN model, and this one is pre-LN: leave out layer, and read "
+            f"hidden_states[{layer}] of the exported model"
         )
     short = TextEncoder(replace(cfg, discriminator_layers=layer))
     short.load_state_dict({name: value for name, value in encoder.state_dict().items() if name in short.state_dict()})

@@ -15,11 +15,11 @@ from .exported_model import Architecture, Exported
 from .settings import ModelType
 
 ONNX_FILE = "model.onnx"
-# Parameters of up to this size are put into model.onnx itself, which cannot be larger than 2 GiB. Larger ones are put
+# If all parameters together have at most this size, they are put into model.onnx, which cannot exceed 2 GiB; otherwise
 # into model.onnx.data.
 _MAX_BYTES = 1900 * 2**20
 _PACKAGES = ("transformers", "onnx", "onnxscript")
-# The outputs of fine-tuned models; all other models give the encoder's last hidden states.
+# The classes of fine-tuned models and their outputs. All other models give the encoder's last hidden states.
 _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
     "XLMEForTokenClassification": ("logits",),
     "XLMEForSequenceClassification": ("logits",),
@@ -34,7 +34,7 @@ def require_onnx(model: Exported) -> None:
         raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if model.whole:
         raise ValueError(
-            f"onnx writes an encoder alone, and this model has {model.whole.extra_part}: export its encoder alone "
+            f"onnx writes only an encoder, but this model has {model.whole.extra_part}: export its encoder alone "
             "(--which encoder)"
         )
 
@@ -58,15 +58,15 @@ class _Graph(nn.Module):
 def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
     """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both [B, T], and
     for a model with language embeddings `language_ids` [B]."""
-    loaded, outputs = _loaded(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
+    loaded, outputs = _load(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
     tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # two rows: torch.export would make a size of 1 a constant
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
-    inputs, shapes = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, {0: batch, 1: length}
-    dynamic_shapes: dict[str, Any] = dict.fromkeys(inputs, shapes)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    dynamic_shapes: dict[str, Any] = {name: {0: batch, 1: length} for name in inputs}
     if model.encoder.cfg.language_embeddings:
         inputs["language_ids"] = torch.zeros(len(tokens), dtype=torch.long)
         dynamic_shapes["language_ids"] = {0: batch}
-    parameters = sum(parameter.numel() for parameter in loaded.parameters())
+    float32_bytes = 4 * sum(parameter.numel() for parameter in loaded.parameters())
     # This logger warns if torchvision, which is not needed, is not installed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
@@ -79,17 +79,18 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
             input_names=list(inputs),
             output_names=list(outputs),
             dynamic_shapes=dynamic_shapes,
-            external_data=4 * parameters > _MAX_BYTES,
+            external_data=float32_bytes > _MAX_BYTES,
             dynamo=True,
             verbose=False,
         )
 
 
-def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
+def _load(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
     """The model in `folder`, without its head unless it was fine-tuned."""
     import transformers
 
     if native := FORMATS.get(model_type):
+        # XLMEForMaskedLM is XLMRobertaForMaskedLM there; for XLMEForPreTraining there is only the encoder's class.
         ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
         model_class = getattr(transformers, native.classes + ending)
     else:

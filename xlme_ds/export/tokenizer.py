@@ -1,9 +1,9 @@
-"""The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
+"""The vocabulary as Hugging Face's fast tokenizer. It gives the same ids as SentencePiece except in three cases.
 
-The ids may differ in three cases. `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the
-tokenizer and letters to SentencePiece. If two segmentations have the same score, the tokenizer and SentencePiece may
-choose different ones (this happened in one line of 73,000 of real text). A letter with several marks that Unicode
-cannot combine into one character may get other ids.
+`<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to SentencePiece.
+If two segmentations have the same score, the tokenizer and SentencePiece may choose different ones (this happened in
+one line of 73,000 of real text). A letter with several marks that Unicode cannot combine into one character may get
+other ids.
 """
 
 import json
@@ -19,7 +19,7 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # NFC composes it with no other character; it is removed only before a mark
+_GUARD = "\ue000"  # NFC composes it with no other character; only the ones before a mark are removed
 _NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode assigns this code to no character
 
 

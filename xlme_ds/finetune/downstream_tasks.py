@@ -27,7 +27,7 @@ class DownstreamTask:
     each is the default.
 
     `folders`: the names of the task's folders in XTREME's download, the one with its tests first. If a folder of --data
-    has subfolders with these names, only they are searched there.
+    has subfolders with these names, only these subfolders are searched.
     """
 
     kind: Kind

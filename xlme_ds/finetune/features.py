@@ -31,8 +31,8 @@ IGNORED = -100  # the label of tokens for which no label is predicted
 class Feature(NamedTuple):
     """One input of the model. Arrays are int64, `ids` int32.
 
-    `ids`: one item in the model's layout, as in pre-training: in XLM-E's `<s> … </s>`, for two texts
-    `<s> a </s> b </s>`.
+    `ids`: one item in the model's layout, as in pre-training. In XLM-E's layout a text is `<s> … </s>`, and two texts
+    are `<s> a </s> b </s>`.
     `labels`: a sentence has one label per token, which is IGNORED unless the token is the first subword of a word. A
     pair has one label. A question has two, the positions of the answer's first and last token.
     `word_starts`: for a sentence, the positions of the first subword of each word.
@@ -182,7 +182,7 @@ class TaskLoader:
         self.kind = kind
         try:
             self.plan = plan_step(data, world)
-        except ValueError as error:  # name the settings of fine-tuning
+        except ValueError as error:  # the message must name the settings of fine-tuning
             message = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
             raise ValueError(message.replace(" rows", " examples")) from None
         self.rank = rank

@@ -63,8 +63,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     """Train, score and predict; steps that an earlier call finished are not repeated. Collective over the ranks, which
     have joined their process group.
 
-    Returns the scores on rank 0 (see docs/reference/data-formats.md), None elsewhere and after a request to stop.
-    Raises SharedError.
+    Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None, and after a request to stop
+    all do. Raises SharedError.
     """
     task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
@@ -77,7 +77,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
             earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
-            if rank == 0:  # once more: the earlier call may have been killed before finished.json was written
+            if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
                 folder.finish(config.train.steps)
             return earlier
         if rank == 0:
@@ -172,8 +172,8 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     if different:
         names = ", ".join(different[:3]) + (" …" if len(different) > 3 else "")
         raise ValueError(
-            f"{job.done} has scores of other test files ({names}): remove it to score the model on these, or choose "
-            "another output folder"
+            f"{job.done} has scores of other test files ({names}): remove it to score the model on this call's files, "
+            "or choose another output folder"
         )
     print(f"{job.done} exists already: nothing to do", flush=True)
     return scores
@@ -190,7 +190,7 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
         )
     if sets.unused:
         print(
-            f"{job.out}: only a dev set and no test set of {', '.join(sets.unused)}: neither scored nor predicted",
+            f"{job.out}: {', '.join(sets.unused)} have only a dev set and no test set: neither scored nor predicted",
             flush=True,
         )
     if sets.held_out:

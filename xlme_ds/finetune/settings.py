@@ -55,14 +55,14 @@ class TuningConfig:
     clip: PositiveOrInfinite = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: NotNegative[int] = 0
-    """Longest input in tokens; 0: the task's (384 for questions, else 128). The model's longest input is the limit."""
+    """Longest input in tokens; 0: 384 for questions, else 128. It is at most the longest input of the model."""
     stride: Count = 128
     """Tokens between the starts of two successive windows of a long context, at most half of `max_tokens`. A smaller
     stride makes more windows."""
     question_tokens: NotNegative[int] = 64
     """Longest question in tokens, at most a quarter of `max_tokens`; the rest of a longer question is cut off."""
     micro_batch: Count = 32
-    """Examples that one process runs at once; lower it if memory runs out, the result stays the same."""
+    """Examples that one process runs at once. Lower it if memory runs out: the result stays the same."""
     train_languages: tuple[str, ...] = ("en",)
     """Languages whose training sets are read; `all`: every one in --data (translate-train-all)."""
     train_examples: NotNegative[int] = 0
@@ -123,7 +123,7 @@ class FinetuneSettings:
     """Run every combination of the task's published settings (XLM-E, Table 11); a setting that --tuning gives stays as
     given."""
     number: int | None = None
-    """Do only the run at this index, from 0, of the runs that --list prints; a job array gives each job its own."""
+    """Do only the run at this index, from 0, of the runs that --list prints. In a job array each job has its index."""
     list: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Print the folders of the runs and end."""
     tuning: TuningConfig = field(default_factory=TuningConfig)

@@ -112,7 +112,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
                     )
     if not files:
         raise ValueError(
-            f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.file_name}"
+            f"no file of the task in {', '.join(map(str, folders))}: name a folder with files like {task.file_name}"
         )
     return list(files.values())
 
@@ -186,7 +186,7 @@ def _text(path: Path) -> str:
         if path.suffix != ".tsv" and 2 * sum(map(_is_utf8, beyond_ascii)) < len(beyond_ascii):
             return content.decode("latin-1")
         number = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {number}: not UTF-8, convert the file") from None
+        raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -263,11 +263,11 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     ids: set[str] = set()
     for question in questions:
         if bool(question.answers) != must_have_answers:
-            problem = "has no answer" if must_have_answers else "has an answer, and those before it have none"
-            raise ValueError(f"{path}, question {question.id}: {problem}: fetch the file again")
+            problem = "has no answer" if must_have_answers else "has an answer, but those before it have none"
+            raise ValueError(f"{path}, question {question.id} {problem}: fetch the file again")
         if question.id in ids and source.may_lack_labels:
             raise ValueError(
-                f"{path} has two questions {question.id}: predictions are stored by id, fetch the file again"
+                f"{path} has two questions {question.id}, but predictions are stored by id: fetch the file again"
             )
         ids.add(question.id)
     return questions
@@ -302,7 +302,7 @@ def training_examples(
     examples = read_examples(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:
         return examples
-    # Group indices by what the examples of a group share: a question's context, or the index of any other example.
+    # The questions on one context are a group; any other example is a group of its own.
     groups: dict[object, int] = {}
     group_of = [
         groups.setdefault(example.context if isinstance(example, Question) else index, len(groups))

@@ -123,7 +123,7 @@ def attend(
 def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
     if not q_BHTK.is_cuda:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, bias, dropout)
-    # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias.
+    # Without cuDNN's kernel: it is torch's first choice on Hopper, but has no gradient for the bias.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, bias, dropout)
 
@@ -217,7 +217,7 @@ class XLMEEncoder(nn.Module):
 
 
 class XLMEPreTrainedModel(PreTrainedModel):
-    """Attributes and methods that transformers needs of all classes here."""
+    """Attributes and methods that transformers expects in every class of this file."""
 
     config_class = XLMEConfig
     base_model_prefix = "xlme"

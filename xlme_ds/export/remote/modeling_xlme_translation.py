@@ -1,7 +1,7 @@
 """A translation model for Hugging Face transformers: XLM-E's encoder with a decoder, in XLM's form (Conneau and Lample,
 2019) or DeltaLM's (Ma et al., 2021).
 
-B rows, S source tokens, R new target tokens, T target tokens, new and cached, H heads, D width, K head size, V
+B rows, S source tokens, R new target tokens, T target tokens (cached and new), H heads, D width, K head size, V
 vocabulary.
 """
 
@@ -90,13 +90,14 @@ class XLMECrossAttention(nn.Module):
 
 class XLMEDecoderLayer(XLMELayer):
     """XLM's layer has self-attention, cross-attention and a feed-forward network. In the interleaved form two objects
-    of this class are one layer of DeltaLM: self-attention, feed-forward network; cross-attention, feed-forward
-    network."""
+    of this class are one layer of DeltaLM: the first has self-attention and a feed-forward network, the second has
+    cross-attention and a feed-forward network. `number`: index of the object in the decoder."""
 
     def __init__(self, config: XLMEConfig, number: int):
-        self_first = config.decoder_form == "xlm" or number % 2 == 0
+        has_self_attention = config.decoder_form == "xlm" or number % 2 == 0
         cache_index = number if config.decoder_form == "xlm" else number // 2
-        super().__init__(config, (XLMEDecoderAttention if self_first else XLMECrossAttention)(config, cache_index))
+        attention = XLMEDecoderAttention if has_self_attention else XLMECrossAttention
+        super().__init__(config, attention(config, cache_index))
         self.cross_attention = self.cross_norm = None
         if config.decoder_form == "xlm":
             self.cross_attention = XLMECrossAttention(config, cache_index)
@@ -186,9 +187,9 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """Returns `logits` [B, R, V], which predict the token after each of `decoder_input_ids` [B, R]. These are by
-        default made from `labels` [B, R] (−100 at padding). With `labels` it also returns the loss, a mean over all
-        labels.
+        """Returns `logits` [B, R, V], which predict the token after each of `decoder_input_ids` [B, R]. By default
+        `decoder_input_ids` are made from `labels` [B, R] (−100 at padding). With `labels`, the loss is returned too: a
+        mean over all labels.
 
         `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
         `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
