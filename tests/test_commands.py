@@ -13,6 +13,7 @@ import pytest
 
 from tests.launch import ROOT, environment, python
 from tests.rows import train_vocabulary, write_data
+from xlme_ds import job_scripts
 from xlme_ds.benchmarks import benchmarks
 from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.showcase import _shown_records
@@ -115,6 +116,21 @@ def test_every_benchmark_has_help(name: str) -> None:
     done = python("-m", f"bench.{name}", "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: xlme bench"), done.stdout + done.stderr
     assert "{None}" not in done.stdout and "--no-json" not in done.stdout
+
+
+def test_job_scripts_are_copied_where_none_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy that a user has adapted stays."""
+    job_scripts.main(["--out", str(tmp_path)])
+    ours, theirs = ({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+                    for folder in (ROOT / "slurm", tmp_path / "slurm"))  # fmt: skip
+    assert ours == theirs and capsys.readouterr().out.split()[1:] == [f"{name}," for name in sorted(ours)[:-1]] + [
+        max(ours)
+    ]
+    (tmp_path / "slurm/env.sh").write_text("mine")
+    with pytest.raises(SystemExit) as left:
+        job_scripts.main(["--out", str(tmp_path)])
+    assert left.value.code == 2 and "slurm exists already: remove it" in capsys.readouterr().err
+    assert (tmp_path / "slurm/env.sh").read_text() == "mine"
 
 
 def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:

@@ -140,6 +140,10 @@ def test_the_text_of_every_phase_is_named(folder: Path, tmp_path: Path) -> None:
     data = replace(DATA, phase_steps=(2, 2))
     loader = Loader([tmp_path / "one", tmp_path / "two", tmp_path / "one"], data, 7, 0.15)
     assert loader.encoded == ["a mono", "a para", "b mono", "b para"]
+    both, second, third = (list(TASKS), *([f"{task} from step {step}" for task in TASKS] for step in (2, 4)))
+    until = {steps: list(loader.fingerprints_until(steps)) for steps in (0, 2, 3, 4, 5)}
+    assert until == {0: both, 2: both, 3: both + second, 4: both + second, 5: both + second + third}
+    assert loader.fingerprints == loader.fingerprints_until(5)
 
 
 def test_one_task_alone(folder: Path) -> None:

@@ -133,6 +133,19 @@ def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> 
         assert made not in (job, theirs) and made.stat().st_mode & 0o777 == 0o700 and made.parent == job.parent
 
 
+def test_processes_have_the_cores_of_their_task() -> None:
+    """srun takes none of sbatch's by itself; threads may be set apart from them."""
+
+    def found(**given: str) -> str:
+        names = ("SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK")
+        own = {name: value for name, value in environment().items() if name not in names}
+        line = ". slurm/env.sh; printenv OMP_NUM_THREADS SRUN_CPUS_PER_TASK"
+        return subprocess.check_output(["bash", "-c", line], cwd=ROOT, text=True, env=own | given)
+
+    assert found() == "1\n1\n" and found(SLURM_CPUS_PER_TASK="8") == "8\n8\n"
+    assert found(SLURM_CPUS_PER_TASK="8", OMP_NUM_THREADS="2") == "2\n8\n"
+
+
 def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> None:
     """Neither by a step of a larger command, nor by what draws the page of a run."""
     for name in ("jinja2", "numpy", "data_prep"):
@@ -225,6 +238,9 @@ def test_each_try_meets_at_a_port_of_its_own(tmp_path: Path) -> None:
     with socket.create_server(("", first)):
         assert port(SLURM_JOB_ID="1234") == first + 1
     assert port(SLURM_JOB_ID="1234", MASTER_PORT="7") == 7
+    assert port(SLURM_JOB_ID="1899", SLURM_RESTART_COUNT="1") == 29_999
+    with socket.create_server(("", 29_999)):
+        assert port(SLURM_JOB_ID="1899", SLURM_RESTART_COUNT="1") == 10_000
 
 
 @pytest.mark.parametrize(
@@ -241,6 +257,9 @@ def test_a_script_trains_its_recipe(tmp_path: Path, size: str, engines: list[str
             "--out", f"{tmp_path}/run", "--seed", "5",
         ]  # fmt: skip
         assert chosen in RECIPES
+        place["XLME_BRANCH"] = "runs/first@30"
+        words = script(tmp_path, f"pretrain_{size}.sh", 'printf "%s\n" "$@"; exit 2', **place).stdout
+        assert words.split("xlme_ds.pretrain\n")[1].startswith("--branch\nruns/first@30\n--data\n"), "and no recipe"
 
 
 def test_without_held_out_text_all_is_trained_on(tmp_path: Path) -> None:

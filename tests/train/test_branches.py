@@ -506,6 +506,17 @@ def test_what_cannot_be(
     assert not (tmp_path / "one").exists()
 
 
+def test_an_audit_needs_records_and_all_folders(data: tuple[Path, Path], stable: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(stable, out)
+    with pytest.raises(ValueError, match=r"run read 2 folders, --data names 1: name them all"):
+        examine(out, data[:1])
+    for lost, words in (("audit", "only a run with --train.audit can be"), ("checkpoints", "has no usable checkpoint")):
+        shutil.rmtree(out / lost)
+        with pytest.raises(ValueError, match=words):
+            examine(out, data)
+
+
 def test_a_branch_is_of_the_same_model(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
 ) -> None:
