@@ -1,5 +1,6 @@
 """The run folder: one writer whatever the path, one run for good, nothing deleted that is somebody else's."""
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -24,7 +25,8 @@ from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.checkpoints import Checkpoints
-from xlme_ds.checkpoint_names import run_and_step
+from xlme_ds.checkpoint.state_files import StateWriter
+from xlme_ds.checkpoint_names import checkpoints_of, run_and_step
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
@@ -32,7 +34,7 @@ from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.opening import report_missing
 from xlme_ds.train.records import StepLines
-from xlme_ds.train.resume import _warn_of_changes
+from xlme_ds.train.resume import _require_none_lost, _warn_of_changes
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained.runs import complete_checkpoint
 from xlme_ds.trained.settings import read_settings
@@ -200,6 +202,29 @@ def test_a_step_is_named_whatever_the_runs_name(tmp_path: Path) -> None:
     assert run_and_step(tmp_path / "a\nb@c@7") == (tmp_path / "a\nb@c", 7)
     (tmp_path / "a@7").mkdir()
     assert run_and_step(tmp_path / "a@7") == (tmp_path / "a@7", None)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    """Whatever their number of digits; other names are none."""
+    steps = (100_000_000, 99_999_999, 20, 1_000_000_000)
+    for name in (*(f"step_{step:08d}" for step in steps), "step_0000020", "step_00000020.partial", "xstep_00000021"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints/step_00000030").touch()
+    assert [path.name for path in checkpoints_of(tmp_path)] == [f"step_{step:08d}" for step in sorted(steps)]
+    assert checkpoints_of(tmp_path / "none") == checkpoints_of(tmp_path / "checkpoints/step_00000030") == []
+
+
+@pytest.mark.parametrize(("last", "is_lost"), [(9, False), (10, True)])
+def test_a_branch_that_has_not_saved_yet_begins_again(tmp_path: Path, last: int, is_lost: bool) -> None:
+    """Its first three steps follow the parent's sixth; more without a checkpoint would be lost."""
+    branch = dataclasses.replace(short(steps=20, save_every=3), start=StartConfig("parent@6", "state"))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(7, last + 1)))
+    folder, checkpoints = RunFolder(tmp_path), Checkpoints(tmp_path, 1, 0)
+    with pytest.raises(ValueError, match="has records but no usable") if is_lost else contextlib.nullcontext():
+        _require_none_lost(branch, folder, checkpoints)
+    with pytest.raises(ValueError, match="has records but no usable"):
+        _require_none_lost(branch, folder, checkpoints, damaged=True)
 
 
 @pytest.mark.parametrize("command", ["weights", "convert"])
@@ -607,8 +632,19 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
     assert {"one", "two", "deep"} <= set(synced) and synced[-1] == tmp_path.name
 
 
-def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: Synced) -> None:
-    assert run(data, tmp_path / "run", short(steps=8, audit=True), bad=set(), watch=False)
+def test_records_are_on_the_disk_before_the_checkpoint_is(
+    data: Path, tmp_path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the state that wait for the disk take the memory that is set."""
+    begin, buffers = StateWriter.__init__, list[int]()
+
+    def noted(writer: StateWriter, path: Path, buffer_bytes: int) -> None:
+        buffers.append(buffer_bytes)
+        begin(writer, path, buffer_bytes)
+
+    monkeypatch.setattr(StateWriter, "__init__", noted)
+    assert run(data, tmp_path / "run", short(steps=8, audit=True, save_buffer_gib=0.5), bad=set(), watch=False)
+    assert buffers == [2**29] * 2
     for marker in [n for n, name in enumerate(synced) if name == "complete.json"]:
         before = synced[:marker]
         last = max((n for n, name in enumerate(before) if name == "complete.json"), default=0)

@@ -4,8 +4,10 @@ import json
 import math
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.launch import python
 from xlme_ds.train import records
-from xlme_ds.train.records import Console, MetricsLog, StepLines, product_rate
+from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLines, Tracker, product_rate
 
 WRITE = """
 import sys, time
@@ -149,3 +151,57 @@ def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[s
     assert (first[1], second[1]) == ("6/9", "9/9")
     assert [word for word in first[2:] if any(c.isdigit() for c in word)] == ["5.432", "0.713,", "0.500", "0.5)"]
     assert second[4:] == ["mrtd", "0.250"], "without a discriminator nothing is said of it"
+
+
+def test_a_logged_step_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The share of the peak is a GPU's alone; a term that this step did not read is left out."""
+    values = dict(step=5, loss=1.23456, mlm=2.0, lr=1e-3, tokens_per_s=12345.6, peak_fraction=0.314, data_wait=0.025,
+                  memory_gib=3.14, seconds_left=492.0)  # fmt: skip
+    shown = ["step 5/9", "loss 1.235", "mlm 2.000", "lr 1.00e-03", "12.3K tokens/s", "data 2.5%", "3.1 GiB"]
+    for gpu in (False, True):
+        Console(9, 0, ("mlm", "tlm"), gpu).step(values)
+        parts = [*shown[:5], *(["31% of peak"] * gpu), *shown[5:], "8 min 12 s left"]
+        assert capsys.readouterr().out == "  ".join(parts) + "\n"
+
+
+def test_tensorboard_has_the_losses_of_every_language(tmp_path: Path) -> None:
+    log = LanguageLog(tmp_path, "heldout_languages", 0)
+    values = {"step": 3, "terms": {"mlm": {"de": 6.5, "en": 2.0}, "tlm": {"de": 1.0}}, "tokens": {"mlm": {"de": 9}}}
+    log.write(values)
+    log.close()
+    assert json.loads((tmp_path / "heldout_languages.jsonl").read_text()) == values
+    events = EventAccumulator(str(tmp_path / "tensorboard/heldout_languages")).Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found == {"mlm/de": [(3, 6.5)], "mlm/en": [(3, 2.0)], "tlm/de": [(3, 1.0)]}
+
+
+def test_a_service_that_fails_costs_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After its first error nothing more is sent, which is told once; one that cannot be reached at all is named."""
+    sent: list[tuple[dict, int]] = []
+
+    def log(values: dict, step: int) -> None:
+        sent.append((values, step))
+        if step == 2:
+            raise RuntimeError("no route")
+
+    def refuse(**settings: object) -> None:
+        raise RuntimeError("no key")
+
+    def finish() -> None:
+        raise AssertionError("nothing is sent after an error")
+
+    service = SimpleNamespace(init=lambda **_: SimpleNamespace(log=log, finish=finish), Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    metrics = MetricsLog(tmp_path, "metrics", 0, tracker := Tracker("proof", tmp_path, "1", {}))
+    for step in (1, 2, 3):
+        metrics.write({"step": step, "loss": 0.5})
+    for each in (metrics, tracker):
+        each.close()
+    assert sent == [({"metrics/loss": 0.5}, step) for step in (1, 2)] and metrics.error is None
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert capsys.readouterr().out.count("no route") == 1
+    service.init = refuse
+    with pytest.raises(ValueError, match=r"train\.wandb proof: no key: log in with"):
+        Tracker("proof", tmp_path, "1", {})

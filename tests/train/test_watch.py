@@ -35,7 +35,7 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
 from xlme_ds.train.inputs import pretraining_info, read_inputs
-from xlme_ds.train.opening import opening_lines
+from xlme_ds.train.opening import _changed_from_recipe, opening_lines
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder
 
@@ -183,6 +183,17 @@ def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.
     (changed,) = (line for line in others if "not as the recipe" in line)
     assert "data.alternate True" in changed and "engine.precision" not in changed
     assert not any("GPUs" in line for line in others)
+
+
+def test_what_differs_from_the_recipe_is_what_was_set() -> None:
+    """Not what replaced `auto`; a run of another name has no recipe."""
+    base, quickstart = recipe("base"), recipe("quickstart")
+    assert base.engine.deepspeed == "auto" != quickstart.engine.deepspeed
+    for run, changes in ((base, []), (quickstart, ["engine.deepspeed zero3", "engine.balance (1, 2)"])):
+        engine = replace(run.engine, deepspeed="zero3", precision="bf16", balance=(1, 2) if changes else ())
+        assert _changed_from_recipe(replace(run, engine=engine)) == changes
+    assert _changed_from_recipe(replace(quickstart, name="mine", seed=7)) == []
+    assert _changed_from_recipe(replace(quickstart, seed=7)) == ["seed 7"]
 
 
 MISTAKES: dict[str, Callable[[RunConfig], RunConfig]] = {
