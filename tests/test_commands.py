@@ -60,9 +60,9 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
         ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
         (
             "--hostfile no-hosts pretrain",
-            "--hostfile no-hosts: there is no such file: leave it out to use this machine alone",
+            "--hostfile no-hosts names no file: leave --hostfile out to use this machine alone",
         ),
-        ("-H no-hosts --gpus 2 finetune", "-H no-hosts: there is no such file: leave it out to use this machine alone"),
+        ("-H no-hosts --gpus 2 finetune", "-H no-hosts names no file: leave -H out to use this machine alone"),
         ("--gpus 2 --include a:0 pretrain", "--gpus and --include both choose processes: leave one out"),
         ("--num_gpus 3 --gpus 2 pretrain", "--gpus and --num_gpus both choose processes: leave one out"),
         ("--gpus 2 -e a:0 pretrain", "--gpus and -e both choose processes: leave one out"),

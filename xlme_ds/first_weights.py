@@ -142,7 +142,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     encoders = " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
-            f"{folder} is a fine-tuning run, and start.take all takes a pre-training model: set start.take to "
+            f"{folder} is a fine-tuning run, but start.take all takes a pre-training model: set start.take to "
             f"{encoders}"
         )
     their_parts = objective_of(run.objective).first_weights(config.start, run.model)
@@ -178,14 +178,14 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     _, step = run_and_step(Path(config.start.folder))
     if step is None:
         raise ValueError(
-            f"start.take state continues from a step: name it, {config.start.folder}@STEP, or give --branch"
+            f"start.take state continues from a step: name the step as {config.start.folder}@STEP, or give --branch"
         )
     steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
     if step not in steps:
         existing = ", ".join(map(str, steps)) or "none at all"
-        raise ValueError(f"{run} has no checkpoint of step {step}, it has {existing}: name one of them")
+        raise ValueError(f"{run} has no checkpoint of step {step} (it has {existing}): name one of them")
     if config.train.steps <= step:
-        raise ValueError(f"train.steps {config.train.steps} are over at step {step}, where the run begins: raise it")
+        raise ValueError(f"train.steps is {config.train.steps}, but the run begins at step {step}: raise train.steps")
     trained_for = settings.task or settings.objective.name
     if trained_for != config.objective.name:
         raise ValueError(
@@ -320,7 +320,7 @@ def _check_layout(folder: Path, their_cfg: ModelConfig, config: RunConfig) -> No
     if objective_of(objective).starts_in_layout and their_cfg.layout != layout:
         raise ValueError(
             f"the model in {folder} has layout {their_cfg.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs the same: set it to {their_cfg.layout}, and mix the data with --layout "
+            f"{objective.name} needs equal layouts: set it to {their_cfg.layout}, and mix the data with --layout "
             f"{their_cfg.layout}"
         )
 

@@ -40,7 +40,7 @@ def command(argv: list[str]) -> list[str]:
     for flag in ("--hostfile", "-H"):
         _, hostfile = take_flag(options, flag)
         if hostfile is not None and not Path(hostfile).is_file():
-            raise ValueError(f"{flag} {hostfile}: there is no such file: leave it out to use this machine alone")
+            raise ValueError(f"{flag} {hostfile} names no file: leave {flag} out to use this machine alone")
     chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")

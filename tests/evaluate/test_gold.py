@@ -70,8 +70,8 @@ def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> N
     [
         ("1 1 1 S\n1 2 3 S\n", ("alignv2.txt line 2", "target word 3", "2 target words")),
         ("1 0 1 S\n", ("line 1", "source word 0", "counted from 1")),
-        ("1 1 1\n3 1 1\n", ("line 2", "sentence 3", "there are 2, counted from 1")),
-        ("0 1 1\n2 1 1\n", ("line 2", "sentence 2", "there are 2, counted from 0")),
+        ("1 1 1\n3 1 1\n", ("line 2", "sentence 3", "only 2 sentences, counted from 1")),
+        ("0 1 1\n2 1 1\n", ("line 2", "sentence 2", "only 2 sentences, counted from 0")),
         ("1 1 1 X\n", ("line 1", "S or P")),
         ("1 1\n", ("line 1", "source word, target word")),
         ("1 1 one\n", ("line 1", "'1 1 one'")),

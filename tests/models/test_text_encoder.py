@@ -43,7 +43,7 @@ def test_sides_languages_and_positions_of_a_pair() -> None:
     assert one_item_a_row(xlm)[0].tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 0, 0, 0, 0]]
     for code in ("fr", "z", "zh-Han", "zh-Hans-CN", "d"):  # a part of a code is another language
         with pytest.raises(
-            ValueError, match=rf"model\.language_embeddings has no {code}, only de en zh-Hans: leave out what is in"
+            ValueError, match=rf"model\.language_embeddings has no {code}, only de en zh-Hans: leave out the data in"
         ):
             languages_of(cfg, [(code,), ("en",)], xlm)
     encoder = encoder_of(model(language_embeddings=cfg.language_embeddings))

@@ -486,17 +486,19 @@ def test_what_cannot_be(
         pretrain(config, [], tmp_path / "one")
     with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, but data.phase_steps is for 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
-    with pytest.raises(SharedError, match=r"has no checkpoint of step 7, it has 3, 6, 8: name one"):
+    with pytest.raises(SharedError, match=r"has no checkpoint of step 7 \(it has 3, 6, 8\): name one"):
         pretrain(branched(stable.with_name("stable@7")), data, tmp_path / "one")
     with pytest.raises(ValueError, match=r"--branch .*stable names no step: write .*stable@STEP"):
         branched(stable)
-    with pytest.raises(SharedError, match=r"train.steps 8 are over at step 8, where the run begins: raise it"):
+    with pytest.raises(SharedError, match=r"train.steps is 8, but the run begins at step 8: raise train.steps"):
         pretrain(branched(stable.with_name("stable@8")), data, tmp_path / "one")
     with pytest.raises(ValueError, match=r"has no config.json: name a run of pre-training with --branch"):
         branched(tmp_path.with_name(f"{tmp_path.name}@3"))
     late = branched(stable.with_name("stable@6"))
     stepless = replace(late, start=StartConfig(str(stable), "state"))
-    with pytest.raises(SharedError, match=r"start.take state continues from a step: name it, .*stable@STEP, or give"):
+    with pytest.raises(
+        SharedError, match=r"start.take state continues from a step: name the step as .*stable@STEP, or give"
+    ):
         pretrain(stepless, data, tmp_path / "one")
     dry_run(late, data, tmp_path / "one")
     assert "resuming after step 6 of 8" in capsys.readouterr().out

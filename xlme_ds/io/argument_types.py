@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-# In an annotation -> the type that is accepted, such as numpy's numbers too, and its name in errors.
+# A type in an annotation -> the type that is accepted, which has numpy's numbers too, and its name in errors.
 _TYPES: dict[Any, tuple[type, str]] = {
     Path: (os.PathLike, "path"),
     str: (str, "string"),
@@ -56,7 +56,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _name(hint: Any) -> str:
-    """The types of `hint` in words, without None; a string that is a path is only called a path."""
+    """The types of `hint` in words, without None. Where a path may be given as a string, only the path is named."""
     kinds = [kind for kind in _kinds(hint) if kind is not NoneType and not (kind is str and Path in _kinds(hint))]
     names = [
         f"list of {_name(get_args(kind)[0])}s" if get_origin(kind) is Sequence else _TYPES[kind][1] for kind in kinds

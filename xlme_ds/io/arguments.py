@@ -10,8 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from .errors import no_such
 
-# (flags of other programs and commands, what to write here). An advice is for the commands that have all flags in it,
-# those in backticks aside; the first one that fits is given.
+# (flags of other programs and commands, advice: what to write instead). An advice fits a command that has all flags
+# named in it, except those in backticks. The first one that fits is given.
 _ADVICE = (
     ("output output_dir", "did you mean --out?"),
     ("out output output_dir", "this command prints its result: add `> FILE` to the command"),

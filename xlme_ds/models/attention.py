@@ -33,8 +33,7 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance in each bucket of one sign, which has `half` buckets. The first bucket is left out: it
-    begins at 0."""
+    """The smallest distance in each of the `half` buckets of one sign, except the first bucket, which begins at 0."""
     exact = half // 2
     logarithmic = half - exact
     borders, distance = list(range(1, exact + 1)), exact
@@ -47,9 +46,9 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. Of
-    these, the first half hold one distance each. The ranges of the others grow exponentially and would end at
-    `max_distance`, but the last one has no end.
+    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. In each
+    half, the first half of the buckets hold one distance each. The ranges of the other buckets grow exponentially up to
+    `max_distance`, and the last bucket also holds all larger distances.
 
     `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """
@@ -108,8 +107,8 @@ class AttentionBias(NamedTuple):
     row_tokens: int | None = None
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped. The random bits
-        `keys_B` decide which ones; if `keys_B` is None, no weight is dropped."""
+        """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped, chosen by the
+        random bits `keys_B`; if `keys_B` is None, no weight is dropped."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
@@ -183,7 +182,7 @@ def shared_bias(
     `row_tokens` is explained in `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
-    # With kernels triton a missing package is an error, in `_triton_kernels`.
+    # With `model.kernels` triton, `_triton_kernels` raises an error if the package is missing.
     installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
     if takes_triton(cfg, allowed, groups_BT.is_cuda, half) and installed:
         kernels = _triton_kernels()
@@ -208,7 +207,7 @@ def plain_attend(
 def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """The same as `plain_attend`, by torch's kernels for the GPU, which never store all scores."""
+    """The result of `plain_attend`, from torch's kernels for the GPU, which never store all scores."""
     added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         added = added * gate_BHT1
@@ -229,8 +228,8 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """The same as `plain_attend` on any device, but a fraction `rate` of the weights is dropped; `keys_B` decide which
-    ones. It stores all scores."""
+    """The result of `plain_attend`, on any device, if a fraction `rate` of the weights is dropped; `keys_B` decides
+    which ones. All scores are stored."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

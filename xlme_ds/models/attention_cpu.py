@@ -42,9 +42,9 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see. `allowed_B1TT` says which
-    these are. If it is None, they are the keys that have the query's number in `segments_BT`. The arguments are the
-    same as for `_output`; q, k, v and gate must be contiguous."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: those of `allowed_B1TT`,
+    or if that is None, those with the query's number in `segments_BT`. The arguments are the same as for `_output`; q,
+    k, v and gate must be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -71,7 +71,7 @@ def _output(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> Tensor:
-    """The output of `_Attend`. d is `distance_HTT`; if it is None, nothing is added to the scores."""
+    """The output of `_Attend`. `distance_HTT` is d; if it is None, nothing is added to the scores."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles.all:
@@ -188,8 +188,8 @@ class _Tiles:
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """Returns (items that get tiles of their own, indices of rows that are computed whole). For each row, the faster
-    way is chosen. If `items` is empty, all rows are computed whole."""
+    """Returns (items that get tiles of their own, indices of rows that are computed whole). For each row, the cheaper
+    of the two is chosen. If `items` is empty, all rows are computed whole."""
     tile_cost = _TILE_COST * torch.get_num_threads()
     # The cost of a row that is computed whole: its scores with their mask, plus its share of a tile's overhead.
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))

@@ -13,11 +13,11 @@ The code uses exp and log to base 2:
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
 Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients have this shape too. A tile of d is
-loaded from the table that `skew` makes. Row r of the table is d shifted by r distances, so each row of a tile is
-contiguous and aligned there, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own
-kernel. Each of its programs takes one head and a few rows. It adds up the tiles at one distance from the diagonal, and
-then sums the result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs
-give the same bits.
+loaded from the table that `skew` makes. Row y of the table is d shifted by y distances, so each row of a tile is
+contiguous and aligned in the table, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its
+own kernel: each program takes one head and a few rows of the batch, adds up the tiles at one distance from the
+diagonal, and sums the result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same
+inputs give the same bits.
 
 In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
 is L, `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of a row. u, r and w are
@@ -313,7 +313,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
                     grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
                     factor, tokens, heads, N, K, GATED, EVEN, True,
                 )  # fmt: skip
-    # Row r is rotated left by r + 1. Then column c holds distance c + 1, or c + 1 − N where the row has wrapped around.
+    # Row y is rotated left by y + 1. Then column c holds distance c + 1, or c + 1 − N where the row has wrapped around.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
     dd_at = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
@@ -322,9 +322,9 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row r and column
-    X/2 + x hold d of distance x − r; in part 1, for transposed scores, d of distance r − x. For distances of T or more
-    it holds 0."""
+    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row y and column
+    X/2 + x hold d of distance x − y; in part 1, for transposed scores, d of distance y − x. For distances of T or more
+    the table holds 0."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
     left = half + SKEWED - tokens  # columns before distance 1 − T: the first one has distance 1 − SKEWED − half
@@ -335,7 +335,7 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
     """The number of tiles on each side of the diagonal that need a gradient for each distance. From distance `reach`
-    on, d is one number for each sign: one sum is enough, and the largest distance gets it as its gradient."""
+    on, d is one number for each sign, so one sum is enough: it becomes the gradient of the largest distance."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 

@@ -5,7 +5,7 @@ So the same elements are dropped on any device, for any division of a step into 
 layer runs again. SplitMix64 (Steele, Lea and Flood, 2014) makes 16 bits for each element. B rows, T tokens, D width.
 
 `derive` and `_dropped` are custom operators, into which torch.compile does not trace: its code for a GPU multiplies an
-arange in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
+arange in 32 bits (pytorch#175966), and its code for a CPU corrupted the memory in these functions (torch 2.13).
 """
 
 import torch
@@ -21,14 +21,14 @@ _PER_WORD = 64 // _BITS  # elements that one 64-bit word serves
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """Keys for one `place` in the model, int64 [B]. They are made from the rows' keys, or from keys that this function
-    returned before."""
+    """Keys for one `place` in the model, int64 [B]. `keys_B` are the rows' keys, or keys that this function returned
+    for a larger part of the model."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))  # the product wrapped to int64
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
     """A copy of `x_BTD` in which a fraction `rate` of the elements is set to 0 and the others are multiplied by
-    1 / (1 − rate). `keys_B` decide which elements; if it is None, `x_BTD` itself is returned. `rate` is rounded to a
+    1 / (1 − rate). `keys_B` decides which elements; if it is None, `x_BTD` itself is returned. `rate` is rounded to a
     multiple of 2^-16."""
     threshold = round(rate * (1 << _BITS))
     if keys_B is None or not threshold:

@@ -55,8 +55,8 @@ class Electra(nn.Module):
         return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]: the generator's, or their gradient-stopped copy plus a
-        difference."""
+        """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
+        gradient plus a difference."""
         # Sparse gradient: it is added to the dense gradient that the masked head gives the embedding.
         shared = lookup(ids_BT, self.table, sparse=True)
         if self.cfg.embedding_sharing == "tied":
@@ -105,8 +105,8 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
     """Choose the masked positions at which a random ordinary token replaces the generator's sample.
 
     `share_1` is the probability of each position to be chosen, float32 [1]; None means 0. Returns (tokens, uniforms),
-    both [M]. Tokens (int64) are the random tokens, and −1 where the sample stays. Uniforms (float32) are those with
-    which the generator draws the samples that stay.
+    both [M]. `tokens` (int64) has the random tokens, and −1 where the sample stays. `uniforms` (float32) has the random
+    numbers with which the generator draws the samples that stay.
     """
     no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:

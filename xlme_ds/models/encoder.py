@@ -45,8 +45,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity, as `view_as`. But the gradient of `view_as` is a view, to which autograd does not add other gradients
-    in place. This one's gradient is no view."""
+    """Identity, as `view_as`. But `view_as` passes on a view of its gradient, and autograd copies a view instead of
+    adding to it in place. Here the gradient itself is passed on, so nothing is copied."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -60,22 +60,22 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
-    `sparse`: on a CPU, give the blocks a sparse gradient. The blocks must also get a dense gradient, from an operation
-    that reads them through `read_whole`; the sparse gradient is added to it.
+    `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if another operation reads the blocks through
+    `read_whole` and so gives them a dense gradient, to which autograd adds the sparse one.
     """
 
-    def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
-        if ids.is_cuda:  # torch's backward pass there sorts, and accumulates in float32
-            return F.embedding(ids, block)
-        return _Lookup.apply(ids, block, sparse)
+    def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
+        if offsets.is_cuda:  # torch's own backward pass on a GPU already sums in float32
+            return F.embedding(offsets, block)
+        return _Lookup.apply(offsets, block, sparse)
 
     if len(blocks) == 1:
         return lookup_block(ids, blocks[0])
     total, start = None, 0
     for block in blocks:
-        index = ids - start
-        is_in_block = (index >= 0) & (index < len(block))
-        embedded = lookup_block(index.clamp(0, len(block) - 1), block) * is_in_block.unsqueeze(-1)
+        offsets = ids - start
+        is_in_block = (offsets >= 0) & (offsets < len(block))
+        embedded = lookup_block(offsets.clamp(0, len(block) - 1), block) * is_in_block.unsqueeze(-1)
         total = embedded if total is None else total + embedded
         start += len(block)
     assert total is not None
@@ -86,10 +86,10 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """`blocks` as the input of an operation that gives them a dense gradient. Call this before the sparse lookups of
     the forward pass.
 
-    The backward pass runs from the last operation to the first, so the dense gradient then comes after the sparse ones,
-    and autograd adds their sum to it in place. If a sparse gradient came after the dense one, autograd would copy the
-    dense one. Blocks that an engine partitions (they have `ds_id`) are returned unchanged, because a view would keep
-    the complete block in memory. So are blocks with `open_gradient`, to which the masked head itself adds its gradient.
+    The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
+    gradients to it in place. If a sparse gradient came after the dense one, autograd would copy the dense one. Blocks
+    that an engine partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block
+    in memory. Blocks with `open_gradient` are returned unchanged too: the masked head adds its gradient to them itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -100,7 +100,7 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`. `execution.wrap_layers` may put another function in its place."""
+    """The output of `layer`. `execution.wrap_layers` may make an encoder run its layers by another function."""
     return layer(*inputs)
 
 
@@ -128,6 +128,7 @@ class Encoder(nn.Module):
             if cfg.relative_bias != "none"
             else None
         )
+        # By name, because a pipeline stage deletes layers, and the others keep their indices.
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
         # Post-LN normalises the input of the first layer. Pre-LN normalises the output of the last layer, and with
         # `embedding_norm` also the input of the first.
@@ -169,7 +170,7 @@ class Encoder(nn.Module):
         return keys_B
 
     def bias_by_distance(self, tokens: int) -> Tensor | None:
-        """The relative bias d for each distance in a row of `tokens` tokens, float32 [H, W]; None if the model has no
+        """The relative bias for each distance in a row of `tokens` tokens, float32 [H, W]; None if the model has no
         relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
@@ -184,14 +185,15 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `allowed` makes the attention mask from `groups_BT`. `row_tokens` is described in `AttentionBias`.
+        `allowed` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if these
+        rows are shorter (see `AttentionBias`).
         """
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """What `body` returns. `shared` is the attention mask and bias that all layers use."""
+        """The result of `body`, from the attention mask and bias that all layers use (`shared`)."""
         keys_B = self._keys_for_dropout(keys_B)
         for index, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-# A function from a parameter's name to its initial value, float32. For None, the parameter is filled by the scheme.
+# A function from a parameter's name to its initial value, float32. If it returns None, the scheme fills the parameter.
 InitialValues = Callable[[str], torch.Tensor | None]
 # A function that returns a context. Inside it a partitioned parameter is complete, on every rank or on one. At its end
 # each rank stores its part.

@@ -33,8 +33,8 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
             if not relative_error <= _TOLERANCE:  # true for NaN too
                 raise ValueError(
                     f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by "
-                    f"{relative_error:.2g} of its largest number): set model.kernels to torch, and report it with the "
-                    "GPU and the versions of torch and triton"
+                    f"{relative_error:.2g} of its largest number): set model.kernels to torch, and report this "
+                    "error with the GPU and the versions of torch and triton"
                 )
 
 

@@ -4,9 +4,10 @@ It computes one tile of ids at a time, so the logits of a batch never exist all 
 forward pass stores the highest logit h and the sum of exp(logit − h); if the sampling temperature t is not 1, also the
 sum of exp((logit − h) / t). These numbers suffice for the loss, and to pick the group that holds the inverse-CDF
 sample. The logits of this group, and of the group with the highest logit, are computed again to find the sample and the
-most likely id. The backward pass computes a tile's logits again, and writes the gradient of the tile's embeddings in
-one product. If an engine has given a block of the embedding a method `open_gradient`, the product is added to the
-engine's own gradient instead. On a GPU the kernels of `masked_head_triton.py` compute all but these products.
+most likely id. The backward pass computes a tile's logits again and their gradient, and writes the gradient of the
+tile's embeddings in one product. If an engine has given a block of the embedding a method `open_gradient`, the product
+is added to the engine's own gradient instead. On a GPU the kernels of `masked_head_triton.py` compute all but the
+products with the logits' gradient.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
 groups are computed again: N = W · K ids.
@@ -105,7 +106,7 @@ class _Groups(NamedTuple):
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again. Without `uniforms_M` the sample is the most likely id, and both have one group."""
+    """The groups to compute again. Without `uniforms_M` the sample is the most likely id, so `sampled` is `best`."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -213,8 +214,8 @@ def _gradient(
     """Returns (gradient of a tile's logits [M, C], its sum over positions [C]). The gradient has the type of the hidden
     states.
 
-    `softmax` is (targets_M, lse_M, grad_M), where lse_M is the log of the sum of all exponentials, and grad_M the
-    gradient of nll_M.
+    `softmax` is (targets_M, lse_M, grad_M), where lse_M is the log of the sum of the exponentials of all logits, and
+    grad_M the gradient of nll_M.
     """
     targets_M, lse_M, grad_M = softmax
     grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()

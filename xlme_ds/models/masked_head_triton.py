@@ -31,8 +31,8 @@ NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. For ids past the last one they
-    are −inf. For positions past the last one they are those of the last position."""
+    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. For ids past the last one the
+    logits are −inf. For positions past the last one the last position's logits are repeated."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -111,9 +111,9 @@ def _gradient(  # type: ignore[no-untyped-def]
     positions, size, width, first_id, twice_z,
     PENALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Write (exp(logit − lse) − 1[id is the target]) · grad to `part` [M, `width`], and the sum of this over the
-    program's positions to `sums`. Both are 0 past the last id. If `PENALISED`, the exponential is multiplied by
-    1 + `twice_z` · lse."""
+    """Write the gradient of the logits, (exp(logit − lse) − 1[id is the target]) · grad, to `part` [M, `width`], and
+    its sum over the program's positions to `sums`. Both are 0 past the last id. If `PENALISED`, the exponential is
+    multiplied by 1 + `twice_z` · lse."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)

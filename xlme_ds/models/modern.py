@@ -55,7 +55,8 @@ class Windows(NamedTuple):
         return cls(bias_BSCC.flatten(0, 1)[:, None])
 
     def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """The attention output, [B, T, H, K]. `gate`, `dropout` and `keys_B` are not used (see `SHAPE`)."""
+        """The attention output, [B, T, H, K]. `gate`, `dropout` and `keys_B` are not used: `SHAPE` excludes gates and
+        attention dropout."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
         padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
@@ -122,8 +123,7 @@ def shared_by_kind(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> GlobalAndLocal:
-    """The attention of global and of local layers. The positions by which they rotate count from the start of each
-    item.
+    """The attention of global and of local layers. Rotary positions count from the start of each item.
 
     The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
     """
@@ -217,8 +217,8 @@ class ModernLayer(TransformerLayer):
                 raise ValueError(f"model.{name} is {actual}, which model.body modern does not support: {remedy}")
         if cfg.width // cfg.heads % 2:
             raise ValueError(
-                f"model.width / model.heads is {cfg.width // cfg.heads}, and rotary positions turn pairs of "
-                "dimensions: choose another model.heads"
+                f"model.width / model.heads is {cfg.width // cfg.heads}, which must be even, because rotary positions "
+                "turn pairs of dimensions: choose another model.heads"
             )
 
     @classmethod

@@ -41,8 +41,8 @@ class PipelineStage(nn.Module):
     """
 
     cut_encoder: str  # name of the encoder whose layers are split
-    # Modules and parameters of the model and of this encoder whose names have these prefixes: only the first part holds
-    # those that are used `before` the layers, and only the last part holds those that are used `after` them.
+    # Prefixes of the names of modules and parameters, in the model and in this encoder. Those with a prefix in `before`
+    # are used before the layers, and only the first part holds them; those in `after`, only the last part.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding, which the first part owns

@@ -165,7 +165,7 @@ def language_index(cfg: ModelConfig, code: str) -> int:
         if longer_code.startswith(f"{code}-"):
             return index
     raise ValueError(
-        f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out what is in that language"
+        f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out the data in that language"
     )
 
 
