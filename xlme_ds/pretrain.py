@@ -1,8 +1,8 @@
 """Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
 `xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
 
-A run that `--branch RUN@STEP` starts has the optimizer's state of that checkpoint. With `--schedule.name wsd
---schedule.decay-steps N` it has N steps, over which its learning rate falls.
+`--branch RUN@STEP` starts a new run with the weights and the optimizer's state of that checkpoint. With
+`--schedule.name wsd --schedule.decay-steps N` the new run takes N steps, over which its learning rate falls.
 """
 
 import os

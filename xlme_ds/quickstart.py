@@ -1,7 +1,7 @@
 """Train a small model on sample text: fetch text, prepare it, pre-train, draw the report. `make pretrain` calls it.
 
-Every step is a command that a large run uses, too; data/prepare.log has the commands of data preparation and their
-output. Finished steps are skipped.
+Every stage is a command that a large run uses, too; data/prepare.log has the commands of data preparation and their
+output. Finished stages are skipped.
 """
 
 import os
@@ -20,17 +20,17 @@ from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# Training reads every row once. The corpus is small, so a sentence is in many rows, each time next to other text and
-# with other masks.
+# Numbers of rows that training reads, each row once. The corpus is small, so a sentence is in many rows, each time next
+# to other text and with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # an empty file in every run folder that the quickstart made
-_TRIAL_SECONDS = 3.0  # a third trial step is run if the first two together took less than this
+_SHORT_TRIAL = 3.0  # seconds; if two trial steps together took less than this, a third one is run
 _OVERHEAD = 1.2  # time of training / time of its forward and backward passes; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation and their output
 JUDGED_SENTENCE = "Everyone has the right to life, liberty and Recht of person."
 MASKED_SENTENCE = "Everyone has the <mask> to education."
-HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # these rows have every held-out document and pair about once
+HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # enough rows for every held-out document and pair about once
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,11 @@ def begin(out: Path, fresh: bool) -> None:
     if fresh and content:
         if out / _MARK not in content:
             raise ValueError(
-                f"{out} was not made by the quickstart (it has no {_MARK}): --fresh would delete what is in it, "
-                "name another --out"
+                f"{out} was not made by the quickstart (it has no {_MARK}), and --fresh would delete its content: name "
+                "another --out"
             )
         empty(out, keep=[_MARK])
-        content = set()
-    if not content:
+    elif not content:
         (out / _MARK).touch()
     if (out / "config.json").exists():
         from .trained.settings import read_run_config  # imported only here, because it loads torch
@@ -105,14 +104,14 @@ def begin(out: Path, fresh: bool) -> None:
         changed = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         if changed is not None:
             raise ValueError(
-                f"{out} was started with {changed} {theirs.get(changed)}, the quickstart has "
-                f"{ours[changed]}: start over with --fresh, or name another --out"
+                f"the run in {out} has {changed} {theirs.get(changed)}, and the quickstart has {ours[changed]}: start "
+                "over with --fresh, or name another --out"
             )
 
 
 def trial_seconds() -> float:
     """Seconds that the forward and backward pass of a training step take on this machine, with all cores and random
-    tokens. Two or three steps are timed and the fastest counts: the first is slow, because it allocates memory."""
+    tokens. Two or three steps are timed, and the fastest one counts: the first is slow, because it allocates memory."""
     import numpy as np
 
     from .data.collate import collate
@@ -130,7 +129,7 @@ def trial_seconds() -> float:
     model = objective.build(RUN.model)
     initialise(model, RUN.seed, RUN.model.init_std)
     seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _TRIAL_SECONDS):
+    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _SHORT_TRIAL):
         begun = time.perf_counter()
         objective.sums(model(batch), batch).sum().backward()
         seconds.append(time.perf_counter() - begun)
@@ -164,8 +163,8 @@ def run_stage(stage: list[str], data: Path, variables: dict[str, str]) -> None:
             raise
         log.seek(stage_start)
         printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
-    # Of each output line that begins with a path in data/, or with `open` and such a path, print what follows data/.
-    print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
+    # The stage names the files that it made in lines `{data}/FILE …` or `open {data}/FILE`. Other lines are left out.
+    print("; ".join(file for before, _, file in printed if file and before in ("", "open ")), flush=True)
 
 
 def show_model(out: Path) -> None:
@@ -188,10 +187,10 @@ def show_model(out: Path) -> None:
             judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
         else:
             judged.append(f"{word} ")
+    judged.rstrip()
     filled = ", ".join(
         f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(MASKED_SENTENCE, top=3)[0]
     )
-    judged.rstrip()
     console.print(judged, soft_wrap=True)
     console.print(f"fill:  {MASKED_SENTENCE}  {filled}", markup=False)
 
@@ -206,12 +205,12 @@ def next_steps(out: Path) -> list[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run every step that is not done yet."""
+    """Run every stage that is not done yet."""
     options = read_command(Quickstart, program("quickstart"), arguments, __doc__)
     out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`
-        if options.processes not in range(1, rows + 1) or rows % options.processes != 0:
+        if options.processes < 1 or rows % options.processes != 0:
             raise ValueError(
                 f"--processes is {options.processes}: it must divide the {rows} rows of each task in a step"
             )
@@ -219,14 +218,14 @@ def main(arguments: list[str] | None = None) -> None:
             begin(out, options.fresh)
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)
-    # The quickstart trains on CPUs even where there is a GPU: its ZeRO settings and sizes are chosen for them.
+    # Training uses CPUs even if there is a GPU: the recipe's sizes and ZeRO settings are chosen for CPUs.
     variables = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     finished = out / "finished.json"
     if not (out / "config.json").exists():  # training has not begun
         announce(out)
     stages = preparation(data, options.processes)
-    if not (data / "stats" / "stats.html").exists():
+    if not (data / "stats" / "stats.html").exists():  # written by the last stage of data preparation
         for number, stage in enumerate(stages, start=1):
             print(f"[{number}/{len(stages) + 1}] ", end="")
             try:

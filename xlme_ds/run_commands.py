@@ -1,5 +1,5 @@
-"""Runs commands as steps of a larger command: makes their environment, starts them, if need be by DeepSpeed's launcher,
-and passes signals on to them."""
+"""Runs commands as steps of a larger command: makes their environment, starts them, and passes signals on to them.
+Commands with several processes are started by DeepSpeed's launcher."""
 
 import os
 import shlex
@@ -17,24 +17,26 @@ from typing import IO
 # torchrun sets this variable so that the processes that it starts meet at torchrun's own store. A process that torchrun
 # did not start would wait at that store for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-# A launcher sets these for each process that it starts.
+# The variables that a launcher sets for each process that it starts.
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
-    """The environment for a command that this process runs: its own environment without a launcher's variables. PATH
-    begins with this Python's folder. PYTHONPATH contains the folder of our packages. PYTHONSAFEPATH keeps Python from
-    importing modules of the current folder, which may have the name of a module that we import."""
+    """The environment for a command that this process starts: this process's environment without the variables that a
+    launcher set. PATH begins with this Python's folder. PYTHONPATH contains the folder of our packages. PYTHONSAFEPATH
+    keeps Python from importing a file of the current folder that has the name of a module that we import."""
     our_folder = str(Path(__file__).resolve().parents[1])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
         folders.append(our_folder)
-    paths = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
-    paths["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    launcher_variables = (AGENT_STORE, *TORCH_VARIABLES)
-    return {name: value for name, value in os.environ.items() if name not in launcher_variables} | paths
+    added = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        "PYTHONSAFEPATH": "1",
+    }
+    return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *TORCH_VARIABLES)} | added
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -57,9 +59,10 @@ def run(
 ) -> None:
     """Print `command` and run it; if it fails, exit with its code.
 
-    Ctrl-C reaches the command directly, which saves and ends. Other signals to stop (SIGTERM, SIGUSR1, SIGHUP) are
-    passed on to the command, and this program exits once the command has ended. `log`: a file that gets the command's
-    stdout and stderr, and the printed command, in place of the terminal; `quiet`: drop the command's stdout.
+    The terminal sends Ctrl-C to the command as well, so this program ignores it. Other signals to stop (SIGTERM,
+    SIGUSR1, SIGHUP) are passed on to the command, and this program exits once the command has ended. `log`: a file that
+    gets the printed command and the command's stdout and stderr, in place of the terminal; `quiet`: drop the command's
+    stdout.
     """
     line = f"$ {shlex.join(command)}\n"
     if log is None:

@@ -91,7 +91,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     assert "--out 'my runs/q-export'" in shlex.join(quickstart.next_steps(Path("my runs/q"))[1])
     assert "has a run that the quickstart did not make" in python(*command).stderr
     (out / ".quickstart").touch()
-    assert "was started with optimizer.warmup_steps 2, the quickstart has 100: start over" in python(*command).stderr
+    assert "has optimizer.warmup_steps 2, and the quickstart has 100: start over" in python(*command).stderr
     before, written = (out / "report.html").stat().st_mtime_ns, (out / "config.json").read_text()
     precision = json.loads(written)["config"]["engine"]["precision"]
     engine = replace(quickstart.RUN.engine, precision=precision)
@@ -103,7 +103,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     (out.with_name("shorter")).mkdir()
     (out.with_name("shorter") / "config.json").write_text(json.dumps(content))
     (out.with_name("shorter") / ".quickstart").touch()
-    with pytest.raises(ValueError, match=r"was started with train\.steps 4, the quickstart has 1100: start over"):
+    with pytest.raises(ValueError, match=r"has train\.steps 4, and the quickstart has 1100: start over"):
         quickstart.begin(out.with_name("shorter"), fresh=False)
     said = python(*command).stdout
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before

@@ -133,8 +133,8 @@ def test_a_shard_that_is_missing_is_named(
     [
         ({"lm_head.layer_norm.bias": None}, "the head of masked language modelling lacks lm_head.layer_norm.bias"),
         ({"lm_head.bias": None}, "the head of masked language modelling lacks lm_head.bias"),
-        ({"lm_head.decoder.weight": torch.ones(1)}, "reads another table than the embedding"),
-        ({"classifier.out_proj.bias": torch.ones(2)}, "classifier.out_proj.bias belong to another head"),
+        ({"lm_head.decoder.weight": torch.ones(1)}, "has a table of its own instead of the embedding"),
+        ({"classifier.out_proj.bias": torch.ones(2)}, "another head is left out, which has classifier.out_proj.bias"),
         ({"roberta.pooler.dense.bias": torch.ones(24)}, ""),
         ({}, ""),
     ],
@@ -179,9 +179,9 @@ def test_refusals(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (folder / "model.safetensors").unlink()
     assert "has neither model.safetensors nor pytorch_model.bin" in refusal(capsys, folder, tmp_path / "no")
     torch.save(["no state"], folder / "pytorch_model.bin")
-    assert "does not hold weights alone" in refusal(capsys, folder, tmp_path / "no")
+    assert "does not hold a dict of tensors" in refusal(capsys, folder, tmp_path / "no")
     torch.save({"model": tmp_path}, folder / "pytorch_model.bin")  # unpickling would call pathlib's code
-    assert "does not hold weights alone" in refusal(capsys, folder, tmp_path / "no")
+    assert "cannot be loaded as a dict of tensors" in refusal(capsys, folder, tmp_path / "no")
     (folder / "sentencepiece.bpe.model").unlink()
     assert "has no sentencepiece.bpe.model" in refusal(capsys, folder, tmp_path / "no")
 

@@ -358,8 +358,8 @@ def test_the_printed_command_has_each_flag_of_a_layout_once(capsys: pytest.Captu
     flags = [word.removeprefix("--model.no-").removeprefix("--model.") for word in command.split() if "--" in word]
     assert len(flags) == len(set(flags)) and "--model.no-activation-checkpointing" in command, command
     replaced = "--data.micro-batch, --engine.offload-optimizer, --model.activation-checkpointing"
-    assert f"These layouts replace your {replaced}; --details prints the layout with yours." in lines
-    assert not any("replace your" in line for line in printed(capsys, "--recipe", "base", "--gpus", "8"))
+    assert f"These layouts do not use your {replaced}; --details prints the layout that does." in lines
+    assert not any("do not use your" in line for line in printed(capsys, "--recipe", "base", "--gpus", "8"))
 
 
 def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,7 +369,7 @@ def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.Captu
     assert len({(way["settings"], way["tokens_per_s"]) for way in ways}) == len(ways)
     assert ways[0]["settings"] == layouts[0]["settings"] and ways[0]["micro_batches"] == [128, 64, 32, 16, 8, 4, 2, 1]
     lines = printed(capsys, "--recipe", "base", "--gpus", "8", "--gpu", "h100")
-    assert "equally fast by the count: --data.micro-batch 1, 2, 4, 8, 16, 32, 64" in lines[:6]
+    assert "equally fast by this estimate: --data.micro-batch 1, 2, 4, 8, 16, 32, 64" in lines[:6]
 
 
 def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,14 +179,14 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
             gather([folder])
         return str(caught.value)
 
-    assert "has no score on a dev set, which 2 settings of ner are chosen on" in fault(write("ac", dev=None))
+    assert "has no score on a dev set, by which one of 2 settings of ner must be" in fault(write("ac", dev=None))
     folder = write("ab")
     (folder / "b1/scores.json").unlink()
-    assert "has other settings of ner than" in fault(folder) and "finish every seed" in fault(folder)
+    assert "have different settings of ner, and different seeds: finish every seed" in fault(folder)
     folder = write("abc", split="dev")
     values = json.loads((folder / "c1/scores.json").read_text())
     (folder / "c1/scores.json").write_text(json.dumps(values | {"dev": values["dev"] | {"held_out": True}}))
-    assert "has scores on held-out en," in fault(folder) and "choose on the same dev sets" in fault(folder)
+    assert "has scores on held-out en," in fault(folder) and "score all settings on the same dev sets" in fault(folder)
 
 
 def test_a_row_by_language_says_how_its_setting_was_chosen(tmp_path: Path) -> None:
@@ -395,14 +395,14 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
         write_scores(extra, "ner", same | {"de": {"f1": wrong}})
         assert "extra/scores.json has a score that is no percentage" in fault(extra)
     (extra / "scores.json").write_text('{"format": 1, "task": "ner"}')
-    assert "extra/scores.json lacks 'metric'" in fault(extra)
+    assert "extra/scores.json has another form than the tables need (KeyError('metric'))" in fault(extra)
     (extra / "scores.json").write_text("{")
     assert "scores.json line 1 is not JSON" in fault(extra)
     (extra / "scores.json").unlink()
     (extra / "align.json").write_text((runs / "align.json").read_text())
-    assert "has scores of ours, and so has" in fault(runs, extra)
+    assert "has scores of ours, as another file in --runs has" in fault(runs, extra)
     (extra / "align.json").write_text('{"format": 1, "models": 3}')
-    assert "extra/align.json lacks 'int' object is not iterable or has another form" in fault(extra)
+    assert "extra/align.json has another form than the tables need" in fault(extra)
 
 
 def test_alignments_of_sentences_read_alone_are_another_row(runs: Path) -> None:

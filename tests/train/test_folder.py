@@ -84,7 +84,7 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     written = json.loads((out / "config.json").read_text())
     del written["config"]["model"]["norm_epsilon"]
     (out / "config.json").write_text(json.dumps(written))
-    with pytest.raises(ValueError, match=r"was started without model\.norm_epsilon: it is of another version"):
+    with pytest.raises(ValueError, match=r"was started without model\.norm_epsilon, by another version"):
         claimed(out, config)
     with pytest.raises(
         ValueError, match=r"config\.json lacks a setting or has an unknown one: KeyError\('norm_epsilon'\)"
@@ -163,9 +163,9 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     assert refusal(longer) == f"{schedule}, or {start}"
     folder.finish(config.train.steps)
     claimed(out, config).close()
-    assert refusal(longer) == f"the run is finished and stays as it is, choose {start}"
+    assert refusal(longer) == f"the run is finished and stays as it is; choose {start}"
     # Fine-tuning starts from --model.
-    instead = "the run is finished and stays as it is, choose another output folder"
+    instead = "the run is finished and stays as it is; choose another output folder"
     assert refusal(dataclasses.replace(tuning, seed=7)) == instead
 
 
@@ -504,10 +504,7 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     path.write_bytes(b"\n".join(lines[:6]) + b'\n{"step": 7, "l')  # the last as of a kill
     assert again(data, copy)
     said = capsys.readouterr().out
-    assert (
-        f"{path} is damaged in line 2, which is put aside in {copy / 'metrics.damaged'}; the other lines are kept"
-        in said
-    )
+    assert f"{path} is damaged: line 2 is moved to {copy / 'metrics.damaged'}, and the other lines are kept" in said
     assert f"{path} has 2 of the 4 lines that it had at step 4, and no record of step 2 to 3" in said
     assert (copy / "metrics.damaged").read_bytes() == b'{"step": 2, "lo\xff\n'
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -534,10 +531,10 @@ def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
     again(data, out, dataclasses.replace(longer, train=seldom))
     names = "step_00000002, step_00000004, step_00000006"
     said = capsys.readouterr().out
-    assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in said
+    assert f"train.keep_every was 2 and is 8: the next save deletes {names}. Copy" in said
     rows = longer.train.eval_rows
-    assert f"train.eval_rows was {rows} and is 7: later held-out losses are of other rows" in said
-    for every, words in ((0, "train.keep_every was 8 and is 0: the next save deletes step_00000008, copy"), (4, "")):
+    assert f"train.eval_rows was {rows} and is 7: held-out losses from now on are not comparable" in said
+    for every, words in ((0, "train.keep_every was 8 and is 0: the next save deletes step_00000008. Copy"), (4, "")):
         folder, checkpoints = RunFolder(out), Checkpoints(out, keep_last=1, keep_every=every)
         _warn_of_changes(dataclasses.replace(seldom, keep_last=1, keep_every=every), folder, checkpoints)
         said = capsys.readouterr().out
@@ -566,7 +563,7 @@ def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: py
     path = copy / "metrics.jsonl"
     path.write_bytes(path.read_bytes() * 2)
     assert again(data, copy)
-    assert f"{path} is damaged in line 9, 10, 11, 12, which is put aside" in capsys.readouterr().out
+    assert f"{path} is damaged: line 9, 10, 11, 12 is moved to" in capsys.readouterr().out
     ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (copy, trained))
     assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
 

@@ -318,7 +318,7 @@ def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
         )
 
     def told() -> bool:
-        return "the report page is not brought up to date, training continues: " in said.read_text()
+        return "training continues, but the report page is not updated: " in said.read_text()
 
     run = start()
     until(lambda: _page_processes(out), run)

@@ -36,7 +36,7 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
             dict(mono_rows=8),
             "reads monolingual rows for objective.denoising and .* alone, and data.mono_rows is 8",
         ),
-        ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: set both or neither"),
+        ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: objective.name mt needs monolingual rows if"),
         ("objective", dict(back_translation=("5:1",)), "the weights 5:1 are not STEP:WEIGHT from step 0 on"),
         ("objective", dict(back_translation=("0:1", "0:2")), "are not STEP:WEIGHT"),
         ("objective", dict(back_translation=("0:x",)), "are not STEP:WEIGHT"),
@@ -74,8 +74,11 @@ def test_there_must_be_a_decoder_to_start() -> None:
         validate(replace(mlm, start=StartConfig(), model=replace(SMALL, decoder_layers=1)))
     for start, words in (
         (StartConfig(decoder="other"), "start.decoder other is for a run that starts from another model"),
-        (StartConfig("run", decoder="other"), "start.decoder other is for one encoder, and start.take all takes"),
-        (StartConfig("run", "encoder", "decoder", "other"), "both say what the decoder starts from: leave start.into"),
+        (
+            StartConfig("run", decoder="other"),
+            "start.decoder other works only if one encoder is taken from",
+        ),
+        (StartConfig("run", "encoder", "decoder", "other"), "each say what the decoder starts from: leave start.into"),
     ):
         with pytest.raises(ValueError, match=words):
             validate(replace(RUN, start=start))
@@ -84,7 +87,7 @@ def test_there_must_be_a_decoder_to_start() -> None:
     ):
         validate(replace(mlm, start=StartConfig("run", "encoder", decoder="other")))
     whole = replace(RUN, start=StartConfig("run", "all", "decoder"))
-    with pytest.raises(ValueError, match=r"start.into decoder is for one encoder, and start.take all takes the whole"):
+    with pytest.raises(ValueError, match=r"start.into decoder works only if one encoder is taken from start.folder"):
         validate(whole)
     validate(replace(whole, start=replace(whole.start, take="encoder")))
 
@@ -92,7 +95,7 @@ def test_there_must_be_a_decoder_to_start() -> None:
 @pytest.mark.parametrize(
     ("denoising", "back", "para_rows", "message"),
     [
-        (("0:1", "100:0"), (), 0, "are both 0 in step 100, which would train nothing"),
+        (("0:1", "100:0"), (), 0, "are both 0 in step 100, so this step would train nothing"),
         (("0:1", "100:0"), ("0:0", "99:0", "200:1"), 0, ""),
         (("0:1", "100:0"), ("0:0", "100:0", "200:1"), 0, "are both 0 in step 100"),
         (("0:1", "120:0"), (), 0, ""),  # the run has 120 steps

@@ -2,12 +2,12 @@
 detection. As in ELECTRA, the discriminator reads a text in which the generator has replaced tokens. But instead of
 judging each token, it predicts the original token x_t at every position t:
 
-    p(x_t) = c_t · 1[it reads x_t] + (1 − c_t) · softmax_t(x_t)
+    p(x_t) = c_t · 1[position t still shows x_t] + (1 − c_t) · softmax_t(x_t)
 
-The copy probability c_t is the sigmoid that in ELECTRA is the probability of "original". The loss is L = L_MLM + L_TLM
-+ λ·L_AMLM + λ·L_ATLM. L_AMLM is the mean of −log p(x_t) over all tokens of monolingual text, L_ATLM that over all
-tokens of pairs. The discriminator's softmax, at all positions, costs 1 / mask_fraction times as much as the
-generator's.
+In ELECTRA the sigmoid at position t is the probability that the token there is original. Here it is c_t, the
+probability of copying the token. The loss is L = L_MLM + L_TLM + λ·L_AMLM + λ·L_ATLM. L_AMLM is the mean of −log p(x_t)
+over all tokens of monolingual text, L_ATLM the mean over all tokens of pairs. The discriminator's softmax runs at all
+positions, so it costs 1 / mask_fraction times as much as the generator's.
 
 B rows, T tokens, M masked positions, D width.
 """
@@ -124,8 +124,7 @@ class AllTokensObjective(ElectraObjective):
             )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """The operations per token of ELECTRA, plus those of a softmax at every position, which is in a pipeline's last
-        part."""
+        """The operations per token of ELECTRA, plus those of a softmax at every position, in a pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod

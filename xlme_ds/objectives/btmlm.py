@@ -2,9 +2,9 @@
 3.1). The model writes tokens of another language after a sentence, and then reads both as a pair.
 
 L = L_BTMLM, a mean over the masked positions of the global batch. A row holds one item `<s> x </s> y </s>`: a sentence
-x, and open positions y (`data/pseudo_parallel.py`). The first pass, without gradient, predicts a token of another
-language at every open position j, from x and a `<mask>` at j: p(y_j | x, M_j). The second pass masks tokens of x and
-predicts them from the rest of x and from y: p(x_m | x \\ M, y).
+x, and positions y that the model fills, called open (`data/pseudo_parallel.py`). The first pass, without gradient,
+predicts a token of another language at every open position j, from x and a `<mask>` at j: p(y_j | x, M_j). The second
+pass masks tokens of x and predicts them from the rest of x and from y: p(x_m | x \\ M, y).
 
 B rows, T tokens, M masked positions, P open positions.
 """
@@ -64,8 +64,8 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     """`batch` with the open positions filled by `predicted_P`. These are the most likely tokens that the model
     predicted for `first`, the batch of the first pass.
 
-    Taking the most likely token needs no randomness. The tokens are ordinary ones (`LanguageModel.writing`): a special
-    token would change the item's layout, and a `<mask>` in y would never be predicted.
+    Taking the most likely token needs no randomness. `LanguageModel.writing` makes the model predict only ordinary
+    tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})

@@ -2,8 +2,8 @@
 section 3.2).
 
 L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Ordinary tokens and `</s>` are
-predicted. Two kinds of `</s>` are not: one that opens an item, and one that ends a monolingual item, because there the
-text was only cut. B rows, T tokens, M predicted tokens.
+predicted, with two exceptions: the `</s>` that opens an item, and the `</s>` at the end of a monolingual item, where
+the text was cut and does not end. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping

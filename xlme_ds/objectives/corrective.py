@@ -3,7 +3,8 @@ The discriminator also predicts the original token at every masked position, whe
 its layers learn more from a token than whether it was replaced.
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM is a mean over the masked positions of monolingual
-text, L_CTLM one over those of pairs. As in METRO, and unlike in COCO-LM, they have no copy probability.
+text, L_CTLM a mean over the masked positions of pairs. As in METRO, the softmax alone predicts these tokens; COCO-LM
+adds a probability of copying the token that is read.
 
 B rows, T tokens, M masked positions, D width.
 """
@@ -67,8 +68,8 @@ class CorrectiveObjective(ElectraObjective):
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """The operations per token of ELECTRA, plus those of a second softmax at the masked positions, which is in a
-        pipeline's last part."""
+        """The operations per token of ELECTRA, plus those of a second softmax at the masked positions, in a pipeline's
+        last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2), where λ is `objective.discriminator_weight`. `sums` and
 `counts` return numerators and denominators of the four means for a micro-batch. Both are added up over the global batch
-before the division, so the loss does not depend on how that batch is split.
+before the division, so the loss does not depend on how the global batch is split into micro-batches.
 
 B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks are in the order of data.rows.TASKS: mono
 (MLM, MRTD), para (TLM, TRTD).
@@ -72,8 +72,8 @@ class ElectraObjective(RowBatches, Pretraining):
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Returns `collate`. For training with `random_fakes`, the function that is returned adds `random_1`, float32
-        [1], to a batch: the fraction of the generator's samples that random tokens replace in this step."""
+        """Returns `collate`. For training with `random_fakes`, the returned function also adds `random_1`, float32 [1],
+        to a batch: the fraction of the generator's samples that are replaced by random tokens in this step."""
         if purpose != "train" or not self.random_fakes:
             return super().batches(rows, purpose)
 
@@ -183,7 +183,8 @@ class ElectraObjective(RowBatches, Pretraining):
         return torch.cat([torch.stack(count_columns, dim=1), *histograms], dim=1).double()
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """The metrics by name, from the sums, counts and statistics of a global batch. A task without rows has none."""
+        """The metrics by name, from the sums, counts and statistics of a global batch. A task without rows has no
+        metrics."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for task, name in enumerate(TASKS):

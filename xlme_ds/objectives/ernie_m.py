@@ -23,7 +23,8 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-# Larger than any role. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
+# A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked). So all roles are smaller
+# than _ROLE_LIMIT, and segment · _ROLE_LIMIT + role tells both.
 _ROLE_LIMIT = 8
 
 

@@ -68,7 +68,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of one encoder and its softmax; a pipeline's last part has the softmax."""
+        """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
@@ -103,7 +103,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """The losses and accuracies by name, from the sums, counts and statistics of a global batch. A term without
-        masked positions has none."""
+        masked positions has neither."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for n, (term, accuracy) in enumerate(zip(self.terms, self.accuracies, strict=True)):

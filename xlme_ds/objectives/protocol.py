@@ -41,9 +41,9 @@ class Objective(Protocol):
         return [1.0] * len(names)
 
     def as_probe(self, batch: Any) -> Any:
-        """`batch` prepared for the probe loss; by default unchanged. Checkpoints store this loss, and a resumed run
-        compares it with its own, perhaps on another processor. So rounding must not decide which tokens the model
-        samples."""
+        """`batch` prepared for the probe loss; by default unchanged. A checkpoint stores this loss. A resumed run,
+        perhaps on another processor, computes it again and compares the two. So rounding must not decide which tokens
+        the model samples."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
@@ -89,10 +89,10 @@ class Quantity(NamedTuple):
 
     title: str  # the title of its figure; quantities with the same title share one figure
     unit: str = ""
-    # The task that it is measured on. A quantity that is measured on both has no task here and two metrics: `auc` has
-    # `auc_mono` and `auc_para`.
+    # The task that it is measured on. Empty if it is measured on both: then there are two metrics, as `auc_mono` and
+    # `auc_para` for `auc`.
     task: str = ""
-    unigram: bool = False  # whether it is the −log p of a task's tokens, which can be compared with a unigram model's
+    unigram: bool = False  # whether it is a mean −log p of tokens, and so comparable with a unigram model's loss
 
 
 class FirstWeights(NamedTuple):
@@ -181,8 +181,8 @@ class Pretraining(Objective, Protocol):
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens [B, T], probabilities [B, T]) for the report page. The tokens are the batch's, with the
-        model's own tokens at the predicted positions. The probabilities are the model's that a token was replaced; they
-        are None if the model does not predict that."""
+        model's own tokens at the predicted positions. A probability is the model's estimate that the token was
+        replaced; None instead of all probabilities if the model does not predict this."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
         """The weights that each part of the model starts from, by the prefix of the part's parameters. By default every
@@ -195,8 +195,8 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The settings, by name, that must be equal in two models if one starts from all parameters of the other. The
-        settings that must be equal even if it starts from one encoder are `first_weights.SHAPE`."""
+        """The settings, by name, that must be equal in two models if one starts from all parameters of the other, in
+        addition to `first_weights.SHAPE`, which must be equal even if one encoder alone is taken."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 

@@ -1,6 +1,7 @@
 """Random token substitution (RTS; Di Liello et al., 2022, "Effective Pre-Training Objectives for Transformer-based
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
-generator and no softmax, so a step is cheap. A run of the objective `electra` can start from its discriminator.
+generator and no softmax, so a step is cheap. A run of the objective `electra` can start from the discriminator that is
+trained here.
 
 L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A replacement that equals the original token counts as
 original. Tasks are in the order of data.rows.TASKS.
@@ -31,8 +32,9 @@ class Substitution(Electra):
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]. This lookup always gives the table a dense gradient. On a
-        CPU that of `Electra` gives a sparse one, which is added to the dense gradient of the masked head."""
+        """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. On a CPU the
+        lookup of `Electra` gives a sparse gradient, which autograd adds to the masked head's dense one; here there is
+        no masked head."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_arguments = without(arguments, *planner_flags)  # the printed command repeats these
+    recipe_arguments = without(arguments, *planner_flags)  # these are part of the printed command
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         from .budget import affordable_model  # these modules load torch, and --help should not
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         recipe_flags = shlex.join(without(recipe_arguments, *LAYOUT_FLAGS))
         print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
         if replaced := sorted(flags.intersection(LAYOUT_FLAGS)):
-            print(f"\nThese layouts replace your {', '.join(replaced)}; --details prints the layout with yours.")
+            print(f"\nThese layouts do not use your {', '.join(replaced)}; --details prints the layout that does.")
         if settings.details:
             print_details(result)
         else:

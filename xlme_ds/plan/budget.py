@@ -35,8 +35,8 @@ def affordable_model(
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # The larger a model, the fewer tokens per parameter. Bisection finds the index of the smallest model that has at
-    # most TOKENS_A_PARAMETER; either this model or the one before it is the nearest to that number.
+    # The larger a model, the fewer tokens per parameter. Bisection finds the index of the smallest model with at most
+    # TOKENS_A_PARAMETER tokens per parameter. Either it or the next smaller model is nearest to that number.
     index = bisect_left(
         _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
     )

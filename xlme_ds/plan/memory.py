@@ -154,7 +154,7 @@ def _reductions(
             "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
-    if layout.element == FLOAT:  # the sum above may count the waiting gradient twice
+    if layout.element == FLOAT:  # the sum may count the waiting gradient twice, but no gradient exists twice
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(
         backward_start, gradients=arrived, activations=-finished_layers * saved_layer(layout), buffers=bucket_bytes

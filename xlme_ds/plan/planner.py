@@ -121,8 +121,8 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """The record of each phase of the data. `tokens` counts those of full rows; `mask_fraction` is the fraction of
-    tokens that is predicted."""
+    """The record of each phase of the data. `tokens` is counted as if all rows were full; `mask_fraction` is the
+    fraction of tokens that is predicted."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first_step for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions

@@ -24,7 +24,7 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
         launched = "" if hardware["gpus"] == 1 else f"launch --gpus {hardware['gpus']} "
         print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} --data DATA --out OUT")
         if smaller := sorted(fastest[0]["micro_batches"])[:-1]:
-            print(f"equally fast by the count: --data.micro-batch {', '.join(map(str, smaller))}")
+            print(f"equally fast by this estimate: --data.micro-batch {', '.join(map(str, smaller))}")
     if fastest[1:]:
         print("\nother layouts:")
     for layout in fastest[1:]:

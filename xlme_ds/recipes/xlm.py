@@ -33,8 +33,8 @@ def xlm() -> RunConfig:
             masked_head="linear",
         ),
         objective=ObjectiveConfig("mlm"),
-        # A step reads 4,096 rows of one task, 64 on each of 64 GPUs. These have 2^20 tokens, as many as a step of XLM-E
-        # reads of each task.
+        # A step reads 4,096 rows of one task, 64 on each of 64 GPUs. These rows have 2^20 tokens, as many as a step of
+        # XLM-E reads of each task.
         data=DataConfig(mono_rows=4096, para_rows=4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),

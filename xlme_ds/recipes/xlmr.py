@@ -1,4 +1,4 @@
-"""XLM-R as the baseline of XLM-E (Table 2), trained on the rows that XLM-E reads; and XLM-E continued from XLM-R.
+"""XLM-R as the baseline of XLM-E (Table 2 of its paper), on the rows that XLM-E reads; and XLM-E continued from XLM-R.
 
 `continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of the same shape, and add the gated relative
 position bias. They read XLM-R from xlm-roberta-base or xlm-roberta-large in the current folder, or from --start.folder.
@@ -50,8 +50,8 @@ def continue_xlmr() -> RunConfig:
     """XLM-E Base from the weights of XLM-R Base (fits a GPU of 24 GB).
 
     The learning rate is the one with which ERNIE-M continues from XLM-R. Rates for training from scratch are more than
-    twice as high and would undo what the weights have learned. The warm-up is short, because only the discriminator's
-    head and the relative biases, which begin at 0, are new.
+    twice as high and would undo what the weights have learned. The warm-up is short, because few parameters are new:
+    the head of the discriminator, and the relative biases, which begin at 0.
     """
     return RunConfig(
         name="continue_xlmr",
@@ -65,7 +65,7 @@ def continue_xlmr() -> RunConfig:
 
 
 def continue_xlmr_large() -> RunConfig:
-    """XLM-E in XLM-R Large's shape, from its weights (fits a GPU of 24 GB)."""
+    """XLM-E in XLM-R Large's shape, from XLM-R Large's weights (fits a GPU of 24 GB)."""
     base = continue_xlmr()
     return replace(
         base,

@@ -1,5 +1,5 @@
-"""`xlme report --run DIR` writes `DIR/report.html`. For a run in training, its sentences and retrieval scores are those
-of the newest checkpoint.
+"""`xlme report --run DIR` writes `DIR/report.html`. For an unfinished run, example sentences and retrieval scores are
+first computed from its newest checkpoint.
 `xlme report --runs DIR DIR …` writes a page that compares several runs.
 `xlme report xtreme --runs DIR … --out DIR` writes the XTREME tables.
 """
@@ -104,7 +104,7 @@ def _update(run: Path) -> str | None:
     try:
         bring_up_to_date(run)
     except (ValueError, KeyError, OSError) as error:
-        return f"the sentences and the retrieval of {run} stay as they are: {in_words(error)}"
+        return f"the example sentences and retrieval scores of {run} are not updated: {in_words(error)}"
     return None
 
 

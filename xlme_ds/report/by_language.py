@@ -61,8 +61,9 @@ def heldout_languages(
 def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
     """One row per language in the last record that has the loss `term`.
 
-    `gain`: the unigram model's loss minus the model's loss; `change`: the loss minus the language's first one. The row
-    with the largest gain is first; languages without a unigram loss are last. `others`: the task's other quantities.
+    `gain`: the unigram model's loss minus the model's loss; `change`: the last loss of the language minus its first
+    loss. The row with the largest gain is first; languages without a unigram loss are last. `others`: the task's other
+    quantities.
     """
     records = [record for record in records if record["terms"].get(term)]
     if not records:

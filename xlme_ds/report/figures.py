@@ -115,7 +115,8 @@ def curves(
 
     The page puts the panels whose titles are in `separate` in another section. A panel that is alone in its section is
     wide. The loss comes first, then the objective's `quantities`, then the keys of `_TITLES`, then all other keys in
-    the order of their first record. A vertical line marks each step in `borders`, from which other data are read.
+    the order of their first record. A vertical line marks each step in `borders`, where the run begins to read other
+    data.
     """
     keys_of: dict[str, dict[str, str]] = {  # title of a panel -> its logged keys, by series
         panel_and_series(key, quantities)[0]: {} for key in ("loss", *quantities, *_TITLES)

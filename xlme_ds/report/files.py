@@ -40,7 +40,8 @@ class RunFiles:
 
 
 def require_run(folder: Path) -> None:
-    """Raise ValueError unless `folder` is that of a run, which has a config.json from its start on."""
+    """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts; an export, which
+    also has a config.json, is refused."""
     advice = "name the --out folder of a run"
     require_folder(folder, advice)
     if not (folder / "config.json").exists():
@@ -49,7 +50,7 @@ def require_run(folder: Path) -> None:
 
 
 def read_optional(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of this package, or None if there is no file. Raises ValueError if the file holds
+    """The object in a JSON file that a run wrote, or None if there is no file. Raises ValueError if the file holds
     anything else."""
     return read_object(path) if path.exists() else None
 
@@ -57,10 +58,11 @@ def read_optional(path: Path) -> dict[str, Any] | None:
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON Lines file in step order. If a resumed run logged a step again, the later record counts.
 
-    A last line without a line feed is left out: the run is still writing it, or was killed while it wrote it.
+    Blank lines are skipped. A last line without a line feed is left out: the run is still writing it, or was killed
+    while it wrote it. Without a file there are no records.
     """
     records: dict[int, dict[str, Any]] = {}
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line_number, line in enumerate(lines[:-1], start=1):
         if not line.strip():
             continue
@@ -75,7 +77,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a template of this package with `values` filled in; in an HTML page they are escaped."""
+    """The text of a template in this folder with `values` filled in; in an HTML page the values are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(["html"]),

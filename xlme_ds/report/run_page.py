@@ -118,8 +118,8 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a file -> text that lists the steps at which the settings ask for a record and the file has none. Files
-    without such steps are left out."""
+    """Name of a file -> text that lists the steps whose record is missing: the settings ask for it, and the file does
+    not have it. Files that miss no record are left out."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     gaps = {}
@@ -219,8 +219,8 @@ def _dumbbells(
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     """The section on retrieval from `values`, the content of retrieval.json: both figures, and one row per language
-    with its accuracies before and after training. Both times they are the accuracies at the layer with the best mean,
-    which may be another layer after training than before."""
+    with its accuracies before and after training. Each accuracy is that at the layer with the best mean accuracy, which
+    is chosen anew after training."""
     overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     best_means = {when: overall[when][layer] for when, layer in best.items()}
@@ -276,7 +276,7 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     in_order = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
     shown = [_with_verdicts(sample, threshold) for sample in in_order]
     return {
-        # Pairs first: one side of each is English.
+        # Pairs come first, because one side of each is English.
         "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
         "threshold": threshold if replaced else None,
         "totals": sum((sample["counts"] for sample in shown), Counter()),

@@ -1,7 +1,7 @@
 """Gathers the scores of fine-tuned models and of retrieval and alignment tests from the result files in folders.
 
-If a task was fine-tuned with several settings, the runs with one of them count: the one with the best score on the dev
-sets, averaged over seeds.
+If a task was fine-tuned with several settings, only the runs with the best setting count: the one with the highest
+score on the dev sets, averaged over seeds.
 """
 
 import hashlib
@@ -97,11 +97,13 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(
-                        f"{path} has scores of {model.name}, and so has a file before it: name only one of them"
+                        f"{path} has scores of {model.name}, as another file in --runs has: name only one of the two"
                     )
                 setattr(model, path.stem, scores)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
+            raise ValueError(
+                f"{path} has another form than the tables need ({error!r}): write it again or leave it out"
+            ) from None
     for (name, task), task_runs in runs.items():
         for row_name, row_runs in _by_row(name, task, task_runs).items():
             models.setdefault(row_name, Model(row_name)).results[task] = _choose_setting(task, row_runs)
@@ -250,7 +252,7 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
         if by_seed.keys() != by_setting[first.setting].keys():
             folder = next(iter(by_seed.values())).path.parent
             raise ValueError(
-                f"{folder} has other settings of {task} than {first.path.parent} and other seeds: "
+                f"{folder} and {first.path.parent} have different settings of {task}, and different seeds: "
                 "finish every seed of all settings, or name the runs of one setting"
             )
     compared = len(by_setting)
@@ -259,13 +261,13 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
     for run in runs:
         if run.dev is None:
             raise ValueError(
-                f"{run.path} has no score on a dev set, which {compared} settings of {task} are chosen on: "
+                f"{run.path} has no score on a dev set, by which one of {compared} settings of {task} must be chosen: "
                 "name the runs of one setting"
             )
         if run.dev_name != first.dev_name:
             raise ValueError(
-                f"{run.path} has scores on {run.dev_name}, {first.path} on {first.dev_name}: "
-                "choose on the same dev sets"
+                f"{run.path} has scores on {run.dev_name}, and {first.path} on {first.dev_name}: "
+                "score all settings on the same dev sets"
             )
     best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev or 0.0 for run in by_seed.values()))
     return TaskScores(tuple(best.values()), compared, max(compared, *(run.settings for run in runs)))

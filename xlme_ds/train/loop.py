@@ -43,10 +43,10 @@ class Callback:
     logs: Sequence[StepLines] = ()  # the files of records that the callback writes
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """Called after every step. `done`: number of finished steps; `stats`: the result of the last of them."""
+        """Called after every step. `done`: number of finished steps; `stats`: the result of the last finished step."""
 
     def close(self, done: int) -> None:
-        """Called at the end of the loop: after `done` steps the run is finished, or was stopped."""
+        """Called at the end of the loop, when the run is finished or was stopped after `done` steps."""
         for log in self.logs:
             log.close()
 
@@ -69,7 +69,7 @@ class Record(Callback):
         skipped_steps: Callable[[], int],
         tracker: Tracker | None,
     ):
-        """`peak`: FLOP/s that all processes together can reach; `peak_fraction` is the run's FLOP/s / `peak`."""
+        """`peak`: FLOP/s that all processes together can reach. The record's `peak_fraction` is FLOP/s / `peak`."""
         log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
@@ -140,7 +140,7 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            # Step indices begin at 0, so `done - 1` is the last step taken, whose loss weights apply.
+            # The loss weights are those of the last step taken; as steps count from 0, that is step `done - 1`.
             overall, by_language = self.summarise(done - 1, **self.engine.eval_batch(0))
             for log, values in zip(self.logs, (overall, by_language), strict=False):  # only rank 0 has logs
                 log.write({"step": done, **values})
@@ -205,8 +205,8 @@ class Dimensions(Callback):
             return ""
         self.warned = True
         return (
-            f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, at the start they "
-            f"varied in {self.at_first:.0f}, and fine-tuning gains little from such a model: start again with a lower "
+            f"the layers collapse. The token states of the last layer vary in {last:.1f} dimensions; at the start they "
+            f"varied in {self.at_first:.0f}. Fine-tuning gains little from such a model: start again with a lower "
             "optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
             "docs/howto/gpus.md says more"
         )
@@ -269,7 +269,7 @@ class Save(Callback):
         state_after: Callable[[int], dict[str, Any]],
         start: int,
     ):
-        """`state_after(steps)`: the run's own state, which a checkpoint holds next to the engine's."""
+        """`state_after(steps)`: the run's own state, which a checkpoint stores in addition to the engine's."""
         self.checkpoints = checkpoints
         self.engine = engine
         self.every = every
@@ -359,7 +359,7 @@ class UpdateReport(Callback):
         """Print why the page is not updated, unless the last report had the same reason."""
         if why != self.last_reason:
             self.last_reason = why
-            print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
+            print(f"{self.run}: training continues, but the report page is not updated: {why}", file=sys.stderr)
 
 
 # `norm_limit` and both constants follow OLMo-core's SkipStepOptimizer.
@@ -416,9 +416,9 @@ class Guard(Callback):
             log.write({"step": done, "reason": reason, "rows": rows})
         if self.in_a_row >= self.config.max_bad_steps:
             self.fault = (
-                f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last one for this reason: "
-                f"{reason}; its rows are {'; '.join(rows)}, and faults.jsonl has the rows of the others: look at the "
-                "rows with `xlme prep show`, or start a run with a lower optimizer.learning_rate"
+                f"{self.in_a_row} steps in a row, up to step {done}, were skipped. Reason of the last: {reason}; its "
+                f"rows are {'; '.join(rows)}, and faults.jsonl has the rows of the others. Look at the rows with "
+                "`xlme prep show`, or start a run with a lower optimizer.learning_rate"
             )
 
 

@@ -1,5 +1,5 @@
-"""Writes a run's records (`metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl`, TensorBoard events),
-which a resumed run continues without gaps or repeats, the rows that every step read, and the output in the terminal."""
+"""Writes a run's records: `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events,
+which a resumed run continues without gaps or repeats; the rows that every step read; and the output in the terminal."""
 
 import json
 import math
@@ -38,8 +38,8 @@ class StepLines:
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, from before a kill, are dropped.
 
-        Damaged lines (no records, or out of order) are moved to another file and reported. Lines after the last record
-        that are no records are only dropped: the run was killed while it wrote them.
+        Damaged lines (no records, or out of order) are moved to another file and reported. After the last record, lines
+        that are no records are dropped without a report: the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
@@ -67,8 +67,7 @@ class StepLines:
                 file.write(b"".join(line + b"\n" for line in damaged.values()))
             line_numbers = ", ".join(map(str, damaged))
             print(
-                f"{self.path} is damaged in line {line_numbers}, which is put aside in {moved_to}; the other lines are "
-                "kept",
+                f"{self.path} is damaged: line {line_numbers} is moved to {moved_to}, and the other lines are kept",
                 flush=True,
             )
         self.lines = len(records)
@@ -102,7 +101,7 @@ class StepLines:
 
 @cache
 def _silence_tensorboard_threads() -> None:
-    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, which is reported then."""
+    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, and the run reports that."""
     print_traceback = threading.excepthook
 
     def print_others(failure: threading.ExceptHookArgs) -> None:

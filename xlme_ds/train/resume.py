@@ -1,4 +1,5 @@
-"""Resumes a run: chooses and loads its checkpoint. The records of a run that has no checkpoint yet are renamed."""
+"""Resumes a run: chooses and loads its checkpoint. A run without a checkpoint starts from step 0 again, and its records
+(metrics.jsonl and the like) are renamed."""
 
 import math
 from collections.abc import Callable
@@ -32,10 +33,11 @@ def resume(
     checkpoints: Checkpoints,
     data_of: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest complete checkpoint, or the parent's checkpoint if the run is a branch without one.
+    """Load the run's newest complete checkpoint. If it has none and branches off another run (`start.take state`), load
+    the checkpoint of that run.
 
-    Returns (number of steps done, state of the run's checkpoint); without such a checkpoint the state has only the
-    run's identity, `run`. `data_of(steps)`: `data_until` for the run's data.
+    Returns (number of steps done, saved state). The saved state is that of the run's own checkpoint. Without an own
+    checkpoint it has only the run's identity, `run`. `data_of(steps)` returns `data_until` for the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
@@ -54,7 +56,8 @@ def resume(
 
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if the run could not continue from its newest checkpoint. Only rank 0 calls this."""
+    """Raise ValueError if `resume` would fail: the newest checkpoint does not match the run, or no checkpoint is left.
+    Only rank 0 calls this."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
@@ -64,8 +67,8 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved checkpoints and none is usable. `damaged`: whether a checkpoint is
-    damaged."""
+    """Raise ValueError if the run has saved checkpoints and none is usable. `damaged`: whether a damaged checkpoint was
+    found."""
     steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     # The setting may have been raised since the run last started, so the smaller of both values counts.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
@@ -76,13 +79,13 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Warn if the number of held-out rows has changed, and name the checkpoints that the former `keep_every` kept and
-    the next save deletes."""
+    """Warn if `eval_rows` has changed, and if a changed `keep_every` makes the next save delete checkpoints that the
+    former one kept."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
-            f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: later held-out losses are "
-            "of other rows",
+            f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: held-out losses from now on are not "
+            "comparable with earlier ones",
             flush=True,
         )
     before = int(folder.last_started_with("keep_every", 0))
@@ -94,8 +97,8 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
     ]
     if to_delete:
         print(
-            f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(to_delete)}, "
-            f"copy what you want to keep, or start the run again with train.keep_every {before}",
+            f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(to_delete)}. "
+            f"Copy what you want to keep, or start the run again with train.keep_every {before}",
             flush=True,
         )
 
@@ -117,13 +120,15 @@ def _branch(
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
     parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
-    # The probe's loss depends on its rows, masks and objective: it is compared only if none of these differs.
+    # `load` compares the loss of a probe batch with the parent's. Their losses can be equal only if rows, masks and
+    # objective are; otherwise the tolerance is infinite. A setting that the parent does not name counts as equal.
     same_rows = saved.get("fingerprints") == data_of(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
     probe_settings = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
     comparable = same_rows and all(ours[key] == theirs.get(key, ours[key]) for key in probe_settings)
-    start = checkpoints.load(engine, parent, {}, tolerance if comparable else math.inf)
+    any_data: dict[str, Any] = {}  # a branch may read other data than its parent
+    start = checkpoints.load(engine, parent, any_data, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
     return start

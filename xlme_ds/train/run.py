@@ -57,7 +57,7 @@ def train(
     )
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # The settings may now ask for fewer steps than the run has logged.
+        # Records of later steps are dropped: `train.steps` may have been lowered since they were logged.
         on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")

@@ -212,7 +212,7 @@ class RunFolder:
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
-            raise ValueError(f"{subject} without {missing[0]}: it is of another version, choose another output folder")
+            raise ValueError(f"{subject} without {missing[0]}, by another version: choose another output folder")
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
@@ -225,7 +225,7 @@ class RunFolder:
         if isinstance(config, RunConfig):
             another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
         if (self.path / FINISHED).exists():
-            return f"the run is finished and stays as it is, choose {another}"
+            return f"the run is finished and stays as it is; choose {another}"
         reason = ""
         if key in ("train.steps", "schedule.name", "schedule.decay_steps"):
             reason = " (with another, finished steps would have had another learning rate)"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from ..config import OptimizerConfig, ScheduleConfig
 
-PUBLISHED = ScheduleConfig()
+PUBLISHED = ScheduleConfig()  # the schedule of XLM-E's paper
 
 
 def learning_rate(step: int, steps: int, cfg: OptimizerConfig, schedule: ScheduleConfig = PUBLISHED) -> float:
@@ -31,11 +31,12 @@ def _wsd(step: int, steps: int, warmup: int, decay: int) -> float:
 
 
 def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
-    """sqrt(warmup / step), as in XLM, whose step counts from 1."""
+    """sqrt(warmup / (step + 1)), as in XLM, which counts steps from 1."""
     return math.sqrt(max(warmup, 1) / (step + 1))
 
 
-# Name of a schedule -> function that returns the learning rate / its peak, for a step after the warm-up.
+# Name of a schedule -> function of (step, steps, warmup, decay) that returns the learning rate of a step after the
+# warm-up, as a fraction of the peak.
 _SHAPES: Mapping[str, Callable[[int, int, int, int], float]] = {
     "linear": _linear, "cosine": _cosine, "wsd": _wsd, "inverse_sqrt": _inverse_sqrt,
 }  # fmt: skip

@@ -144,8 +144,8 @@ def _unbreakable(stream: Any) -> TextIO:
 def _follow_launcher() -> None:
     """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the launcher's parent `deepspeed`.
 
-    Neither passes on the signal that kills it, and the run's processes would train on without control. Other parents,
-    such as a shell, may end.
+    Neither of the two passes on the signal that kills it, so the run's processes would train on without control. The
+    end of any other parent, such as a shell, changes nothing.
     """
     launcher = os.getppid()
     if _LAUNCHER not in _command_line(launcher):
@@ -177,8 +177,7 @@ def _parent(process: int) -> int:
         return 0
 
 
-# If even Python's threads hang, faulthandler's thread, which needs no interpreter, ends the process this many seconds
-# later.
+# Seconds after which faulthandler ends the process if even Python's threads hang: its own thread needs no interpreter.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
 

@@ -33,8 +33,8 @@ def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tup
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator, too,
-    has `cfg.discriminator_layers` layers."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. An encoder that is
+    a generator has `cfg.discriminator_layers` layers here, not `cfg.generator_layers`."""
     pretraining = objective_of(ObjectiveConfig(objective))
     cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)

@@ -50,7 +50,7 @@ _CLASSIFIER = {
     "classifier.weight": "head.output.weight",
     "classifier.bias": "head.output.bias",
 }
-# Parameters of the head, by the ending of the class that has it: ModernBertForMaskedLM, …
+# What follows ModernBert in the name of a class -> the parameters of that class's head: ModernBERT's name -> our name.
 _HEADS = {
     "ForMaskedLM": {
         "head.dense.weight": "masked_head.dense.weight",
@@ -83,8 +83,8 @@ def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tenso
     state |= {theirs: ours[name] for theirs, name in _names(encoder.cfg)}
     if ending == "Model":
         return state
-    of_head = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
-    return {_PREFIX + name: value for name, value in state.items()} | of_head
+    head_state = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
+    return {_PREFIX + name: value for name, value in state.items()} | head_state
 
 
 def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
@@ -102,8 +102,8 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def _setting(config: Mapping[str, Any], name: str) -> Any:
-    """The setting `name` of ModernBERT in config.json. Rotary bases are read from `rope_parameters`, because
-    transformers writes them only there."""
+    """The value of ModernBERT's setting `name` in `config`. Rotary bases are in `rope_parameters`, the only place where
+    transformers writes them."""
     kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
     if kind:
         return config["rope_parameters"][kind]["rope_theta"]
@@ -113,10 +113,11 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
 def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
     """The parameters of the masked head and of the discriminator's head, by our names. If `folder` lacks a head, its
     parameters are left out."""
-    state, masked_names, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
+    state, masked_head = _read_state(folder), _HEADS["ForMaskedLM"]
+    replaced = folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
-    if masked_names.keys() <= state.keys():
-        heads |= {ours: state[theirs] for theirs, ours in masked_names.items()}
+    if masked_head.keys() <= state.keys():
+        heads |= {ours: state[theirs] for theirs, ours in masked_head.items()}
     return heads
 
 

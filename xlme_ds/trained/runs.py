@@ -114,7 +114,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    # A finished run's config.json may name another number of vocabulary blocks than its weights have.
+    # The weights of a finished run may have another number of vocabulary blocks than its config.json names.
     state = in_blocks(state, settings.model)
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 

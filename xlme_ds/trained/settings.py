@@ -98,8 +98,8 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
-    # In an error of load_state_dict, the second line is the first one that names a parameter. An error of a single line
-    # is quoted itself.
+    # In an error of load_state_dict, the second line is the first one that names a parameter. An error of one line is
+    # quoted whole.
     lines = str(error).splitlines()
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")

@@ -131,5 +131,5 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
     for name, value in state.items():
         if not value.isfinite().all():
             raise ValueError(
-                f"{path}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
+                f"{path}: {name} is not finite, because the training diverged: name an earlier checkpoint's weights"
             )

@@ -43,7 +43,7 @@ XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "layout": "xlme",
     "language_embeddings": (),
 }
-_PROJECTIONS = "query", "key", "value"  # XLM-R's names of the three thirds of our `qkv`, in their order
+_PROJECTIONS = "query", "key", "value"  # XLM-R has three parameters; our `qkv` stacks them in this order
 _LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "attention.output.dense": "attention.output",
     "attention.output.LayerNorm": "attention_norm",
@@ -51,7 +51,7 @@ _LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "output.dense": "down",
     "output.LayerNorm": "feed_forward_norm",
 }
-# Parameters of the head, by the ending of the class that has it: XLMRobertaForMaskedLM, …
+# What follows XLMRoberta in the name of a class -> the parameters of that class's head: XLM-R's name -> our name.
 _HEADS = {
     "ForMaskedLM": {
         "lm_head.dense.weight": "masked_head.dense.weight",
@@ -70,7 +70,8 @@ _HEADS = {
     "ForQuestionAnswering": {"qa_outputs.weight": "head.output.weight", "qa_outputs.bias": "head.output.bias"},
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
-# Prefixes of the parameters that belong to no head. The pooler is no head, because none of XLM-R's tasks trains it.
+# Prefixes of the parameters that belong to no head. The pooler counts as none, because no task of XLM-R trains it: it
+# is dropped without a note.
 _NOT_HEADS = "embeddings.", "encoder.", "pooler."
 
 
@@ -83,7 +84,7 @@ def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
 def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class XLMRoberta + `ending` (`ForMaskedLM`, …, or `Model`).
 
-    The token type's embedding and the pooler of `Model` are 0, because our encoders have neither.
+    The embedding of the token type and the pooler of `Model` are 0, because our encoders have neither.
     """
     ours, width = encoder.state_dict(), encoder.cfg.width
     state = {
@@ -91,24 +92,24 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
         _POSITIONS: torch.cat([torch.zeros(_FIRST_POSITION, width), ours["encoder.positions"]]),
         _TOKEN_TYPES: torch.zeros(1, width),
     }
-    for theirs, name, third in _layer_names(encoder.cfg):
+    for theirs, name, third in _name_pairs(encoder.cfg):
         state[theirs] = ours[name] if third is None else ours[name].chunk(len(_PROJECTIONS))[third].clone()
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
-    of_head = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
-    return {_PREFIX + name: value for name, value in state.items()} | of_head
+    head_state = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
+    return {_PREFIX + name: value for name, value in state.items()} | head_state
 
 
 def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
-    """The encoder in `folder` and its vocabulary, from config.json, model.safetensors or pytorch_model.bin (or their
-    shards), and sentencepiece.bpe.model.
+    """The encoder in `folder` and its vocabulary. The folder must have config.json, sentencepiece.bpe.model, and the
+    parameters in model.safetensors or in pytorch_model.bin; each of these two may be split into shards.
 
     Raises ValueError for another architecture, and if a file is missing or does not fit.
     """
     config = read_config(folder)
     for name, wanted in _FIXED.items():
         if config.get(name) != wanted:
-            raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only XLM-R's {wanted} can be read")
+            raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: XLM-R must have {name} {wanted}")
     path = folder / SENTENCEPIECE_FILE
     if not path.exists():
         raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
@@ -129,24 +130,25 @@ def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
     A masked head that cannot be used is left out as well, and a note reports it.
     """
     path, state = _read_state(folder)
-    of_heads = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
-    # A tensor with two names may be saved under either one.
-    bias, table = of_heads.pop("lm_head.decoder.bias", None), of_heads.pop("lm_head.decoder.weight", None)
+    head_state = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
+    # The output bias has two names, and a file may have either or both. `lm_head.decoder.weight` is a second name of
+    # the embedding, unless the head has a table of its own.
+    bias, table = head_state.pop("lm_head.decoder.bias", None), head_state.pop("lm_head.decoder.weight", None)
     if bias is not None:
-        of_heads.setdefault("lm_head.bias", bias)
-    missing = sorted(_MASKED_HEAD.keys() - of_heads.keys())
+        head_state.setdefault("lm_head.bias", bias)
+    missing = sorted(_MASKED_HEAD.keys() - head_state.keys())
     own_table = table is not None and not torch.equal(table, state[_EMBEDDING])
-    other_heads = sorted(name for name in of_heads if name not in _MASKED_HEAD)
+    other_heads = sorted(name for name in head_state if name not in _MASKED_HEAD)
     if own_table or 0 < len(missing) < len(_MASKED_HEAD):
-        why = "reads another table than the embedding" if own_table else f"lacks {' and '.join(missing)}"
+        why = "has a table of its own instead of the embedding" if own_table else f"lacks {' and '.join(missing)}"
         note(f"{path}: the head of masked language modelling {why}, so the encoder is read without it")
     if other_heads:
-        note(f"{path}: {', '.join(other_heads)} belong to another head, which is left out")
+        note(f"{path}: another head is left out, which has {', '.join(other_heads)}")
     replaced = folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
     if own_table or missing:
         return heads
-    return heads | {ours: of_heads[theirs] for theirs, ours in _MASKED_HEAD.items()}
+    return heads | {ours: head_state[theirs] for theirs, ours in _MASKED_HEAD.items()}
 
 
 def _model_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -170,9 +172,9 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a faulty pickle raises errors of many classes
-        raise ValueError(f"{path} does not hold weights alone: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path} cannot be loaded as a dict of tensors: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
-        raise ValueError(f"{path} does not hold weights alone, but a {type(state).__name__}")
+        raise ValueError(f"{path} does not hold a dict of tensors, but a {type(state).__name__}")
     require_finite(state, path)
     return state
 
@@ -180,7 +182,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     """The encoder's parameters under our names. XLM-R's only token type is added to every position's embedding."""
     parts: dict[str, list[Tensor]] = {}
-    for theirs, name, _ in _layer_names(cfg):
+    for theirs, name, _ in _name_pairs(cfg):
         parts.setdefault(name, []).append(state[theirs])
     return {
         "embedding_0": state[_EMBEDDING],
@@ -189,9 +191,9 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
     }
 
 
-def _layer_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (XLM-R's name, our name, third) for every parameter except the tables. `third`: which third of our
-    parameter XLM-R's parameter is (0, 1 or 2); None if it is the whole parameter."""
+def _name_pairs(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
+    """Yield (XLM-R's name, our name, third) for every parameter except the tables. `third` is 0, 1 or 2 if XLM-R's
+    parameter is that third of our `qkv`, and None if it is the whole of our parameter."""
     for kind in ("weight", "bias"):
         yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
         for n in range(cfg.discriminator_layers):

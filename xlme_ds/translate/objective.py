@@ -2,10 +2,12 @@
 
 L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, where each term is the mean over its target tokens in the global batch. A
 target token is predicted from its source and the target tokens before it. Both the decoder's first input and the last
-token of a target are `</s>`. Which side of a pair is the source is drawn when the data are mixed, so that one model
+token of a target are `</s>`. When the data are mixed, one side of each pair is drawn as the source, so that one model
 learns both directions. A monolingual sentence is a target, too: its source is a noised copy (denoising auto-encoding),
-or a translation that the model writes with the current weights (back-translation). As in every objective, the step's
-number and the weights alone determine the source. M target tokens of a batch.
+or a translation that the model writes with its current parameters (back-translation). The source depends only on the
+seed, the step's number and the model's parameters, so a resumed run trains on the same sources.
+
+B rows, T tokens, M target tokens.
 """
 
 from copy import copy
@@ -43,7 +45,8 @@ _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accurac
 
 
 class MachineTranslation(MaskedLanguageModelling):
-    """Every token of a target is predicted from the tokens before it, so `mask_fraction` is 1, and none is masked."""
+    """Every token of a target is predicted from the tokens before it. So `mask_fraction`, the share of tokens that are
+    predicted, is 1, although no token is replaced by `<mask>`."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_class = Causal
@@ -95,8 +98,9 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch`, without back-translation if it has another term. The sources of back-translation may differ between
-        devices: if two tokens are almost equally likely, rounding decides which one the model writes."""
+        """`batch` for the probe loss: without back-translation, unless that is its only term. The sources of
+        back-translation may differ between devices: if two tokens are almost equally likely, rounding decides which one
+        the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
             return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
@@ -112,16 +116,16 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.tensor([weight_at(points, step) for points in self._weight_points.values()], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError unless every step trains a term, languages have embeddings, and model and engine can have a
-        decoder."""
+        """Raise ValueError also if a step would train nothing, or if data, start, model or engine do not fit an
+        objective with a decoder."""
         super().check(run)
         name, data = run.objective.name, run.data
         self._check_weights(run)
         _check_start(run.start)
         if bool(data.mono_rows) != (len(self.terms) > 1):
             raise ValueError(
-                f"objective.name {name} reads monolingual rows for objective.denoising and objective.back_translation "
-                f"alone, and data.mono_rows is {data.mono_rows}: set both or neither"
+                f"data.mono_rows is {data.mono_rows}: objective.name {name} needs monolingual rows if "
+                "objective.denoising or objective.back_translation is set, and reads none otherwise"
             )
         if not run.model.language_embeddings:
             raise ValueError(
@@ -144,40 +148,45 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError if all weights are 0 in a step of the run. It is enough to check the steps that the settings
-        give: between two of these steps a weight is linear, so it is 0 only if it is 0 at both."""
+        """Raise ValueError if the weight of a term is 0 in all steps, or if a step that reads no pairs has weight 0 for
+        both other terms.
+
+        Only the steps that the settings name are checked. Between two of them a weight changes linearly and is never
+        negative, so it can be 0 there only if it is 0 at both.
+        """
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
-        total_weights = dict.fromkeys(steps, 0.0)
         for name, points in points_of.items():
-            weights = {step: weight_at(points, step) for step in steps}
-            if points and not any(weights.values()):
+            if points and not any(weight_at(points, step) for step in steps):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
-            total_weights = {step: total + weights[step] for step, total in total_weights.items()}
         reads_sentences_alone = not run.data.para_rows or run.data.alternate  # whether some steps read no pairs
-        empty_steps = [step for step, total in total_weights.items() if not total and step < run.train.steps]
+        empty_steps = [
+            step
+            for step in steps
+            if step < run.train.steps and not any(weight_at(points, step) for points in points_of.values())
+        ]
         if reads_sentences_alone and empty_steps and any(points_of.values()):
             raise ValueError(
-                f"objective.denoising and objective.back_translation are both 0 in step {empty_steps[0]}, which would "
-                "train nothing on its sentences: raise one, or lower train.steps"
+                f"objective.denoising and objective.back_translation are both 0 in step {empty_steps[0]}, so this step "
+                "would train nothing on its sentences: raise one of the two, or lower train.steps"
             )
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The weights that encoder and decoder start from, as `start.into` and `start.decoder` choose."""
-        weights = super().first_weights(start, cfg)
-        of_decoder = FirstWeights(
+        """The parameters that encoder and decoder start from, as `start.into` and `start.decoder` choose."""
+        for_encoder = super().first_weights(start, cfg)
+        for_decoder = FirstWeights(
             start.decoder or start.folder,
-            None if start.decoder else weights["encoder"].which,
+            None if start.decoder else for_encoder["encoder"].which,
             decoder_depth(cfg),
             "lower model.decoder_layers, or set start.into to encoder",
             partial(decoder_from_encoder, cfg=cfg),
         )
         if start.into == "decoder":
-            return {"decoder": of_decoder}
-        return weights if start.into == "encoder" else weights | {"decoder": of_decoder}
+            return {"decoder": for_decoder}
+        return for_encoder if start.into == "encoder" else for_encoder | {"decoder": for_decoder}
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The decoder's form and layers, in addition to the settings of other objectives."""
+        """The settings that every objective has here, and the decoder's form and number of layers."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape_settings(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
@@ -189,12 +198,16 @@ class MachineTranslation(MaskedLanguageModelling):
         and as if the source of a sentence were as long as the sentence.
 
         A sentence is read once for denoising and once for back-translation. To write the source of back-translation,
-        both networks first run without gradient. If sentences are trained, pairs are counted like sentences.
+        both networks first run without gradient. If a term reads sentences, a row of pairs is counted as if it were a
+        row of sentences, which is too much.
         """
         passes = len(self.terms) - 1  # number of passes over a sentence that have a gradient
-        # `share`: (tokens that a network reads in all passes) / (tokens of the row); `side`: tokens it reads in a pass.
+        # `share`: how many times a network reads a row, summed over its passes; in a pair each network reads one half.
+        # `side`: number of tokens that a network reads in one pass.
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
-        cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
+        # Each layer of XLM's decoder has both attentions. In the interleaved decoder every second layer has
+        # cross-attention, the others self-attention.
+        cross_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) // 2
         self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions
         attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
@@ -268,18 +281,18 @@ class MachineTranslation(MaskedLanguageModelling):
 def _check_start(start: StartConfig) -> None:
     """Raise ValueError where `start.into` and `start.decoder` do not fit `start.folder`, `start.take` or each other."""
     for given, remedy in (
-        (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
+        (f"start.into {start.into}" if start.into != "both" else "", "leave it at `both`"),
         (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
     ):
         if given and not start.folder:
             raise ValueError(f"{given} is for a run that starts from another model: set start.folder, or {remedy}")
         if given and start.take in ("all", "state"):
             raise ValueError(
-                f"{given} is for one encoder, and start.take {start.take} takes the whole model: set start.take to "
-                "the encoder's name"
+                f"{given} works only if one encoder is taken from start.folder, and start.take {start.take} takes the "
+                "whole model: set start.take to the encoder's name"
             )
     if start.decoder and start.into != "both":
         raise ValueError(
-            f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from: leave "
-            "start.into at both"
+            f"start.decoder {start.decoder} and start.into {start.into} each say what the decoder starts from: leave "
+            "start.into at its default, `both`"
         )
