@@ -169,7 +169,10 @@ def test_recipes_are_legal(name: str) -> None:
     ("broken", "message"),
     [
         (replace(recipe("quickstart"), data=DataConfig(0, 0, 1)), "both 0"),
-        (RunConfig("x", data=DataConfig(8, 4, 4, alternate=True)), "data.alternate needs as many rows of both tasks"),
+        (
+            RunConfig("x", data=DataConfig(8, 4, 4, alternate=True)),
+            "data.alternate needs as many rows of one task as of the other",
+        ),
         (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
         (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
         (RunConfig("x", model=ModelConfig(init_std=0.0)), "model.init_std is 0"),
@@ -183,7 +186,7 @@ def test_recipes_are_legal(name: str) -> None:
         (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
         (
             RunConfig("x", model=ModelConfig(attention_dropout=0.1, kernels="triton")),
-            "model.kernels triton stores no attention weights .* set it to auto",
+            "model.kernels triton stores no attention weights .* set model.kernels to auto",
         ),
         (RunConfig("x", optimizer=OptimizerConfig(layer_decay=0.5)), "optimizer.layer_decay 0.5 is for fine-tuning"),
         (
@@ -209,7 +212,7 @@ def test_recipes_are_legal(name: str) -> None:
         ),
         (
             RunConfig("x", engine=EngineConfig(pipeline_schedule="dualpipev")),
-            "engine.pipeline_schedule dualpipev is for engine.kind pipeline, engine.kind is deepspeed",
+            "engine.pipeline_schedule dualpipev is for engine.kind pipeline, but engine.kind is deepspeed",
         ),
         (
             RunConfig("x", model=ModelConfig(vocabulary=10, vocabulary_blocks=7)),
@@ -262,7 +265,7 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
     xl = recipe("xl_zero3")
     engine = EngineConfig(deepspeed="zero3_offload", offload_parameters="nvme", nvme_folder="/nvme")
     config = replace(xl, engine=engine)
-    with pytest.raises(ValueError, match=r"model\.vocabulary_blocks has 805306368: set model\.vocabulary_blocks to 16"):
+    with pytest.raises(ValueError, match=r"the embedding has 805306368: set model\.vocabulary_blocks to 16"):
         validate(config, world=1)
     with pytest.raises(ValueError, match=r"set model\.vocabulary_blocks to 2$"):
         validate(config, world=8)

@@ -1,8 +1,8 @@
 """Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
 `xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
 
-`--branch RUN@STEP` starts a new run with the weights and the optimizer's state of that checkpoint. With
-`--schedule.name wsd --schedule.decay-steps N` the new run takes N steps, over which its learning rate falls.
+With `--branch RUN@STEP` a new run starts with the weights and the optimizer's state of that checkpoint. If it also has
+the flags `--schedule.name wsd --schedule.decay-steps N`, it takes N steps, over which its learning rate falls.
 """
 
 import os

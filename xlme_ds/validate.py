@@ -29,7 +29,7 @@ def validate(config: Config, world: int | None = None) -> Config:
         settings = getattr(config, section.name)
         if is_dataclass(settings):
             check_ranges(settings, f"{section.name}.")
-    _check_data(config)  # before the engine is chosen, which divides by these numbers
+    _check_data(config)  # comes before `choose_engine`, which divides by numbers of rows
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
             raise ValueError("engine.deepspeed auto is for pre-training: set it to zero1 or zero3")
@@ -50,8 +50,8 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_class(config: Any) -> None:
-    """Raise ValueError unless `config` has settings, and each section's settings are of its class; the name of a recipe
-    has none."""
+    """Raise ValueError unless `config` is an object with a run's settings, not the name of a recipe, and each of its
+    sections has the class that it must have."""
     if not isinstance(config, Training):
         given = config if isinstance(config, str) else "base"
         raise ValueError(f'config is a {type(config).__name__}: give a RunConfig, such as xlme.recipe("{given}")')
@@ -112,17 +112,18 @@ def _check_model(config: Training) -> None:
     layer_class(model).check(model)
     if model.kernels == "triton" and head_size not in HEAD_SIZES:
         raise ValueError(
-            "model.kernels triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
-            f"{head_size}: set it to auto"
+            "model.kernels triton takes heads of size 16, 32, 64 or 128, but model.width / model.heads is "
+            f"{head_size}: set model.kernels to auto"
         )
     if model.kernels == "triton" and model.attention_dropout:
         raise ValueError(
-            "model.kernels triton stores no attention weights that model.attention_dropout could drop: set it to auto"
+            "model.kernels triton stores no attention weights that model.attention_dropout could drop: set "
+            "model.kernels to auto"
         )
     if model.compile == "graphs" and model.activation_checkpointing:
         raise ValueError(
-            "model.compile graphs keeps the activations in its graphs: "
-            "set it to layers, or leave model.activation_checkpointing off"
+            "model.compile graphs keeps the activations in its graphs, so model.activation_checkpointing cannot drop "
+            "them: set model.compile to layers, or leave model.activation_checkpointing off"
         )
     if len(set(model.language_embeddings)) < len(model.language_embeddings):
         raise ValueError("model.language_embeddings names a language twice: name each once")
@@ -150,8 +151,8 @@ def _check_objective(config: RunConfig) -> None:
         )
     if optimizer.discriminator_rate != 1 and config.engine.kind == "pipeline":
         raise ValueError(
-            f"{rate} is not for engine.kind pipeline: its stages would hold different groups of parameters and wait for"
-            " each other: set it to deepspeed"
+            f"{rate} is not for engine.kind pipeline, whose stages would hold different groups of parameters and wait "
+            "for each other: set engine.kind to deepspeed"
         )
     if start.take == "state" and not start.folder:
         raise ValueError(
@@ -181,7 +182,7 @@ def _check_data(config: Training) -> None:
         )
     decay_setting = f"schedule.decay_steps {schedule.decay_steps}"
     if schedule.decay_steps and schedule.name != "wsd":
-        raise ValueError(f"{decay_setting} is for schedule.name wsd, schedule.name is {schedule.name}: leave it at 0")
+        raise ValueError(f"{decay_setting} is not for schedule.name {schedule.name}, only for wsd: leave it at 0")
     if warmup > steps:
         raise ValueError(f"optimizer.warmup_steps {warmup} exceeds train.steps {steps}: shorten the warm-up")
     if warmup + schedule.decay_steps > steps:
@@ -190,13 +191,13 @@ def _check_data(config: Training) -> None:
         raise ValueError("data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
     if data.alternate and data.mono_rows != data.para_rows:
         raise ValueError(
-            f"data.alternate needs as many rows of both tasks, data.mono_rows is {data.mono_rows} and data.para_rows "
-            f"{data.para_rows}: set them to the same number"
+            "data.alternate needs as many rows of one task as of the other, but data.mono_rows is "
+            f"{data.mono_rows} and data.para_rows {data.para_rows}: set both to the same number"
         )
     if data.alternate and config.train.log_every % 2 == 0:
         raise ValueError(
-            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an odd"
-            " number"
+            f"train.log_every {config.train.log_every} is even, so with data.alternate every logged step would be of "
+            "one task: set it to an odd number"
         )
 
 
@@ -221,8 +222,8 @@ def _check_engine(config: Training) -> None:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
     if uses_graphs and not deepspeed_bf16:
         raise ValueError(
-            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {engine.kind} and "
-            f"engine.precision {engine.precision}: set it to layers"
+            "model.compile graphs is for engine.kind deepspeed computing in bf16, but engine.kind is "
+            f"{engine.kind} and engine.precision {engine.precision}: set model.compile to layers"
         )
     check_engine_file(config)
 
@@ -237,27 +238,30 @@ def _check_pipeline(config: Training) -> None:
             value, default = getattr(engine, name), getattr(EngineConfig, name)
             if value != default:
                 raise ValueError(
-                    f"engine.{name} {value} is for engine.kind pipeline, engine.kind is {engine.kind}: set engine.kind "
-                    f"to pipeline, or leave engine.{name} at {default}"
+                    f"engine.{name} {value} is for engine.kind pipeline, but engine.kind is {engine.kind}: set "
+                    f"engine.kind to pipeline, or leave engine.{name} at {default}"
                 )
         return
     if balance and len(balance) != parts:
         raise ValueError(f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline")
     if any(count < min(part, 1) for part, count in enumerate(balance)):
-        raise ValueError(f"engine.balance {balance} leaves a part empty: only the first may have 0 layers")
+        raise ValueError(f"engine.balance {balance} leaves a part empty: only the first part may have 0 layers")
     if parts > layers + 1:
         raise ValueError(
             f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into {parts} "
             f"parts, and all but the first need one of model.discriminator_layers {layers}: use fewer stages"
         )
     if balance and sum(balance) != layers:
-        raise ValueError(f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}")
+        raise ValueError(
+            f"engine.balance {balance} adds up to {sum(balance)}: it must add up to the {layers} layers of "
+            "model.discriminator_layers"
+        )
 
 
 def check_processes(engine: EngineConfig, world: int) -> None:
     """Check that `engine` runs on `world` processes."""
     if engine.kind == "plain" and world != 1:
-        raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
+        raise ValueError(f"engine.kind plain runs on one process, but {world} run: set engine.kind to deepspeed")
     if world % engine.processes_per_replica:
         raise ValueError(
             f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of {engine.processes_per_replica} "
@@ -275,14 +279,14 @@ def _check_world(config: Training, world: int) -> None:
         share = _divide_up(block_size, world)
         if share > buffer:
             raise ValueError(
-                f"engine.offload_parameters nvme has buffers of {buffer} elements, and a process's share of an "
-                f"embedding of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set model."
-                f"vocabulary_blocks to {_divide_up(model.vocabulary * model.width, world * buffer)}"
+                f"engine.offload_parameters nvme has buffers of {buffer} elements, but with model.vocabulary_blocks "
+                f"{model.vocabulary_blocks} a process's share of a block of the embedding has {share}: set "
+                f"model.vocabulary_blocks to {_divide_up(model.vocabulary * model.width, world * buffer)}"
             )
     accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
     needed = 2 * engine.pipeline_stages
     if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
         raise ValueError(
-            f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
-            f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
+            f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, but data.micro_batch "
+            f"{config.data.micro_batch} gives {accumulation}: lower it, or set engine.pipeline_schedule to 1f1b"
         )

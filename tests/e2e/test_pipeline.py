@@ -95,7 +95,7 @@ def test_two_stages_train_and_report(folder: Path) -> None:
         (
             2,
             {"engine.pipeline-schedule": "dualpipev", "data.micro-batch": 4},
-            "engine.pipeline_schedule dualpipev needs at least 4 micro-batches a step, data.micro_batch 4 gives 2",
+            "engine.pipeline_schedule dualpipev needs at least 4 micro-batches a step, but data.micro_batch 4 gives 2",
         ),
     ],
 )

@@ -134,10 +134,12 @@ def test_attention_for_a_gpu_is_one_graph() -> None:
 def test_graphs_exclude_other_settings() -> None:
     graphs = ModelConfig(compile="graphs")
     validate(RunConfig("test", model=graphs))
-    with pytest.raises(ValueError, match=r"set it to layers, or leave model.activation_checkpointing off"):
+    with pytest.raises(ValueError, match=r"set model.compile to layers, or leave model.activation_checkpointing off"):
         validate(RunConfig("test", model=ModelConfig(compile="graphs", activation_checkpointing=True)))
     for engine in (EngineConfig("pipeline", "pipe_zero1"), EngineConfig("plain"), EngineConfig(precision="fp32")):
-        with pytest.raises(ValueError, match=r"model.compile graphs is for engine.kind deepspeed .*: set it to layers"):
+        with pytest.raises(
+            ValueError, match=r"model.compile graphs is for engine.kind deepspeed .*: set model.compile to l"
+        ):
             validate(RunConfig("test", model=graphs, engine=engine))
     zero3 = RunConfig("test", model=graphs, engine=EngineConfig(deepspeed="zero3"))
     validate(replace(zero3, model=ModelConfig(compile="layers")))

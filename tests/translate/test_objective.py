@@ -34,7 +34,7 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         (
             "data",
             dict(mono_rows=8),
-            "reads monolingual rows for objective.denoising and .* alone, and data.mono_rows is 8",
+            "data.mono_rows is 8: objective.name mt needs monolingual rows if .*, and reads none otherwise",
         ),
         ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: objective.name mt needs monolingual rows if"),
         ("objective", dict(back_translation=("5:1",)), "the weights 5:1 are not STEP:WEIGHT from step 0 on"),

@@ -28,8 +28,9 @@ class SharedInputs(NamedTuple):
     self_bias: AttentionBias | ItemBias  # which target tokens a target token sees
     source_BSD: Tensor  # the encoder's last hidden states
     cross_bias: AttentionBias  # which source tokens a target token sees
-    # Attention layer -> its keys and values, of the earlier target tokens or, in a cross-attention, of the source. A
-    # pass over one more target token adds the keys and values of that token. None in a pass over whole targets.
+    # Attention module -> its keys and values: those of the earlier target tokens in self-attention, those of the source
+    # in cross-attention. A pass over one more target token adds the keys and values of that token to self-attention's.
+    # None in a pass over whole targets.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 
@@ -118,21 +119,21 @@ class Decoder(Encoder):
 
 
 def decoder_layers(cfg: ModelConfig) -> int:
-    """Number of layers in the form's own count: a layer of DeltaLM has two attentions and two feed-forward networks."""
+    """Number of layers as the decoder's paper counts them: one layer of DeltaLM is two modules of `Decoder.layers`."""
     return cfg.decoder_layers or max(1, cfg.discriminator_layers // (1 if cfg.decoder == "xlm" else 2))
 
 
 def decoder_depth(cfg: ModelConfig) -> int:
-    """Number of feed-forward networks, which is the number of encoder layers that the decoder can start from."""
+    """Number of modules in `Decoder.layers`. It is also the number of encoder layers that a decoder can start from."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
 
 
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     """Decoder parameters made from an encoder's `state_dict`; layer n comes from the encoder's layer n.
 
-    In XLM's form, the result lacks cross-attention and its norm, which an encoder does not have. In the interleaved
-    form, the result has all parameters: in odd layers (counted from 0) the encoder's self-attention becomes
-    cross-attention.
+    In XLM's form, the result lacks cross-attention and the norm of cross-attention, because an encoder has neither. In
+    the interleaved form, the result has all parameters: in odd layers (counted from 0) the encoder's self-attention
+    becomes cross-attention.
     """
     parameters = dict(encoder)
     if cfg.decoder == "interleaved":

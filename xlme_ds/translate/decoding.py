@@ -128,7 +128,7 @@ def _search(
     while live:
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
         vocabulary, hypotheses_per_sentence = sums_NV.shape[1], len(sums_NV) // len(live)
-        best = sums_NV.view(len(live), -1).topk(2 * beam)  # at most `beam` of them are `</s>`, so `beam` can continue
+        best = sums_NV.view(len(live), -1).topk(2 * beam)  # of these at most `beam` are `</s>`, so `beam` can continue
         still_live: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # (sum of log p, row, token)
         best_by_sentence = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Finds the lines of a test set that training data holds: those with the same token ids."""
+"""Finds the lines of a test set that occur in training data with the same token ids."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

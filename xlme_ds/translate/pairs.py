@@ -1,7 +1,7 @@
 """Offline back-translation: the lines of a text and their translations become pairs, which `xlme prep encode --para`
 reads.
 
-FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
+FOLDER/back_<to>.a-b.a, .b               the pairs of languages a and b, when all are translated
 FOLDER/.back_<to>.a-b.json               the settings, model and text that the pairs come from
 FOLDER/.back_<to>.a-b.parts/<n>.json     one translated part; n is the index of its first line
 """
@@ -37,8 +37,8 @@ class PairFolder:
         return self.folder / f".{self.path('parts').name}"
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Begin, or resume after a stop. Returns whether anything is left to do. Raises ValueError if the folder has
-        pairs of other text or settings."""
+        """Begin, or resume after a stop. Returns whether `write` has anything left to do. Raises ValueError if the
+        folder has pairs of other text or settings."""
         complete = self.path(self.to).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
         if not complete and not record.exists():
@@ -51,12 +51,12 @@ class PairFolder:
             )
         if not complete:
             self.parts.mkdir(exist_ok=True)
-        return self.parts.exists()  # they exist for complete pairs, too, if a stop came before their removal
+        return self.parts.exists()  # also true for complete pairs if a stop came before the parts were removed
 
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate the missing parts, and write both files. Raises ValueError if another process is doing so."""
+        """Translate the missing parts, and write both files. Raises ValueError if another process does the same."""
         with lock(self.parts):
             self._write(translator, lines, languages, beam, penalty)
 

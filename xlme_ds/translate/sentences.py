@@ -17,10 +17,12 @@ from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-SHUFFLED = 3  # a token moves by fewer positions than this; all three values are XLM's
-DROPPED, BLANKED = 0.1, 0.1  # share of a sentence's tokens that is dropped, share of the others that is masked
+# The noise of XLM. A token moves by fewer positions than SHUFFLED. A share DROPPED of a sentence's tokens is dropped,
+# and a share BLANKED of the others is masked.
+SHUFFLED = 3
+DROPPED, BLANKED = 0.1, 0.1
 ALWAYS = ("0:1",)  # the setting for weight 1 in all steps
-# In place of a task's index in Philox's counter: no task has this index, so no other draw has the same counter.
+# Stands in place of a task's index in Philox's counter. No task has this index, so no other draw has the same counter.
 _TASK = np.uint64(len(TASKS))
 _TO_UNIT = 2.0**-32  # factor from 32 random bits to [0, 1)
 _LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -81,7 +83,7 @@ def _noise(
 ) -> None:
     """Fill `noised_BT` and `into_BT` in the columns of each item, which is one sentence.
 
-    `noised_BT` gets a noised copy; the columns after it, up to the end of the item, keep `<pad>`. `into_BT` gets the
+    `noised_BT` gets a noised copy; the columns between its end and the end of the item keep `<pad>`. `into_BT` gets the
     language to translate the item into, drawn uniformly from `language_indices` without the item's own language.
 
     The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, 3). Then a share of

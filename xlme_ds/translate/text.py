@@ -72,8 +72,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _text(path: Path) -> bytes:
-    """The uncompressed bytes of all streams of a file. A damaged stream raises an error; `lzma.open` and `bz2.open`
-    would silently end the data there."""
+    """The uncompressed bytes of all streams of a file. A damaged stream raises an error, while `lzma.open` and
+    `bz2.open` would silently leave out the rest of the file."""
     data, parts = path.read_bytes(), []
     if path.suffix == ".gz":
         return gzip.decompress(data)
@@ -89,12 +89,12 @@ def _text(path: Path) -> bytes:
 
 
 def check_search(translator: Translator, beam: int, length_penalty: float) -> None:
-    """Raise ValueError if `beam` or `length_penalty` is out of range; a beam must fit the size of the vocabulary."""
+    """Raise ValueError if `beam` or `length_penalty` is out of range. The largest beam depends on the vocabulary."""
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"beam {beam} keeps no hypothesis: it must be at least 1")
-    if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates, and some tokens are never written
-        most = (size - 5) // 2
+    most = (size - 5) // 2  # each step takes the best 2 · beam candidates, and some tokens are never written
+    if beam > most:
         raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {most}")
     if not abs(length_penalty) <= _MAX_PENALTY:  # also refuses NaN
         raise ValueError(

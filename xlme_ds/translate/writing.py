@@ -88,7 +88,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
                     unfinished_rows.append(row)
         live = [live[row] for row in unfinished_rows]
         if len(unfinished_rows) < len(tokens_N):
-            rows = unfinished_rows or [0]  # a rank that is done decodes one row more while other ranks still decode
+            rows = unfinished_rows or [0]  # a rank that is done keeps decoding one row until the other ranks are done
             decoder.keep(rows)
             tokens_N = tokens_N[rows]
     return written
