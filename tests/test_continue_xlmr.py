@@ -116,5 +116,5 @@ def test_refusals(folder: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "other/config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
-    with pytest.raises(ValueError, match=r"config\.json has model_type roberta: XLM-R must have model_type xlm-r"):
+    with pytest.raises(ValueError, match=r"config\.json has model_type roberta: only model_type xlm-roberta can"):
         starting_weights(tiny(tmp_path / "other", vocabulary), vocabulary)

@@ -75,7 +75,7 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     warned = [line for line in told if "collapse" in line]
     assert len(warned) == 1 and warned[0].startswith("WARNING: step 6: ")
-    assert "in 1.0 dimensions, at the start they varied in 2" in warned[0]
+    assert "in 1.0 dimensions; at the start they varied in 2" in warned[0]
     lines = [json.loads(line) for line in (tmp_path / "dimensions.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
     assert list(lines[-1].values())[1:] == pytest.approx(engine.dimensions(8), abs=0.006)

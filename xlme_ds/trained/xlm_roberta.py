@@ -109,7 +109,7 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = read_config(folder)
     for name, wanted in _FIXED.items():
         if config.get(name) != wanted:
-            raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: XLM-R must have {name} {wanted}")
+            raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only {name} {wanted} can be read")
     path = folder / SENTENCEPIECE_FILE
     if not path.exists():
         raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
