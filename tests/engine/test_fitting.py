@@ -1,18 +1,21 @@
 """Data that do not belong to the model are refused, by the setting that differs; precisions follow from what fits."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.rows import train_vocabulary, write_data
 from tests.small import SMALL
-from xlme_ds.config import DataConfig, EngineConfig
+from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.engine.build import require_fit, resolve_gradient_precision, resolve_precision
+from xlme_ds.engine.build import _deepspeed_config, require_fit, resolve_gradient_precision, resolve_precision
+from xlme_ds.engine_file import deepspeed_settings
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,41 @@ def test_gradients_are_in_bf16_where_no_bit_is_lost(
     else:
         with pytest.raises(ValueError, match=r"bf16 needs a run that computes in bf16, .* set it to auto"):
             resolve_gradient_precision(engine, precision, micro_batches)
+
+
+def test_what_deepspeed_is_told(tmp_path: Path) -> None:
+    """Its sizes are those of the plan; sums are in bf16 only where that is set; what an engine file says of a place
+    stays."""
+    data = DataConfig(8, 4, 2)
+    loader = Loader(write_data(tmp_path / "mixed", 16), data, 1, 0.15)
+    folder = os.path.relpath(tmp_path / "nvme")
+
+    def told(gradients: str, clip: float = 2.0, **engine: str) -> dict[str, Any]:
+        of = EngineConfig(precision="bf16", **engine)  # type: ignore[arg-type]
+        config = RunConfig("x", data=data, engine=of, optimizer=OptimizerConfig(clip=clip))
+        return _deepspeed_config(config, loader, gradients)
+
+    plain = told("bf16", clip=0.5, deepspeed="zero1")
+    assert (plain["train_micro_batch_size_per_gpu"], plain["gradient_accumulation_steps"]) == (3, 4)
+    assert plain["gradient_clipping"] == 0.5 and plain["bf16"]["enabled"]
+    assert not {"offload_optimizer", "offload_param"} & plain["zero_optimization"].keys()
+    for stage, gradients, setting, added, sent in (
+        (1, "bf16", "auto", "fp32", "fp32"),
+        (1, "bf16", "bf16", "fp32", "bf16"),
+        (3, "bf16", "bf16", "bf16", "bf16"),
+        (3, "fp32", "auto", "fp32", "fp32"),
+    ):
+        found = told(gradients, deepspeed=f"zero{stage}", gradient_precision=setting)
+        assert found["data_types"] == {"grad_accum_dtype": added} and found["communication_data_type"] == sent
+    of_file = deepspeed_settings(EngineConfig(deepspeed="zero3_offload"))["zero_optimization"]
+    cpu = told("fp32", deepspeed="zero3_offload", offload_optimizer="cpu")["zero_optimization"]
+    assert cpu == of_file | {"offload_optimizer": of_file.get("offload_optimizer", {}) | {"device": "cpu"}}
+    places = dict(offload_optimizer="cpu", offload_parameters="nvme", nvme_folder=folder)
+    nvme = told("fp32", deepspeed="zero3_offload", **places)["zero_optimization"]
+    assert (nvme["offload_optimizer"]["device"], nvme["offload_param"]["device"]) == ("cpu", "nvme")
+    place = Path(nvme["offload_param"]["nvme_path"])
+    assert place.is_absolute() and place.samefile(tmp_path / "nvme")
+    assert nvme["offload_param"].items() >= {**of_file.get("offload_param", {}), "device": "nvme"}.items()
+    for setting, prefetched in (("offload_parameters", 0), ("offload_optimizer", 50_000_000)):
+        zero = told("fp32", deepspeed="zero3", nvme_folder=folder, **{setting: "nvme"})["zero_optimization"]
+        assert zero["stage3_prefetch_bucket_size"] == prefetched
