@@ -55,7 +55,7 @@ def test_unknown_override_names_the_nearest() -> None:
             "no/such does not exist: name the folder that `xlme prep mix` wrote",
         ),
         (
-            ["--recipe", "quickstart", "--data", "d", "--out", "o", "--model.heads", "5"],
+            ["--recipe", "quickstart", "--data", ".", "--out", "o", "--model.heads", "5"],
             "model.width 128 is not a multiple of model.heads 5",
         ),
         (
@@ -63,7 +63,7 @@ def test_unknown_override_names_the_nearest() -> None:
                 "--recipe",
                 "quickstart",
                 "--data",
-                "d",
+                ".",
                 "--out",
                 "o",
                 "--engine.kind",
@@ -80,6 +80,20 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path:
     assert result.returncode == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith("xlme pretrain: error: ")
     assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--data", "--heldout"])
+def test_a_folder_that_is_missing_is_named_before_torch_is_loaded(flag: str) -> None:
+    words = ["--recipe", "quickstart", "--data", ".", "--out", "o", flag, "none"]
+    code = f"""import sys
+from xlme_ds.pretrain import main
+try:
+    main({words})
+finally:
+    assert "torch" not in sys.modules"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    message = "xlme pretrain: error: none does not exist: name the folder that `xlme prep mix` wrote"
+    assert (result.returncode, result.stderr.splitlines()) == (2, [message])
 
 
 def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,7 +493,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
         "--recipe",
         "quickstart",
         "--data",
-        "d",
+        ".",
         "--out",
         "o",
         "--engine.kind",

@@ -12,7 +12,8 @@ from data_prep.__main__ import STAGES
 from data_prep.__main__ import main as prepare
 from xlme_ds.config import Range, RunConfig, Training
 from xlme_ds.finetune.settings import FinetuneConfig
-from xlme_ds.validate import check_ranges, validate
+from xlme_ds.settings_file import check_ranges
+from xlme_ds.validate import validate
 
 # Checks of relations between settings bound these: a sum of steps, a number of layers, a fraction below 1.
 RELATIONS = {"objective.mask_fraction", "data.phase_steps", "data.phase_mask_fractions", "engine.balance"}

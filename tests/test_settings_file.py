@@ -85,6 +85,8 @@ def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
     [
         ("[model]\nwidht = 3\n", "there is no setting 'model.widht': did you mean model.width?"),
         ("[modle]\nwidth = 3\n", "there is no setting 'modle': did you mean model?"),
+        ("lr = 3\n", "there is no setting 'lr': did you mean optimizer.learning_rate?"),
+        ("[train]\nsteps = 0\n", "run.toml: train.steps is 0: it must be at least 1"),
         ("zzz = 3\n", "there is no setting 'zzz': choose one of name, seed, model"),
         ("model = 3\n", "model is 3, it must be a section of settings"),
         ("[model]\nwidth = 3.0\n", "model.width is 3.0, it must be a whole number"),

@@ -35,8 +35,8 @@ def recipe(name: str, **settings: Any) -> "RunConfig":
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
 
-    Raises ValueError for an unknown name or setting, and suggests the nearest, and for a value of the wrong type.
-    `dataclasses.replace` changes a configuration too.
+    Raises ValueError for an unknown name or setting, and suggests the nearest, and for a value of the wrong type or out
+    of range. `dataclasses.replace` changes a configuration too, without a check.
     """
     from . import recipes
     from .settings_file import with_values

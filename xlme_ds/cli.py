@@ -19,7 +19,7 @@ from .io.errors import in_words, no_such
 from .io.output import open_output
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, TORCH_VARIABLES
-from .settings_file import help_of, read, with_values
+from .settings_file import dotted, help_of, near_settings, read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
@@ -153,19 +153,13 @@ def require_sections(arguments: Sequence[str], *commands: type) -> None:
     The fields of the dataclasses `commands` are the flags and the sections.
     """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
-    sections = {name: get_type_hints(hint) for name, hint in hints.items() if is_dataclass(hint)}
-    settings = {f"{section}.{name}": kind for section, kinds in sections.items() for name, kind in kinds.items()}
-    options = {name: hint for name, hint in hints.items() if name not in sections}
+    settings = dotted(hints)
+    options = {name: hint for name, hint in hints.items() if not is_dataclass(hint)}
     refuse_mistakes(arguments, {f"--{name.replace('_', '-')}": kind for name, kind in (options | settings).items()})
     for argument in arguments:
         key = argument.partition("=")[0].removeprefix("--").replace("-", "_")
-        if argument.startswith("--") and len(key) > 1 and key not in hints:
-            near = []
-            for setting in settings:
-                section, _, name = setting.partition(".")
-                initials = "".join(word[0] for word in name.split("_"))
-                if key in (name, initials, f"{section}.{initials}"):
-                    near.append(setting)
+        if argument.startswith("--") and key not in hints:
+            near = near_settings(key, settings)
             positive = key.replace(".no_", ".")  # --model.no-activation-checkpointing
             if "." in key and not near and positive not in settings:
                 near = get_close_matches(positive, settings, n=1, cutoff=0.8)

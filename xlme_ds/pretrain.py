@@ -15,6 +15,7 @@ import tyro
 
 from .cli import fail, parse, program, take_flag
 from .config import RunConfig
+from .io.folders import require_folder
 from .train.stop import StopRequest
 
 
@@ -66,6 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
         flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
             command = replace(command, run=_with_decay_steps(command.run))
+        for folder in (*command.data_folders, command.heldout):  # named at once, before torch is loaded
+            if folder is not None:
+                require_folder(folder, "name the folder that `xlme prep mix` wrote")
     except ValueError as error:
         fail("xlme pretrain", error)
     from .api import dry_run, pretrain

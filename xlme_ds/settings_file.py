@@ -1,15 +1,16 @@
-"""Reads settings from TOML, JSON or a run's config.json, and writes TOML with the help of each setting as a comment."""
+"""Reads settings from TOML, JSON or a run's config.json, checks them against their types and ranges, and writes TOML
+with the help of each setting as a comment."""
 
 import json
 import math
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .config import RunConfig, Settings
+from .config import Range, RunConfig, Settings
 from .io.errors import no_such
 from .io.files import read_json, read_object
 
@@ -37,25 +38,83 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str,
     """`settings` changed by `values`. `path` is the file that has them, or the function that they were given to.
 
     `section`: the beginning of the settings' names in messages, such as `model.`. Raises ValueError for a value of the
-    wrong type and for an unknown setting; the latter error names the nearest setting.
+    wrong type or out of range, and for an unknown setting; the latter error names the nearest setting.
     """
-    hints = get_type_hints(type(settings))
+    hints, ranges = get_type_hints(type(settings)), get_type_hints(type(settings), include_extras=True)
     changed = {}
     for key, value in values.items():
         if key not in hints:
-            raise ValueError(f"{path}: {no_such('setting', key, hints, section)}")
+            raise ValueError(f"{path}: {_unknown(key, hints, path, section)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise ValueError(f"{path}: {key} is {value!r}, it must be a section of settings")
             changed[key] = with_values(getattr(settings, key), value, path, f"{key}.")
         else:
             changed[key] = _typed(value, hints[key], f"{path}: {section}{key} is {value!r}")
+            check_value(f"{path}: {section}{key}", changed[key], ranges[key])
     return replace(settings, **changed)  # type: ignore[type-var]
+
+
+def _unknown(key: str, hints: Mapping[str, Any], path: Path | str, section: str) -> ValueError:
+    """The error of `with_values` for a `key` that is none of `hints`."""
+    near = near_settings(section + key, [*(section + name for name in hints), *dotted(hints)])
+    if not near:
+        return no_such("setting", key, hints, section)
+    if not section and isinstance(path, str):  # written in Python
+        near = ['{}={{"{}": ...}}'.format(*setting.split(".")) for setting in near]
+    return ValueError(f"there is no setting {section + key!r}: did you mean {' or '.join(near)}?")
+
+
+def dotted(hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of the settings in the sections that are among `hints`, by names such as model.width."""
+    sections = {name: get_type_hints(hint) for name, hint in hints.items() if is_dataclass(hint)}
+    return {f"{section}.{name}": kind for section, kinds in sections.items() for name, kind in kinds.items()}
+
+
+def near_settings(key: str, settings: Iterable[str]) -> list[str]:
+    """The `settings` that `key` names without its section (steps), or by its initials (lr or optimizer.lr for
+    optimizer.learning_rate)."""
+    near = []
+    for setting in settings:
+        section, _, name = setting.rpartition(".")
+        initials = "".join(word[0] for word in name.split("_"))
+        if len(key) > 1 and key in (name, initials, f"{section}.{initials}"):
+            near.append(setting)
+    return near
+
+
+def check_ranges(settings: Any, prefix: str = "") -> None:
+    """Check each setting of a dataclass against the choices or the range in its type. `prefix`, such as `model.`,
+    precedes the setting's name in an error."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        check_value(f"{prefix}{name}", getattr(settings, name), hint)
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
+    if get_origin(hint) is Union:  # the setting may be None
+        if value is None:
+            return
+        hint = get_args(hint)[0]
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
+    is_tuple = get_origin(hint) is tuple
+    problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
+    hint = get_args(hint)[0] if is_tuple else hint
+    for allowed in (entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Range)):
+        whole = get_args(hint)[0] is int
+        for number in value if is_tuple else (value,):
+            if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
+                raise ValueError(f"{problem} be a {'whole ' if whole else ''}number")
+            if not allowed.contains(number):
+                raise ValueError(f"{problem} {allowed.wording}")
+            if number > allowed.most:
+                raise ValueError(f"{problem} be at most {allowed.most:,.0f}")
 
 
 def _typed(value: Any, hint: Any, problem: str) -> Any:
     """`value`, converted to the type `hint`. Raises ValueError for a value of another type, with a message that begins
-    with `problem`; choices and ranges are checked later."""
+    with `problem`; `check_value` checks choices and ranges."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{problem}, it must be a list")

@@ -5,14 +5,15 @@ the range or the choices that its type in `xlme_ds.config` gives; the other chec
 """
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from .config import EngineConfig, Range, RunConfig, Training
+from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
 from .models.layers import layer_class
 from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
+from .settings_file import check_ranges
 
 Config = TypeVar("Config", bound=Training)
 
@@ -61,35 +62,6 @@ def check_class(config: Any) -> None:
             raise ValueError(
                 f"{name} is a {type(settings).__name__}: give a {kind.__name__}, such as replace(config.{name}, ...)"
             )
-
-
-def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. `prefix`, such as `model.`,
-    precedes the setting's name in an error."""
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        _check_value(f"{prefix}{name}", getattr(settings, name), hint)
-
-
-def _check_value(name: str, value: Any, hint: Any) -> None:
-    """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
-    if get_origin(hint) is Union:  # the setting may be None
-        if value is None:
-            return
-        hint = get_args(hint)[0]
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
-    is_tuple = get_origin(hint) is tuple
-    problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
-    hint = get_args(hint)[0] if is_tuple else hint
-    for allowed in (entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Range)):
-        whole = get_args(hint)[0] is int
-        for number in value if is_tuple else (value,):
-            if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
-                raise ValueError(f"{problem} be a {'whole ' if whole else ''}number")
-            if not allowed.contains(number):
-                raise ValueError(f"{problem} {allowed.wording}")
-            if number > allowed.most:
-                raise ValueError(f"{problem} be at most {allowed.most:,.0f}")
 
 
 def _check_model(config: Training) -> None:

@@ -121,7 +121,7 @@ def test_first_host(nodes: str, first: str) -> None:
 
 def command(**variables: object) -> str:
     """The last line of the command's error, which it must leave with exit code 2."""
-    words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
+    words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", ".", "--out", "nowhere"]
     done = python(*words, **variables)
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]

@@ -153,6 +153,23 @@ def test_what_the_package_shows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": 1e-4}, "there is no setting 'lr': did you mean optimizer={\"learning_rate\": ...}?"),
+        ({"steps": 9}, "there is no setting 'steps': did you mean train={\"steps\": ...}?"),
+        ({"optimiser": {}}, "there is no setting 'optimiser': did you mean optimizer?"),
+        ({"optimizer": {"lr": 1}}, "there is no setting 'optimizer.lr': did you mean optimizer.learning_rate?"),
+        ({"train": {"steps": 0}}, "train.steps is 0: it must be at least 1"),
+        ({"model": {"body": "bert"}}, "model.body bert is not known: choose one of xlme, modern"),
+        ({"data": {"phase_rotary_bases": [1, 0]}}, "data.phase_rotary_bases is (1.0, 0.0): each must be positive"),
+    ],
+)
+def test_a_mistake_in_the_settings_of_a_recipe(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'xlme.recipe: {said}')}$"):
+        xlme.recipe("base", **settings)
+
+
+@pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda api: api.recipe(3), "name is 3: it must be a string"),

@@ -53,8 +53,8 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
     was stopped; on the other ranks it returns None for each. Collective over the ranks. Raises SharedError."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 uses old names of torch's collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
+    from ..settings_file import check_ranges
     from ..trained.runs import pin_step
-    from ..validate import check_ranges
 
     try:
         for section, prefix in ((command, ""), (command.tuning, "tuning."), (command.train, "train.")):
