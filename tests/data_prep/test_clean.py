@@ -50,6 +50,13 @@ def test_text_with_more_than_so_many_per_cent_of_a_fault_is_doubted(reason: str,
         assert [warning.partition("%")[0] for warning in warnings] == [str(number)] * (number > most)
 
 
+def test_a_share_of_lines_is_no_more_than_all() -> None:
+    """A line may need a repair in several parts; and a file may have no lines."""
+    assert [next(text_warnings(lines, {"invalid_utf8": 3})).partition("%")[0] for lines in (4, 3, 2, 0)] == [
+        "75", "100", "100", "100",
+    ]  # fmt: skip
+
+
 def test_lost_units_are_our_own_mistake() -> None:
     counts = Counts("pairs", units_in=3, units=2)
     with pytest.raises(AssertionError, match="pairs were lost"):

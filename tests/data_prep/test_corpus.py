@@ -708,6 +708,27 @@ def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
         inputs("cc100", f"cc100={tmp_path}", allow_missing=True)
 
 
+@pytest.mark.parametrize("missing", [1, 8, 9])
+def test_of_missing_files_the_first_eight_are_named(tmp_path: Path, missing: int) -> None:
+    (tmp_path / "en.txt").write_text("a")
+    codes = ["en", "ar", "de", "es", "fr", "ha", "hi", "it", "ja", "ko"][: missing + 1]
+    values = {"name": "x", "where": str(tmp_path), "format": "cc100", "files": "{lang}.txt"}
+    named = ", ".join(codes[1:9]) + " …" * (missing > 8)
+    words = rf"{missing} of {missing + 1} files of x are not in {tmp_path} \({named}\): fetch them"
+    with pytest.raises(ValueError, match=words):
+        inputs(describe(tmp_path, f"languages = {codes}", **values))
+
+
+def test_numbers_of_columns() -> None:
+    """From 1 to 1,000; those between the named ones have no name."""
+    read_columns = READERS["tsv"].read_columns
+    assert read_columns({"target": 1, "source": 4}) == ("target", "", "", "source")
+    assert len(read_columns({"source": 1, "target": 1000})) == 1000
+    for number in (0, 1001, 1.0, "2"):
+        with pytest.raises(ValueError, match="number those of the sides, from 1 on"):
+            read_columns({"source": 1, "target": number})
+
+
 def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("en-fr", "en-zh-Hans", "zh_tw-en", "en-xx", "en-war", "pt-pt_br"):
         with zipfile.ZipFile(tmp_path / f"{name}.txt.zip", "w") as archive:

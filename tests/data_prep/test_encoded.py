@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.mix.encoded import copy_words, group_languages, read_batches, survey
-from data_prep.store import write_arrow
+from data_prep.store import read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, EOS, LAYOUTS, PAIRS
 
 TEXTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, EOS], [11, EOS], [12, EOS]]
@@ -16,8 +16,9 @@ TEXTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, EOS], [11, EOS], [12, EOS]]
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """Five documents in two record batches, of three and of two."""
-    batches = [pa.record_batch([pa.array(texts)], schema=DOCUMENTS) for texts in (TEXTS[:3], TEXTS[3:])]
+    """Five documents in record batches of three, none and two."""
+    parts = (TEXTS[:3], [], TEXTS[3:])
+    batches = [pa.record_batch([pa.array(texts, pa.list_(pa.int32()))], schema=DOCUMENTS) for texts in parts]
     write_arrow(tmp_path / "en" / "0.arrow", DOCUMENTS, batches, tmp_path)
     return tmp_path / "en" / "0.arrow"
 
@@ -37,6 +38,10 @@ def test_records_are_found_in_any_order(shard: Path) -> None:
     copy_words(shard, starts[0], sizes[0], ids, np.cumsum(sizes[0]) - sizes[0])
     assert ids.tolist() == [*TEXTS[4], *TEXTS[0], *TEXTS[2], *TEXTS[3]]
     assert index.all_lengths().tolist() == [[3, 2, 4, 2, 2]]
+    first = int(index.id_ranges(np.array([0]))[0][0, 0])
+    nested = np.zeros(9, np.int32)  # a long piece, and two that are in it
+    copy_words(shard, first + np.array([1, 0, 2]), np.array([2, 5, 2]), nested, np.array([0, 2, 7]))
+    assert nested.tolist() == [6, EOS, 5, 6, EOS, 7, EOS, EOS, 7]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,8 @@ def test_a_record_outside_of_the_ids(shard: Path, record: int, offset: int, valu
 
 def test_a_record_of_negative_length(shard: Path) -> None:
     set_offset(shard, 1, 6)
+    with pytest.raises(ValueError, match=r"0\.arrow cannot be read \(.*\): check the folder with `xlme prep verify`"):
+        list(read_arrow(shard))
     with pytest.raises(ValueError, match=r"0\.arrow has a record of negative length: it was changed, delete it and"):
         survey(shard.parents[1], 16, LAYOUTS["xlme"], None, "documents", "en/0.arrow")
 

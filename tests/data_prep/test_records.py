@@ -179,6 +179,15 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         read(tmp_path / "de.jsonl")
 
 
+def test_a_line_may_be_as_long_as_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "de.jsonl").write_bytes(GOOD * 2)
+    monkeypatch.setattr("data_prep.readers.record_files._MAX_JSON_LINE", len(GOOD) - 1)
+    assert read(tmp_path / "de.jsonl")[0] == [["a"], ["a"]]
+    monkeypatch.setattr("data_prep.readers.record_files._MAX_JSON_LINE", len(GOOD) - 2)
+    with pytest.raises(ValueError, match="line 1 has over 12 bytes"):
+        read(tmp_path / "de.jsonl")
+
+
 def test_damaged_parquet_is_named_with_its_row_group(tmp_path: Path) -> None:
     texts = [f"Text {i * 7919 % 1_000_003} und mehr" for i in range(4000)]
     path = write(tmp_path / "de.parquet", texts, row_group_size=1000, compression="zstd", write_page_checksum=True)

@@ -1,6 +1,7 @@
 """`stats` shows the counts of the manifests."""
 
 import io
+import shutil
 from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -26,7 +27,7 @@ from data_prep.inspect.stats_tables import (
     total,
 )
 from data_prep.mix import mix
-from xlme_ds.data.schema import read_manifest
+from xlme_ds.data.schema import read_manifest, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,17 @@ def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
     assert everything.used == 40 and everything.share_after == pytest.approx(1)
     assert everything.available == sum(counts["available"] for counts in mixed.counts["by_language"].values())
     assert everything.cells("mono")["repeat"] == f"{40 / everything.available:.2f}×"
+
+
+def test_the_language_with_most_text_comes_first(prepared: Path, tmp_path: Path) -> None:
+    """Whatever share of the rows it has; of as much text, by name."""
+    shutil.copytree(prepared / "data", tmp_path / "data")
+    manifest = read_manifest(tmp_path / "data" / "mono")
+    counts = manifest.counts["by_language"]
+    for after, before, expected in ((0.9, 0.2, ["en", "de", "el", "sw"]), (0.0, None, ["de", "en", "el", "sw"])):
+        counts["de"] |= {"share_after": after, "share_before": before or counts["en"]["share_before"]}
+        write_manifest(tmp_path / "data" / "mono", manifest)
+        assert [line.name for line in stats_lines(prepared / "encoded", tmp_path / "data", "mono")] == expected
 
 
 @pytest.mark.parametrize(

@@ -66,20 +66,20 @@ def test_shares_repeats_unknown_tokens_and_tokens_a_character() -> None:
 
 
 def test_losses_are_stacked() -> None:
-    """By hand: of ten pairs two and three, of a hundred thirty; the reason of most pairs is lowest."""
-    table = loss_table("pairs", {"aa": 10, "bb": 100}, {"aa": Counter(x=2, y=3), "bb": Counter(x=30)})
+    """By hand: of ten pairs two, three and one, of a hundred thirty; the reason of most pairs is lowest."""
+    table = loss_table("pairs", {"aa": 10, "bb": 100}, {"aa": Counter(x=2, y=3, z=1), "bb": Counter(x=30)})
     assert table.names == ["aa", "bb"]
     (axes,) = parts(loss_plot(table), "axes")
-    expected = [(0, 20), (0, 30), (20, 50), (30, 30)]
+    expected = [(0, 20), (0, 30), (20, 50), (30, 30), (50, 60), (30, 30)]
     assert bars(axes) == [pytest.approx(ends, abs=0.01) for ends in expected]
 
 
 def test_records_of_each_length() -> None:
     """From the shortest to the longest bin that has any; labels at the powers of two."""
     lengths = {name: np.zeros(len(EDGES), int) for name in ("aa", "bb")}
-    for name, edge, records in (("aa", 4, 3), ("aa", 8, 1), ("bb", 8, 1), ("bb", 11, 2)):
+    for name, edge, records in (("aa", 4, 3), ("aa", 8, 1), ("bb", 8, 1), ("bb", 22, 2)):
         lengths[name][EDGES.index(edge)] = records
     by_name, overall = parts(length_plot(lengths), "axes")
-    assert bars(overall, across=True) == [pytest.approx((0, records), abs=0.01) for records in (3, 0, 2, 2)]
+    assert bars(overall, across=True) == [pytest.approx((0, records), abs=0.01) for records in (3, 0, 2, 0, 0, 2)]
     labels = [part.text for part in by_name.iter() if part.tag is ElementTree.Comment]
-    assert [label.strip() for label in labels] == ["aa", "bb", "4", "8", "tokens, from"]
+    assert [label.strip() for label in labels] == ["aa", "bb", "4", "8", "16", "tokens, from"]

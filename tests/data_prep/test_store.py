@@ -26,9 +26,9 @@ from data_prep.inspect import stats
 from data_prep.mix import mix
 from data_prep.mix.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
-from data_prep.readers import find_pairs
+from data_prep.readers import TextBlock, find_pairs
 from data_prep.readers.corpus_files import Place, files_in, read_text
-from data_prep.store import Stage, write_file
+from data_prep.store import Stage, new_file, write_file
 from data_prep.vocab import vocab, vocap
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -486,6 +486,18 @@ def test_records_that_are_nested_too_deeply_are_written_again(corpus: Corpus, tm
         assert tree(tmp_path) == expected, name
 
 
+def test_a_file_that_the_file_system_did_not_keep_whole(tmp_path: Path) -> None:
+    """Its size is looked at before it gets its name."""
+    with (
+        pytest.raises(OSError, match="the file system did not keep all of 9 bytes"),
+        new_file(tmp_path / "000.arrow") as file,
+    ):
+        file.write(b"nine byte")
+        file.file.flush()
+        os.ftruncate(file.file.fileno(), 8)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "00000.arrow").mkdir()
     with pytest.raises(OSError) as error:
@@ -624,6 +636,37 @@ def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:
         in errors[0]
     )
     assert "Traceback" not in done.stderr
+
+
+def test_blocks_are_offered_to_those_who_wait(tmp_path: Path) -> None:
+    """Two for each of them at most; each is taken once, in the order of names, or only those of one input."""
+    (tmp_path / "work-notes").mkdir()
+    SharedWork.begin(tmp_path)
+    folder = SharedWork.begin(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "work-notes"]), "the last one"
+    members = [SharedWork(folder, number) for number in range(3)]
+    reader, *waiting = members
+    assert [members[n].claim("de-000") for n in (0, 1)] == [True, False]
+    assert not reader.offer("de-000", 0, TextBlock((b"a",)))
+    taken: list[tuple[str, int, bytes]] = []
+
+    def encode(name: str, number: int, block: TextBlock) -> None:
+        taken.append((name, number, block.sides[0]))
+        assert [path.name for path in (reader.folder / "taken").iterdir()] == [f"{name}.{number:06d}"]
+
+    for member in waiting:
+        (reader.folder / "waiting" / str(member.member)).touch()
+    offers = [(name, number) for number in (10, 2) for name in ("en-000", "de-000")] + [("de-000", 3)]
+    assert [reader.offer(*offer, TextBlock((b"b",))) for offer in offers] == [True] * 4 + [False]
+    assert waiting[0].take(encode, "en-000") and waiting[1].take(encode)
+    assert reader.take_back("de-000", encode) and not waiting[0].take(encode, "de-000")
+    assert waiting[0].take(encode) and not waiting[0].take(encode)
+    assert taken == [(name, number, b"b") for name, number in (
+        ("en-000", 2), ("de-000", 2), ("de-000", 10), ("en-000", 10),
+    )]  # fmt: skip
+    with pytest.raises(KeyError), waiting[1].stopping_all():
+        raise KeyError
+    assert all(member.failed for member in members) and not reader.take_back("de-000", encode)
 
 
 def test_idle_members_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
