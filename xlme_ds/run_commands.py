@@ -57,7 +57,7 @@ def launch(module: str, processes: int | None, arguments: Sequence[str], options
 def run(
     command: Sequence[str], environment: Mapping[str, str], quiet: bool = False, log: IO[bytes] | None = None
 ) -> None:
-    """Print `command` and run it; if it fails, exit with its code.
+    """Print `command` and run it; if it fails, exit with the command's code.
 
     The terminal sends Ctrl-C to the command as well, so this program ignores it. Other signals to stop (SIGTERM,
     SIGUSR1, SIGHUP) are passed on to the command, and this program exits once the command has ended. `log`: a file that

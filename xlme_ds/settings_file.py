@@ -47,7 +47,7 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str,
             raise ValueError(f"{path}: {_unknown(key, hints, path, section)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, dict):
-                raise ValueError(f"{path}: {key} is {value!r}, it must be a section of settings")
+                raise ValueError(f"{path}: {key} is {value!r}, but it must be a section of settings")
             changed[key] = with_values(getattr(settings, key), value, path, f"{key}.")
         else:
             changed[key] = _typed(value, hints[key], f"{path}: {section}{key} is {value!r}")
@@ -112,22 +112,22 @@ def check_value(name: str, value: Any, hint: Any) -> None:
                 raise ValueError(f"{problem} be at most {allowed.most:,.0f}")
 
 
-def _typed(value: Any, hint: Any, problem: str) -> Any:
-    """`value`, converted to the type `hint`. Raises ValueError for a value of another type, with a message that begins
-    with `problem`; `check_value` checks choices and ranges."""
+def _typed(value: Any, hint: Any, problem: str, subject: str = "it") -> Any:
+    """`value`, converted to the type `hint`. Raises ValueError for a value of another type: the message is `problem`, and
+    what `subject` must be. `check_value` checks choices and ranges."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{problem}, it must be a list")
-        return tuple(_typed(element, get_args(hint)[0], problem) for element in value)
+            raise ValueError(f"{problem}, but it must be a list")
+        return tuple(_typed(element, get_args(hint)[0], problem, "each element") for element in value)
     expected = str if get_origin(hint) is Literal else hint
     if expected is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{problem}, it must be smaller") from None
+            raise ValueError(f"{problem}, but {subject} must be smaller") from None
     if type(value) is not expected:
         names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-        raise ValueError(f"{problem}, it must be {names[expected]}")
+        raise ValueError(f"{problem}, but {subject} must be {names[expected]}")
     return value
 
 

@@ -22,7 +22,8 @@ def validate(config: Config, world: int | None = None) -> Config:
     """Check that the settings of `config` fit each other, and `world` processes if that is given; returns `config`.
 
     In the result, `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes. Without
-    `world` the setting stays auto, and both files that it can choose are checked. Raises ValueError.
+    `world` the setting stays auto, and both files that it can choose are checked. Raises ValueError if settings do not
+    fit.
     """
     check_class(config)
     check_ranges(config)

@@ -157,7 +157,7 @@ class BackTranslation(MaskedLanguageModelling):
         """Operations per token of both passes. The first pass has its softmax at the open positions, the second pass at
         the masked positions of the sentence."""
         one_pass = super().flops(cfg, row_tokens)
-        # The mean fraction of a row's positions that the sentence takes; the others are open.
+        # The mean fraction of a row's positions that the sentence takes. The rest of the row's positions is open.
         sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
             one_pass,

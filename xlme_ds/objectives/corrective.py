@@ -74,8 +74,8 @@ class CorrectiveObjective(ElectraObjective):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [6], in the order of `terms`. For CMLM and CTLM these are the numbers
-        of masked positions, as for MLM and TLM."""
+        """The divisor of each term's sum, float64 [6], in the order of `terms`. The divisor for CMLM and CTLM is the
+        number of masked positions, as for MLM and TLM."""
         electra = ElectraObjective.counts(batch)
         masked = electra[: len(TASKS)]
         return torch.cat([electra, masked])

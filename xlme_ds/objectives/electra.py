@@ -34,8 +34,8 @@ _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|
 # _LARGEST_LOGIT.
 _BINS = 512
 _LARGEST_LOGIT = 16.0
-# The statistics of a task are these counts of positions, then the histogram of replaced tokens and that of original
-# tokens. The counts that end in `_right` are of positions that the discriminator judged correctly.
+# The statistics of a task are these counts of positions, then a histogram of the logits of replaced tokens, and one of
+# the logits of original tokens. A count that ends in `_right` is of positions that the discriminator judged correctly.
 _COUNTS = ("generator_correct", "masked", "replaced", "replaced_right", "original", "original_right")
 
 

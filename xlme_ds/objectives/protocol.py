@@ -106,8 +106,8 @@ class FirstWeights(NamedTuple):
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
 
 
-# Settings that only the objectives with their names in `Pretraining.reads` read. With other objectives they must have
-# their default values.
+# Settings that not every objective reads. `Pretraining.reads` lists those that an objective reads; the rest must have
+# the default values.
 OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),

@@ -69,7 +69,7 @@ def generator(layout: ParallelLayout) -> float:
 
 
 def stage(layout: ParallelLayout, stage_index: int) -> float:
-    """Bytes that one micro-batch saves on a stage, over all forward passes before its one backward pass."""
+    """Bytes that one micro-batch saves on a stage, over all its forward passes: one backward pass comes after them."""
     return sum(_saved_by_pass(pass_layout, stage_index) for pass_layout in _passes(layout))
 
 
@@ -133,7 +133,8 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         return group_bytes + min(groups * 24, 2**30)
     if tempered:
         tile_bytes = logit_count * 2 * FLOAT
-    elements = 2 * GROUP * cfg.width  # number of elements in the embeddings of two groups, which a position needs again
+    # Number of elements in the embeddings of two groups: that of a position's sample, and that of its likeliest token.
+    elements = 2 * GROUP * cfg.width
     if layout.fused:
         sampled_at_once = min(positions, 2**28 // (elements * layout.element))
     else:

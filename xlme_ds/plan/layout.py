@@ -33,7 +33,7 @@ class StageSizes:
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     (main, main_head), *others = objective_of(objective).encoders.items()
-    # The parameters before the layers are those of a first part that has no layers.
+    # A first part that has no layers holds just the parameters that come before the layers.
     before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
 
     def is_held(name: str) -> bool:
@@ -85,8 +85,7 @@ def _takes_triton(run: RunConfig, precision: str) -> bool:
 
 @dataclass(frozen=True)
 class ParallelLayout(MicroBatch):
-    """The layout of a run: there are `replicas` copies of the model, each on `len(stages)` processes, and so `gpus`
-    processes in all."""
+    """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product."""
 
     objective: ObjectiveConfig
     model: ModelConfig

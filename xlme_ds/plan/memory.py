@@ -228,7 +228,7 @@ def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the softmax's gradient for the stage's own embedding. With `BF16_Optimizer` it is added tile by tile and
-    never exists whole, so these are 0 bytes."""
+    never exists whole: then the result is 0."""
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 

@@ -73,7 +73,8 @@ def print_budget(result: dict[str, Any]) -> None:
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`layouts`, after merging layouts that are equally fast and differ only in the micro-batch.
 
-    Of each such group only the first layout is kept. Its key `micro_batches` lists the micro-batches of the group.
+    Of each group of such layouts only the first one is kept. Its key `micro_batches` lists all micro-batches of the
+    group.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:

@@ -19,7 +19,7 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_CHARTS_SHOWN = 24  # half of them of the best languages, half of the worst; the page folds away all other charts
+_CHARTS_SHOWN = 24  # charts of the 12 best and the 12 worst languages; the page folds away all other charts
 
 
 def language_name(code: str) -> str:
@@ -102,8 +102,8 @@ def _charts(
     """One chart per language: the loss minus the unigram model's loss over the steps, as SVG points in a box of 100 by
     50. All charts have the same axes.
 
-    Languages are sorted by their gain in the first task, the largest first. A language without a gain in that task is
-    sorted by its gain in the next task.
+    Languages are sorted by their gain in the first task, the largest first. A language that has no gain in the first
+    task is sorted by its gain in the next task.
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
     first_gains: dict[str, float] = {}  # language -> its gain in the first task that has one

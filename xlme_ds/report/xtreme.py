@@ -54,7 +54,7 @@ class TaskScores:
 
 @dataclass
 class Model:
-    """The scores in one row of the tables: those of one model that was fine-tuned in one way."""
+    """The scores in one row of the tables: of one model, fine-tuned in one way."""
 
     name: str
     results: dict[str, TaskScores] = field(default_factory=dict)  # task -> its scores
@@ -127,8 +127,8 @@ def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield every mapping that may hold a model's scores: the content of each file, because a scores.json is about one
-    model, and each entry of `models`, which the other files have."""
+    """Yield every mapping that may hold a model's scores: the content of each file, which in a scores.json is about one
+    model, then each entry of the content's `models`, which only the other files have."""
     for content in contents:
         yield content
         if isinstance(models := content.get("models"), list):
@@ -145,7 +145,7 @@ def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model with these scores; empty if they give only its name, as for an untrained model."""
+    """The path of the model with these scores; empty if the scores give only its name, as for an untrained model."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
     if "task" in scores:  # these are scores of fine-tuning, whose `model` is the path
         return os.path.normpath(name)

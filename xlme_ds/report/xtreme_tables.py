@@ -1,4 +1,4 @@
-"""Tables of published scores with our scores below them, as HTML, Markdown and CSV. They have the layouts of XLM-E's
+"""Tables of published scores with our scores below, as HTML, Markdown and CSV. Four tables have the layouts of XLM-E's
 Tables 1, 5, 6 and 7; further tables give the scores of a task by language.
 
 Published scores and the layouts are in xtreme_published.toml.
@@ -236,7 +236,7 @@ def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on the scores of a task: on missing languages, then those on its runs (`_run_marks`)."""
+    """The remarks on the scores of a task: first on missing languages, then on the runs (`_run_marks`)."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)

@@ -26,7 +26,7 @@ from .run_folder import RunFolder
 
 
 class RunInfo(NamedTuple):
-    """Information on a run that is not in its settings."""
+    """Facts about a run that its settings do not give."""
 
     flops: float  # floating-point operations of one step, as `flops_per_step` counts them
     parameters: dict[str, int]  # parameter count of each network
@@ -143,8 +143,8 @@ def pretraining_info(
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns (means, counts), both by language code. Languages without tokens are left out, and those whose sum is not
-    finite, because JSON has no infinities and NaN."""
+    """Returns (means, counts), both by language code. Languages without tokens are left out. So are languages whose sum
+    is not finite, because JSON has neither infinities nor NaN."""
     present = [index for index in range(len(codes)) if counts[index] and math.isfinite(sums[index])]
     means = {codes[index]: float(sums[index] / counts[index]) for index in present}
     return means, {codes[index]: int(counts[index]) for index in present}

@@ -197,7 +197,7 @@ def product_rate(device: torch.device, precision: str) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process in GiB: on a GPU, what torch allocated; on a CPU, the resident memory."""
+    """Peak memory of this process in GiB: on a GPU the memory that torch allocated, on a CPU the resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

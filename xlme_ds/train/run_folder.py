@@ -22,7 +22,7 @@ from ..io.files import read_json, read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
-# Prefixes of the settings that do not change the loss curve: a run may be resumed with other values of them.
+# Prefixes of the settings that do not change the loss curve: a run may be resumed with other values of these settings.
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
@@ -49,7 +49,7 @@ _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
 class RunFolder:
-    """The folder that `--out` names. Every rank has such an object; only that of rank 0 writes."""
+    """The folder that `--out` names. Every rank has a RunFolder; only rank 0's writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
         """`root`: whether this is rank 0, which writes; `writes`: false in a dry run, where no rank writes."""
@@ -73,7 +73,7 @@ class RunFolder:
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
             if (self.path / FINISHED).exists() and done != read_object(self.path / FINISHED)["steps"]:
-                done = None  # the last checkpoint of a finished run is gone: no setting may change
+                done = None  # the finished run has lost its last checkpoint, so no setting may change
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _check_usable(self) -> None:
@@ -102,7 +102,7 @@ class RunFolder:
         self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
-        """The run's identity, a random number that config.json and checkpoints store; a new run gets a new one.
+        """The run's identity, a random number that config.json and checkpoints store; a new run gets a new identity.
 
         `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved the
         checkpoint, or if this run saved it with other settings.
@@ -245,7 +245,7 @@ def refuse_export(folder: Path, advice: str) -> None:
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
-    """The settings of a branch from `source`, which is RUN@STEP: those of RUN, with that checkpoint as the start.
+    """The settings of a branch from `source`, which is RUN@STEP: RUN's settings, with its checkpoint of STEP as start.
 
     If `out` already has this branch, the settings are read from `out`, because RUN may have been deleted. Raises
     ValueError if `source` names no step, or RUN has no settings.
@@ -326,7 +326,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
         begun_phases = [
             [
-                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase: `base` holds there
+                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, where `base` is used
                 for phase in phases(settings, fraction)
                 if phase.first_step < done
             ]

@@ -34,8 +34,8 @@ class StopRequest:
     there is something to save. Signals are handled only if the object is made in the main thread; signals that were
     ignored before, such as SIGHUP under nohup, stay ignored. Once the terminal has closed, output is dropped.
 
-    Python runs a handler only between two Python instructions, so it does not run one while the main thread waits in
-    C++ for other processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
+    Python runs a handler only between two Python instructions, so no handler runs while the main thread waits in C++
+    for other processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
     """
 
     def __init__(self) -> None:
@@ -120,8 +120,8 @@ class StopRequest:
 
 
 class _Unbreakable(io.FileIO):
-    """Drops output that cannot be written because the terminal closed, a reader such as tee ended, or a log's disk is
-    full, so that none of these ends a run."""
+    """Drops output that cannot be written, so that a run does not end because the terminal closed, a reader such as tee
+    ended, or a log's disk is full."""
 
     def write(self, block: Any, /) -> int:
         try:

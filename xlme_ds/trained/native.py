@@ -14,7 +14,7 @@ from . import modernbert, xlm_roberta
 
 
 class NativeFormat(NamedTuple):
-    """A model of transformers and its classes, whose names differ by their endings: `Model`, `ForMaskedLM`, …"""
+    """A model of transformers. It has several classes, whose names end in `Model`, `ForMaskedLM`, …"""
 
     model: str  # the model's name
     classes: str  # prefix of its classes' names

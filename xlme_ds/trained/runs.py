@@ -53,7 +53,7 @@ class TrainedRun(NamedTuple):
     model: ModelConfig
     vocabulary: Vocabulary
     task: str  # name of the fine-tuning task; empty after pre-training
-    objective: ObjectiveConfig  # the objective of pre-training; the default after fine-tuning, where it is not used
+    objective: ObjectiveConfig  # the objective of pre-training; after fine-tuning the default, which is not used
     step: int | None = None  # step of the checkpoint that was read; None: a finished model was read
 
     @property
@@ -142,7 +142,7 @@ def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]
 
 
 def pin_step(folder: Path) -> Path:
-    """A name that means the same model on every rank and at any time: `folder`, or RUN@STEP for an unfinished run."""
+    """A name that means the same model on every rank and at any time: RUN@STEP for an unfinished run, else `folder`."""
     run, step = run_and_step(folder)
     if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
         return Path(f"{run}@{saved_step(complete_checkpoint(run))}")

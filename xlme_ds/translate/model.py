@@ -133,8 +133,7 @@ class TranslationModel(TextEncoder):
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
         """The decoder's last hidden state, [B, D], after it has read one more token of each target, `tokens_B`, at
-        `position` (from 0). `past` caches the keys and values of earlier tokens; those of this token are added to
-        it."""
+        `position` (from 0). `past` caches the keys and values of earlier tokens, and gets those of this token."""
         decoder = self.decoder
         position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)

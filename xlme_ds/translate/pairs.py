@@ -78,7 +78,7 @@ class PairFolder:
                 write_object(self._part(first), {"pairs": part_pairs, "cut": len(cut), "empty": empty})
         parts = [read_object(self._part(first)) for first in first_lines]
         pairs = [pair for part in parts for pair in part["pairs"]]
-        # The translations come last: their file marks the pairs as complete.
+        # The file of the translations is written last: it marks the pairs as complete.
         for side, code in enumerate((self.source, self.to)):
             write_text(self.path(code), "".join(f"{pair[side]}\n" for pair in pairs))
         shutil.rmtree(self.parts)

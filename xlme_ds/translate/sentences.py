@@ -86,8 +86,9 @@ def _noise(
     `noised_BT` gets a noised copy; the columns between its end and the end of the item keep `<pad>`. `into_BT` gets the
     language to translate the item into, drawn uniformly from `language_indices` without the item's own language.
 
-    The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, 3). Then a share of
-    them is dropped, and a share of the others becomes `<mask>`. At least one token stays.
+    The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, SHUFFLED). Then tokens
+    are dropped with probability DROPPED, and the rest becomes `<mask>` with probability BLANKED. At least one token is
+    not dropped.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)

@@ -45,7 +45,7 @@ def _has_task(batch: Batch, task: str) -> Tensor:
 
 
 def rows_of(batch: Batch, task: str) -> Batch:
-    """The rows of one task. Fields about masked positions are not filtered: they stay those of the whole `batch`."""
+    """The rows of one task. Only the fields by row are selected; the fields of masked positions stay as in `batch`."""
     of_task_B = _has_task(batch, task)
     by_row = {name: value[of_task_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
     return batch._replace(**by_row, added={name: value_BT[of_task_B] for name, value_BT in batch.added.items()})
@@ -68,7 +68,7 @@ def targets(batch: Batch) -> Side:
     """Decoder inputs: targets shifted right, each beginning with `</s>`."""
     target_BT = target_mask(batch)
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
-    # The first target token of a sentence has position 1; the one of a pair comes after a token that is no target.
+    # The first target token of a sentence has position 1. The first target token of a pair follows a non-target.
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
     first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values  # the column in which each token's target begins
     before_BT = F.pad(batch.tokens_BT[:, :-1], (1, 0), value=PAD).masked_fill(begins_BT, EOS)
@@ -126,8 +126,8 @@ def _width(lengths_B: Tensor) -> int:
 
 
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """Each of the `values`, [B, T], reduced to [B, S]: the tokens where the mask is true move to the left of their row,
-    and 0 follows them."""
+    """Each of the `values`, [B, T], reduced to [B, S]: the values where the mask is true, moved to the left of the row,
+    then zeros."""
     width = _width(mask_BT.sum(1))
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]  # columns where the mask is true first
     kept_BS = mask_BT.gather(1, order_BS)
