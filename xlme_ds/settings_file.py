@@ -113,8 +113,8 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def _typed(value: Any, hint: Any, problem: str, subject: str = "it") -> Any:
-    """`value`, converted to the type `hint`. Raises ValueError for a value of another type: the message is `problem`, and
-    what `subject` must be. `check_value` checks choices and ranges."""
+    """`value`, converted to the type `hint`. Raises ValueError for a value of another type: the message is `problem`,
+    then what `subject` must be. `check_value` checks choices and ranges."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{problem}, but it must be a list")
