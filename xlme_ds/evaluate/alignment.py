@@ -81,17 +81,18 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links_file = next((path / name for name in _LINK_FILES if (path / name).is_file()), None)
-        if links_file is None and dash and any(side.is_file() for side in sides):
-            raise ValueError(
-                f"{path} has sentences but no {' or '.join(_LINK_FILES)}: put it there, or remove the folder"
-            )
-        if links_file is not None and not dash:
+        if links_file is None:
+            if dash and any(side.is_file() for side in sides):
+                raise ValueError(
+                    f"{path} has sentences but no {' or '.join(_LINK_FILES)}: put it there, or remove the folder"
+                )
+            continue
+        if not dash:
             raise ValueError(
                 f"{path} has no name like de-en: name it after its languages, the source first, because the links are "
                 "read in that order"
             )
-        if links_file is not None:
-            tests[path.name] = _read_test(links_file, *read_sentence_pairs(*sides))
+        tests[path.name] = _read_test(links_file, *read_sentence_pairs(*sides))
     if not tests:
         raise ValueError(
             f"{folder} holds no word alignments: it must have folders like de-en with test.de, test.en, align.txt"

@@ -223,7 +223,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or unknown packing
         raise ValueError(
-            f"{path} is damaged, encrypted or in an unknown compression ({error}): fetch it again"
+            f"{path} cannot be read ({error}): fetch it again, as it is damaged, encrypted or in an unknown compression"
         ) from None
     return sides
 

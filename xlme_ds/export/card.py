@@ -51,6 +51,8 @@ def render_card(
 
 
 def _auto_class(model: Exported) -> str:
+    """The class of transformers that loads the export: AutoModel for XLMEModel, AutoModelForMaskedLM for
+    XLMEForMaskedLM."""
     if model.whole:
         return model.whole.auto_class
     return model.architecture.replace("XLME", "Auto" if model.architecture == "XLMEModel" else "AutoModel")

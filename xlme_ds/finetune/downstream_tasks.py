@@ -38,7 +38,7 @@ class DownstreamTask:
     batches: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()  # if training uses another dataset: name patterns of its training and dev files
+    train_files: tuple[str, ...] = ()  # name patterns of the training and dev files of another dataset, if one is used
     max_tokens: int = 128
     warmup_steps: int = 0  # the published number of steps; 0: a tenth of the steps
 

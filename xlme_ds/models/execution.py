@@ -36,7 +36,7 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # tells torch that a micro-batch may overwrite the CUDA graphs' memory of the last one
+    if cfg.compile == "graphs":  # a micro-batch may overwrite the memory of the CUDA graphs of the one before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 

@@ -1,5 +1,5 @@
-"""Counts the operations of a Transformer layer and the bytes that it saves, for the code of `layers.py` and of the
-attention kernels.
+"""Counts the operations of a Transformer layer and the bytes that it saves for the backward pass, for the code of
+`layers.py` and of the attention kernels.
 
 B rows, T tokens, H heads, D width, F feed-forward size. Tests compare the saved bytes with those that autograd saves.
 """

@@ -116,10 +116,10 @@ class ElectraStage(PipelineStage, Electra):
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
         predicted_BT = scatter(predicted_M, batch.masked_M, batch.tokens_BT)
-        *sent, keys_B = self.read(batch, corrupted_BT)
+        *sent, keys_B = self.discriminator_input(batch, corrupted_BT)
         return nll_BT, *sent, predicted_BT, keys_B
 
-    def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
+    def discriminator_input(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
         """Returns (d, hidden states, segments, corrupted tokens, keys), the input of the discriminator's first layer in
         the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)

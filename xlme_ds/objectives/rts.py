@@ -52,7 +52,7 @@ class SubstitutionStage(ElectraStage, Substitution):
     """The part of `Substitution` that one pipeline stage runs. Stages send no outputs of a generator."""
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
-        return self.read(batch, self.generate(batch)[-1])
+        return self.discriminator_input(batch, self.generate(batch)[-1])
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Substitution` for `batch`, from the tensors that the last stage returned."""
