@@ -60,8 +60,9 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
     function returns None. If `config.start` names no folder, or if the engine loads the weights later, there is no
     function and the result is None.
 
-    `vocabulary` is that of the data. `sources` has what `pin_step` returns for each of `source_folders`. Raises
-    ValueError for a model of another shape, or with a vocabulary that is not the beginning of the data's.
+    `vocabulary` is that of the data. `sources`: each of `source_folders` with a step, as `pin_step` returns it; by
+    default the folders themselves. Raises ValueError for a model of another shape, or with a vocabulary that is not the
+    beginning of the data's vocabulary.
     """
     folders = source_folders(config)
     take = config.start.take
@@ -96,7 +97,7 @@ def _from_encoders(
     """First values if `start.take` names an encoder. The embedding and the heads come from the encoder `take`, and each
     part of the run's model starts from the encoder that the objective chooses for it.
 
-    `folders` maps each source folder to what `pin_step` returned for it.
+    `folders` maps each source folder to its path with a step, which `pin_step` returned.
     """
     objective = objective_of(config.objective)
     main_folder = Path(config.start.folder)
@@ -155,8 +156,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
     _check_layout(folder, cfg, config)
     _check_shape(folder, cfg, config, f", or start.take to {encoders}")
-    # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
-    # other blocks.
+    # Not missing are the relative bias and the language embeddings, which the other model may lack, and the vocabulary
+    # tables, which it may store in other blocks.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
     tables = "embedding_", "difference_"

@@ -264,7 +264,7 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
     count = len(english_ND)
     nearest_other = np.empty(count, dtype=np.int64)  # index of the translation nearest to each English sentence
     nearest_english = np.zeros(count, dtype=np.int64)  # index of the English sentence nearest to each translation
-    best_cosines = np.full(count, -np.inf)  # the cosine of each translation and that English sentence
+    best_cosines = np.full(count, -np.inf)  # the cosine of each translation and the English sentence nearest to it
     for start in range(0, count, block):
         cosines = english_ND[start : start + block] @ other_ND.T
         nearest_other[start : start + block] = cosines.argmax(1)

@@ -90,7 +90,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             tokens = loader.row_tokens
             forward_flops = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
-            # The backward pass costs twice the forward pass.
+            # 3: the forward pass, and the backward pass, which costs twice as much.
             info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, saved.vocabulary.sha256)
             if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None

@@ -71,7 +71,8 @@ def lock(folder: Path) -> Lock:
     """Make `folder` if it does not exist, and lock it against other processes; returns the lock.
 
     The lock file lies in the folder itself, so that every path to the folder leads to it. Raises ValueError when
-    another process holds the lock, when a file of another program is named LOCK, and when the file system cannot lock.
+    another process holds the lock, when another program's file has the name `LOCK`, and when the file system cannot
+    lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK

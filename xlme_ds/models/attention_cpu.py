@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TILE = 2**21  # bytes of a tile's scores for each thread
-_TILE_COST = 60_000  # overhead of a tile: a thread computes this many scores in the same time
+_TILE_COST = 60_000  # overhead of a tile, as the number of scores that a thread computes in the same time
 _MASK_COST = 0.1  # time to mask a score / time to compute it
 
 Items = Sequence[tuple[int, int, int]]  # (row, first token, one after the last token) of every item
