@@ -164,7 +164,7 @@ def questions(*answers: dict[str, object]) -> str:
     [
         ("ner", "train-en.tsv", "a\tO\nb\n", "train-en.tsv, line 2: a word without a tag"),
         ("ner", "train-en.tsv", "a\tB-CITY\n", "train-en.tsv, line 1: tag 'B-CITY' is none of O, B-PER"),
-        ("ner", "train-en.tsv", b"a\tO\n\xff\tO\n", "train-en.tsv, line 2: not UTF-8"),
+        ("ner", "train-en.tsv", b"a\tO\n\xff\tO\n", "train-en.tsv, line 2 is not UTF-8"),
         ("ner", "train-en.tsv", "\n\n", "train-en.tsv is empty"),
         ("ner", "train-en.tsv", "a\tO\rb\tO\r", "train-en.tsv ends its lines by carriage returns alone"),
         ("xnli", "train-en.tsv", "a\tb\tneutral\na\tneutral\n", "train-en.tsv, line 2: 2 columns"),
