@@ -3,9 +3,10 @@
     xlme bench loader --data DIR [--quick] [--json]     # DIR: a folder that `xlme prep mix` wrote
 
 A pass opens the data and reads it to the last row, in one process without workers, with one thread of torch and cached
-files. The two loaders take turns. `bench/peers/loaders.py` says how the peer reads; its rows lie on the disk in reading
-order, which helps it. Our masks are exact (15% of each item, drawn without replacement) and repeatable (they depend on
-the row's index alone). Our loader checks every shard's SHA-256 before it uses the shard; the peer checks nothing.
+files. The two loaders take turns. `bench/peers/loaders.py` says how the peer reads. The peer's rows lie on the disk in
+reading order, which helps the peer. Our masks are exact (15% of each item, drawn without replacement) and repeatable
+(they depend on the row's index alone). Our loader checks every shard's SHA-256 before it uses the shard; the peer
+checks nothing.
 """
 
 import os

@@ -125,7 +125,7 @@ def table(size: str, figures: Figures) -> str:
     columns = ["", "tokens/s", "GFLOP/s", "of the peak", "memory, GiB", "time"]
     return (
         f"{size}: bf16 matrix product {figures['matmul_peak_gflops']:,.0f} GFLOP/s\n\n{markdown(columns, rows)}\n"
-        f"time: as a multiple of ours, {figures['contenders']['ours']['step_s']:.2f} s a step"
+        f"time: a multiple of ours, which is {figures['contenders']['ours']['step_s']:.2f} s a step"
     )
 
 

@@ -17,8 +17,8 @@ from bench.measure import Figures
 
 
 class Worker:
-    """A process that calls `prepare(*arguments)` of a module, and then runs cases with the function that this returned.
-    The function takes a case, and returns an iterable of the case's rows."""
+    """A process that calls `prepare(*arguments)` of a module, and then runs cases with the function that `prepare`
+    returned. The function takes a case, and returns an iterable of the case's rows."""
 
     def __init__(self, module: str, *arguments: str):
         self.name = " ".join([module, *arguments])
@@ -27,7 +27,7 @@ class Worker:
         self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
-        atexit.register(self.connection.close)  # so that the process ends before Python waits for its end
+        atexit.register(self.connection.close)  # ends the process, for which Python waits when it exits
         self.loaded = False
 
     def load(self, seconds: float) -> None:

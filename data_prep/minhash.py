@@ -1,4 +1,5 @@
-"""Removes near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
+"""Removes near duplicates among the documents of each language, with datatrove's MinHash. The extra `minhash` installs
+datatrove.
 
     OUT/mono/<lang>.jsonl.gz    the documents that are kept, for `encode --mono OUT/mono`
     OUT/manifest.json           written when all languages are written
@@ -36,8 +37,8 @@ _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
 class MinhashConfig:
     """Remove documents that differ little from another document of their language.
 
-    datatrove's MinHash compares the 5-word sequences of documents by 14 buckets of 8 hashes. So documents that share
-    about three quarters of their sequences are near duplicates.
+    For each document, datatrove computes 112 MinHashes of its 5-word sequences, in 14 buckets of 8. Two documents are
+    near duplicates if all 8 hashes of a bucket agree. This is likely if they share three quarters of their sequences.
     """
 
     mono: Path
@@ -46,7 +47,7 @@ class MinhashConfig:
     out: Path
     """Folder to write: mono/<lang>.jsonl.gz."""
     processes: int = 1
-    """Worker processes on this machine; each works on one language at a time. Under MPI the ranks work instead."""
+    """Worker processes on this machine; each works on one language at a time. Under MPI the ranks are the workers."""
 
 
 def run(config: MinhashConfig) -> None:
@@ -69,9 +70,10 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
     except ImportError as error:
         raise ValueError(f"minhash needs the package datatrove ({error}): pip install 'xlme-ds[minhash]'") from None
     sources = find_documents(config.mono)
-    for path in (path for source in sources for path in source.paths):
-        if path.pipe:
-            raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
+    for source in sources:
+        for path in source.paths:
+            if path.pipe:
+                raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
     return Stage(config.out, "minhash", settings), languages
@@ -81,38 +83,47 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
     """Write the manifest, which marks the folder as complete. `encode` refuses an incomplete folder."""
     files = (file for result in results.values() for file in written_files(result))
     counts = {name: {key: result[key] for key in ("documents", "removed")} for name, result in results.items()}
-    manifest = Manifest(stage.name, stage.settings, 0, "", tuple(results), tuple(files), {"by_language": counts})
+    manifest = Manifest(
+        stage=stage.name,
+        settings=stage.settings,
+        vocabulary_size=0,
+        vocabulary_sha256="",
+        languages=tuple(results),
+        shards=tuple(files),
+        counts={"by_language": counts},
+    )
     write_manifest(stage.folder, manifest)
 
 
 def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write the documents of one language that are kept. The result has the number of documents that were read, and the
-    number that were removed."""
+    """Write one language without near duplicates. Returns the task's result: `files` (the written file), `documents`
+    (how many were read) and `removed` (how many of them were near duplicates)."""
     name, inputs = language
-    result = stage.task_result(name)
-    if result is None:
-        work = stage.folder / "work" / name
-        shutil.rmtree(work, ignore_errors=True)
-        make_folder(work)
-        counts = Counts("documents")
-        path = stage.folder / "mono" / f"{name}.jsonl.gz"
-        written = 0
-        with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
-            for text in _without_near_duplicates(name, inputs, work, counts):
-                compressed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
-                written += 1
-        for warning in text_warnings(counts.paragraphs_in, counts.repaired):
-            warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
-        shard = asdict(file.shard(path, stage.folder))
-        result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
-        stage.finish_task(name, result)
-        shutil.rmtree(work)
+    earlier_result = stage.task_result(name)
+    if earlier_result is not None:
+        return earlier_result
+    work = stage.folder / "work" / name
+    shutil.rmtree(work, ignore_errors=True)
+    make_folder(work)
+    counts = Counts("documents")
+    path = stage.folder / "mono" / f"{name}.jsonl.gz"
+    written = 0
+    with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+        for text in _without_near_duplicates(name, inputs, work, counts):
+            compressed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
+            written += 1
+    for warning in text_warnings(counts.paragraphs_in, counts.repaired):
+        warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
+    shard = asdict(file.shard(path, stage.folder))
+    result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
+    stage.finish_task(name, result)
+    shutil.rmtree(work)
     return result
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """Yield the text of one document of each cluster of near duplicates, in input order. All documents are counted in
-    `counts`, and intermediate files are written to the folder `work`."""
+    """Yield the text of one document of each cluster of near duplicates, in input order. Counts all documents in
+    `counts`, and writes intermediate files to the folder `work`."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig
@@ -132,10 +143,11 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
 
     signatures, buckets, remove = (str(work / part) for part in ("signatures", "buckets", "remove"))
     datatrove_config = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
+    # Only the second reading counts the documents.
     minhash.MinhashDedupSignature(signatures, datatrove_config, Words())(read(Counts("documents")))
     for bucket in range(datatrove_config.num_buckets):
         finder = minhash.MinhashDedupBuckets(signatures, buckets, config=datatrove_config)
-        finder(None, bucket, datatrove_config.num_buckets)
+        finder(None, bucket, datatrove_config.num_buckets)  # None: it reads the signatures, no documents
     with contextlib.redirect_stderr(io.StringIO()):  # hides tqdm's progress bar
         minhash.MinhashDedupCluster(buckets, remove, datatrove_config)(None)
     for document in minhash.MinhashDedupFilter(remove)(read(counts)):

@@ -49,7 +49,8 @@ class TaskError(RuntimeError):
 
 
 def explain(error: BaseException) -> UserError | RetryError | None:
-    """The error in one sentence, as all ranks raise it; None for a bug in this program, which keeps its traceback.
+    """`error` as a UserError or RetryError, whose text is one sentence. None if it is a bug in this program, for which
+    the traceback is wanted.
 
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
@@ -58,7 +59,7 @@ def explain(error: BaseException) -> UserError | RetryError | None:
         return UserError(str(error))
     if isinstance(error, RetryError):
         return error
-    if not isinstance(error, OSError) or isinstance(error, ValueError):
+    if not isinstance(error, OSError) or isinstance(error, ValueError):  # io.UnsupportedOperation is both, and a bug
         return None
     sentence = in_words(error) or type(error).__name__
     if error.errno in ADVICE:
@@ -68,8 +69,8 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 @contextmanager
 def same_on_all_ranks() -> Iterator[None]:
-    """Wrap code that every rank runs, without communication and with the same result or error. A ValueError in it
-    becomes a UserError, the error that every rank raises and only the root prints."""
+    """A context for code that every rank runs by itself and that has the same result or error on each. A ValueError in
+    it becomes a UserError, which every rank raises and only the root prints."""
     try:
         yield
     except ValueError as error:
@@ -104,8 +105,8 @@ def run_tasks(
 
     `sizes` has the size of each task, in any unit. It is used to balance the work and, if `visible`, to show progress.
     The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks.
-    `function` must be picklable. If tasks fail, the error of the first failed task in task order is raised: the
-    UserError or RetryError that `explain` returns, or else a TaskError.
+    `function` must be picklable. If a task fails, its error is raised: the UserError or RetryError that `explain`
+    returns, or else a TaskError. If tasks fail on several ranks, the error of the first one in task order is raised.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -113,12 +114,13 @@ def run_tasks(
     if world_size() > 1:
         outcomes = _run_on_ranks(function, tasks, sizes, label, visible)
     else:
-        stream = (_attempt(function, task, index) for index, task in enumerate(tasks))
         if processes > 1 and len(tasks) > 1:
-            stream = _run_in_processes(function, tasks, sizes, processes, label)
+            finished = _run_in_processes(function, tasks, sizes, processes, label)
+        else:
+            finished = (_attempt(function, task, index) for index, task in enumerate(tasks))
         outcomes = []
-        with closing(stream), Progress(label, sum(sizes), visible) as progress:
-            for outcome in stream:
+        with closing(finished), Progress(label, sum(sizes), visible) as progress:
+            for outcome in finished:
                 outcomes.append(outcome)
                 if outcome.error is not None:
                     break
@@ -258,14 +260,14 @@ def world_size() -> int:
 
     Raises ValueError when the launcher started several processes that MPI does not connect.
     """
-    launched = max([int(os.environ.get(name) or 1) for name in _SIZE_VARIABLES])
+    launched = max(int(os.environ.get(name) or 1) for name in _SIZE_VARIABLES)
     if launched == 1 or multiprocessing.parent_process() is not None:
         return 1
     size: int = communicator().Get_size()
     if size == 1:
         raise ValueError(
-            f"the launcher started {launched} processes but MPI sees each alone: start them with the mpiexec or srun "
-            "that belongs to the MPI library that mpi4py loads"
+            f"the launcher started {launched} processes, but MPI does not connect them: start them with the mpiexec or "
+            "srun that belongs to the MPI library that mpi4py loads"
         )
     return size
 

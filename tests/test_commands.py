@@ -169,7 +169,7 @@ def test_a_file_that_is_not_named_by_its_language(tmp_path: Path) -> None:
     for words, said in (
         ([str(tmp_path / "mono/english.txt")], "has no flag: name a folder with --mono, in which each file is named"),
         (["--mono", str(tmp_path / "mono/english.txt")], "is not a folder: name the one that holds the corpus files"),
-        (["--mono", str(tmp_path / "mono")], "a file name begins with its language's code, as en.txt"),
+        (["--mono", str(tmp_path / "mono")], "A file name begins with its language's code, as en.txt"),
     ):
         done = xlme("prep", "encode", *words, *rest)
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

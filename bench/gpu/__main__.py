@@ -66,14 +66,17 @@ PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton 
 
 
 def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
-    """Yield (section, labels) for every case. The labels are the case's parameters; its rows in the report repeat them.
-    Short and informative cases come first."""
+    """Yield (section, labels) for every case. The labels are the case's parameters, and columns of its rows in the
+    report. Short and informative cases come first."""
     yield "machine", {}
     yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
     names = PARITY + (PARITY_ON_A_GPU if cuda else ())
     yield from (("parity", {"case": name, "dtype": dtype}) for name in names for dtype in ("bf16", "fp32"))
     yield from (("steps", _labels(*step)) for step in (QUICK_STEPS if quick else STEPS))
-    yield from ((section, {}) for section in ("kernels",) * cuda + ("resume", "peers"))
+    if cuda:
+        yield "kernels", {}
+    yield "resume", {}
+    yield "peers", {}
     yield "profile", _labels("base_zero1", 1 if quick else 32, {})
     yield "smoke", {}
     yield from (("steps", _labels(*step)) for step in (() if quick else LATER_STEPS))
@@ -147,7 +150,7 @@ class Bench:
 
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
-        self.next = Worker("bench.gpu.worker")  # the process of the next case, which loads its libraries ahead of time
+        self.next = Worker("bench.gpu.worker")  # a process for the next case; it already loads its libraries
         self.shared: Worker | None = None  # the process that runs the cases of all sections in `SHARED`
 
     def run(self, section: str, labels: Figures) -> None:
@@ -161,9 +164,10 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # a step takes 1.2 times as long while another process loads (measured): wait for it
+        if section not in SHARED:  # while the next process loads, a step takes 1.2 times as long (measured)
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
+        # The case has 2 s less than `limit`, after which its process is killed.
         seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
         case = self.common | {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds}
         failed = False

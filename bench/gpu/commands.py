@@ -62,7 +62,7 @@ def _row_tokens(quick: bool) -> int:
 
 
 def _settings(rows: int, quick: bool) -> str:
-    """Command-line options of a small model, whose heads have size 64 as in Base, and of steps of one micro-batch with
+    """Command-line options of a small model, whose heads have size 64 as in Base. A step has one micro-batch, with
     `rows` rows of each task. If `quick`, heads and micro-batches are smaller."""
     width, rows = (32, 2) if quick else (256, rows)
     return (
@@ -175,8 +175,8 @@ def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
 
 
 def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> Iterator[Figures]:
-    """Train each of `runs` (names in `RUNS`) twice: undisturbed, and killed and resumed. Yields a row for each, which
-    says whether losses, gradient norms and weights are bitwise equal. All runs train at the same time."""
+    """Train each of `runs` (names in `RUNS`) twice at the same time: undisturbed, and killed and resumed. Yields a row
+    for each name, which says whether losses, gradient norms and weights of the two runs are bitwise equal."""
     deadline = time.monotonic() + seconds
     prepare(folder / "data", quick)
     (folder / "resume").mkdir(parents=True)

@@ -1,8 +1,8 @@
 """Finds the fastest form of each attention kernel on one GPU. A form is a choice of tile, warps and pipeline stages.
 
-Every legal form of each kernel is compared with a float64 reference and timed, on inputs of Base's shape; the heads of
-Large and XL have the same size. torch's attention is timed too. The fastest forms are written into a copy of
-`xlme_ds/models/tilings.json`, as the entry of this GPU's compute capability.
+Every legal form of each kernel is compared with a float64 reference and timed, on inputs of Base's shape. The result
+also serves Large and XL, whose heads have the same size. torch's attention is timed too. The fastest forms are written
+into a copy of `xlme_ds/models/tilings.json`, as the entry of this GPU's compute capability.
 """
 
 import functools
@@ -33,8 +33,8 @@ PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # operations of the product Q Kᵀ,
 # (queries, keys) of a tile
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
-LAUNCHES = 10  # so many launches are timed together, so that the host's time for a launch does not count
-BOUND = 2e-2  # the largest max|error| / max|reference| that passes; the kernels round to bf16 several times in a row
+LAUNCHES = 10  # launches that are timed together, so that the host's time for a launch does not count
+BOUND = 2e-2  # largest max|error| / max|reference| that passes: the kernels round to bf16 several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
@@ -105,7 +105,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
     heads, tokens = qkv.shape[3], qkv.shape[1]
 
-    def largest_offset(form: Tiling) -> int:  # how many tiles a tile is away from the diagonal, at most
+    def largest_offset(form: Tiling) -> int:  # the largest distance of a tile from the diagonal, in tiles
         return -(-tokens // form.queries) - 1
 
     out = kernels._empty_outputs(qkv, gate[0])
@@ -113,8 +113,8 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     passed = *out[1:], tensors["grad"]
     delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
 
-    @functools.cache  # the parameters' gradients in parts, which different blocks of a kernel write
-    def parts(form: Tiling) -> tuple[Tensor, ...]:
+    @functools.cache
+    def parts(form: Tiling) -> tuple[Tensor, ...]:  # each block of a kernel writes a part of the parameters' gradients
         return kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
 
     def forward(form: Tiling) -> None:
@@ -123,7 +123,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     def queries(form: Tiling) -> None:
         _, _, grad_far, grad_gates, grad_scale = parts(form)
         tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key is far
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key counts as far
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)

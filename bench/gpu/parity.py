@@ -1,8 +1,8 @@
 """Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
 
-The inputs are numbers that bf16 represents exactly. The error of a tensor is (largest difference) / (largest number of
-the reference); the error of a tensor of integers is the share that differs. B rows, T tokens, M masked positions, D
-width, V vocabulary.
+The inputs are numbers that bf16 represents exactly, so that rounding them adds no error. The error of a tensor is
+(largest difference) / (largest number of the reference); the error of a tensor of integers is the share of them that
+differ. B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
 Case = Callable[[torch.device, torch.dtype], Tensors]
-# Upper bounds of errors. float32: sums of up to thousands of terms are in another order. bf16: each number is rounded
-# by up to 2^-9 of itself, several times in a row.
+# Upper bounds of errors. fp32: sums of up to thousands of terms are added in another order. bf16: each number is
+# rounded by up to 2^-9 of itself, several times in a row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
-# Upper bound of the error of integers. A uniform may lie so near the border of two tokens in the CDF that rounding
-# decides which of them is the sample.
+# Upper bound of the error of integers. A uniform random number may lie so near the border of two tokens in the CDF that
+# rounding decides which token is the sample.
 INTEGERS = 0.01
 SMALL = ModelConfig(
     vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
@@ -70,8 +70,8 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
 
 
 def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors that `compute` returns. With Triton's kernels it is called a second time; raises RuntimeError if the
-    bits differ."""
+    """The tensors that `compute` returns. With Triton's kernels, `compute` is called a second time, and RuntimeError is
+    raised if its tensors have other bits."""
     tensors = compute()
     if kernels == "triton":
         again = compute()
@@ -102,8 +102,8 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The lookup of token embeddings, with one frequent token and the table in one block and in three. For more than
-    3,072 ids, torch computes the gradient in another kernel on a GPU."""
+    """The lookup of token embeddings, with one frequent token and the table in one block and in three. It is done for
+    2,048 and for 8,192 ids, because torch on a GPU computes the gradient in another kernel for more than 3,072 ids."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
         table = random_numbers((600, 64), ids, 1.0, device, dtype)

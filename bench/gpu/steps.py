@@ -182,7 +182,7 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
 def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
     """A profile of one step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
     the sum of all kernels' times (`total_ms`), and at which lines of code the host waited for the GPU."""
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     engine = built(run)
 
     def one_step() -> None:
@@ -218,7 +218,8 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
 
 
 def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:
-    """How often `run` made the host wait for the GPU at each line of code, by torch's synchronisation check."""
+    """Maps each line of code to how often `run` made the host wait for the GPU there, by torch's synchronisation check.
+    On the CPU, a remark in place of the counts."""
     if device.kind == "cpu":
         return "not on the CPU"
     counts: dict[str, int] = {}

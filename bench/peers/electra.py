@@ -4,7 +4,8 @@
 electra, tied embeddings and no relative bias. It loads RUN's initial weights into ElectraForMaskedLM and
 ElectraForPreTraining, and trains on the same rows with the same masks and the same uniform random numbers, from which
 replacements are sampled. It prints losses, and writes OUT with RUN's settings and the peer's weights, so that `xlme
-evaluate` and `xlme finetune` can score both. Model, losses, gradients and AdamW are the peer's; all else is ours.
+evaluate` and `xlme finetune` can score OUT like RUN. Model, losses, gradients and AdamW are the peer's; all else is
+ours.
 """
 
 import argparse
@@ -57,7 +58,7 @@ class Peer(HuggingFacePeer):
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
         self.run = run
-        # If it knew the padding id, transformers' embedding would give that id's row no gradient.
+        # With a padding id, transformers' embedding would give the row of this id no gradient. Ours gives it one.
         settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
         self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
         self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))

@@ -37,8 +37,8 @@ class Bitext:
 
 
 def tasks_of(folder: Path) -> list[Any]:
-    """mteb's tasks, which read the data in `folder` in place of their own. They have the pairs of languages that both
-    mteb's tasks and `folder` have.
+    """mteb's tasks, with the data in `folder` in place of mteb's data. A task has the pairs of languages that are both
+    in mteb's task and in `folder`.
 
     Raises ValueError for a damaged file, naming it, and for a folder without files of the tasks.
     """
@@ -47,7 +47,7 @@ def tasks_of(folder: Path) -> list[Any]:
 
     tatoeba, flores = (mteb.get_task(name) for name in ("Tatoeba", "FloresBitextMining"))
     tatoeba.dataset = {}
-    for path in sorted(folder.rglob("tatoeba.*-eng.eng")):  # the files of the second sentences, in English
+    for path in sorted(folder.rglob("tatoeba.*-eng.eng")):  # the English side of each pair
         pair = path.name.split(".")[1]
         first, second = read_sentence_pairs(path.with_suffix(f".{pair.removesuffix('-eng')}"), path)
         tatoeba.dataset[pair] = {"test": Dataset.from_dict({"sentence1": first, "sentence2": second})}

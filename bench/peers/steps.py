@@ -65,8 +65,8 @@ class PeerStep(ABC):
 
 
 class HuggingFaceStep(PeerStep):
-    """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding. A token attends to its whole row, and the
-    library computes the logits of all positions."""
+    """`ElectraForMaskedLM` and `ElectraForPreTraining`, with one embedding for both. A token attends to its whole row,
+    and the library computes the logits of all positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         from transformers import ElectraForMaskedLM, ElectraForPreTraining

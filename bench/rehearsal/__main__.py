@@ -56,7 +56,7 @@ class Rehearsal:
     gigabytes: float  # 10^9 bytes of text before compression
     source: Path  # folder of real text, with mono/ and para/, that the synthetic text resembles
     out: Path = Path("runs/rehearsal")  # folder on a file system that all nodes share
-    ids: int = 524_288  # size of vocap's vocabulary; from 0.06 GB of text it has at most 240,000 ids
+    ids: int = 524_288  # size of vocap's vocabulary; 0.06 GB of text suffice for at most 240,000 ids
     rows: int = 10_000_000  # rows of each task that mix writes
     sentences: int = 1_000_000  # most lines of each language that vocap reads; vocab samples ten times as many in all
     keep: bool = False  # delete neither text nor encoded shards
@@ -139,7 +139,7 @@ class Jobs:
         if self.path.exists():
             self.done = json.loads(self.path.read_text())
             if self.done["settings"] != settings:
-                raise ValueError(f"{self.path} is of another rehearsal: choose another --out, or delete that folder")
+                raise ValueError(f"{self.path} has other settings: choose another --out, or delete {self.out}")
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
 
     def once(self, part: str, name: str, work: Callable[[], Any]) -> None:
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
     try:
         if shutil.which("sbatch") is None:
-            raise ValueError("sbatch is not here: start it on a login node of a Slurm cluster")
+            raise ValueError("there is no sbatch here: start the rehearsal on a login node of a Slurm cluster")
         print(report(run(rehearsal)))
     except (ValueError, OSError) as error:
         fail("bench.rehearsal", error)

@@ -38,7 +38,7 @@ _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
 _DOCUMENT_ENDS = 0.1  # fraction of the lines that end a document
 _DUPLICATES, _DAMAGED = 0.02, 0.001  # fractions of the lines that are duplicates, and that are damaged
-_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # fractions of the words that are replaced by another word, by a new form
+_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # fractions of the words that another word replaces, and that a new form does
 _HEAPS_EXPONENT = 0.6
 _REMEMBERED_LINES = 10_000  # a duplicate repeats one of the last 10,000 lines
 

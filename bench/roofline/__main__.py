@@ -107,7 +107,8 @@ def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Modu
 
 
 def _fill(model: nn.Module, whole: Any) -> None:
-    """Create the weights on the fake GPU in bf16. With ZeRO-3, `whole` is not None: DeepSpeed has created them."""
+    """Create the weights on the fake GPU in bf16. Nothing is left to do with ZeRO-3 (`whole` is not None), because
+    DeepSpeed has created them."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and whole is None:
@@ -121,7 +122,7 @@ def _part(module: str) -> str:
     if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
     sublayer = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
-    if re.fullmatch(r"\w+\.layers\.\d+", module):  # torch.compile compiles a layer as one, with its norms
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # what a layer computes itself, outside its submodules
         sublayer = "layers"
     return f"{match[1]}: {sublayer}"
 

@@ -53,7 +53,7 @@ class EncodeConfig(TextConfig):
     out: Path
     """Folder to write: mono/ and para/."""
     processes: int = 1
-    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks are the workers."""
     max_pair_tokens: int = 509
     """Most tokens of a pair, both sides together; longer pairs are dropped and counted. It should be at most the
     --row-tokens of `mix` minus 3."""
@@ -116,9 +116,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         if kind == "para":
             settings["max_pair_tokens"] = config.max_pair_tokens
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
-        for path in (path for source in sources.inputs for path in source.paths):
-            if path.local and stage.folder.resolve() in path.local.resolve().parents:
-                raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
+        for source in sources.inputs:
+            for path in source.paths:
+                if path.local and stage.folder.resolve() in path.local.resolve().parents:
+                    raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks
@@ -180,7 +181,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
-            path.unlink()  # a block's marker, written by a process that outlived its killed run for a moment
+            path.unlink()  # the marker of a block, from a process that outlived its killed run for a moment
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []
@@ -199,7 +200,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
     if "without" in stage.settings and not any(held_out):
-        warn(f"no text of {stage.folder} is a line of --without: do its files have only sentences, one per line?")
+        warn(f"no text of {stage.folder} is a line of --without: do these files have only sentences, one per line?")
     write_manifest(
         stage.folder,
         Manifest(

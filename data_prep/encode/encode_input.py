@@ -77,7 +77,7 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode in one of the processes that share the work, `member`, until all inputs are encoded or a member fails.
+    """Encode as process or rank `member` of those that share the work, until all inputs are encoded or a member fails.
 
     `without` are files of text to leave out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
@@ -88,7 +88,8 @@ def encode_inputs(
     held_out = HeldOutText.read(without, vocabulary) if without else None
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
-        raise ValueError(f"{' or '.join(map(str, (vocab, *without)))} changed since the command began: give it again")
+        changed = " or ".join(map(str, (vocab, *without)))
+        raise ValueError(f"{changed} changed since the command began: give the command again")
 
     def encode_and_report(name: str, number: int, block: TextBlock) -> None:
         encode_block(stage, by_name[name], vocabulary, number, block, held_out)
@@ -116,7 +117,7 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
                 return
     except ValueError:
         shared.take_back(task.name, lambda *_: None)  # waits for other members, and throws away the blocks on offer
-        discard(stage, [task])  # because the user will fetch the file again, and may get another version
+        discard(stage, [task])  # the user will fetch the file again, and may get another version
         raise
     if shared.take_back(task.name, encode):
         if task.filters.exact_duplicates:

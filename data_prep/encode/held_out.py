@@ -1,4 +1,4 @@
-"""Finds text to keep out of training: the other part of a split, and test sets. Two texts are the same text if the
+"""Finds text to keep out of training: the other part of a split, and test sets. Two texts count as the same text if the
 model reads them alike."""
 
 import re

@@ -32,8 +32,8 @@ from data_prep.languages import LANGUAGES, letters, scripts_of
 from xlme_ds.io.errors import no_such
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# The same characters, and CR, which needs a repair too, as bytes of UTF-8. `clean_lines` looks for them in many lines
-# at once.
+# The same characters as bytes of UTF-8, and CR, which needs a repair too. `clean_lines` looks for these bytes in many
+# lines at once.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
@@ -226,8 +226,8 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """By the model file `model`, or else py3langid's model, the languages other than that of the paragraph or side have
-    a total probability of more than `probability`."""
+    """All languages but that of the paragraph or side together have a probability of more than `probability`, by the
+    model file `model`, or by py3langid's model if none is named."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 

@@ -32,8 +32,8 @@ class Identifier(Protocol):
     labels: Sequence[str]
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`, so
-        labels with a probability far below `threshold` may be left out of it."""
+        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`, so the
+        sum may leave out labels with a probability far below `threshold`."""
 
 
 class Py3langid:

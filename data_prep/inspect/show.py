@@ -74,7 +74,9 @@ def _run(config: ShowConfig) -> None:
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
     fraction = config.mask_fraction
     if config.rows < 1 or config.start < 0:
-        raise ValueError(f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed")
+        raise ValueError(
+            f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more"
+        )
     if not 0 <= fraction < 1:
         raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
     if not tasks:
@@ -96,21 +98,22 @@ def _show(config: ShowConfig, task: str) -> str:
     if manifest.stage != "mix":
         raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
-    language = config.language
-    with suppress(ValueError):  # a text that is no code stays as it is: no data has it
-        language = language and language_of(language)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise ValueError(
-            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
+            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: put the original file there"
         )
+    language = config.language
+    with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
+        language = language and language_of(language)
     if language is not None and language not in manifest.languages:
         raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
     row: ShownRow | None = None
-    for row in islice(rows_from(folder, manifest, config.start, language), min(config.rows, manifest.rows)):
-        for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
+    rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
+    for row in islice(rows_from(folder, manifest, config.start, language), rows):
+        for line in _describe(row, task, vocabulary, config, brackets=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
     row_name = f"row in {config.language}" if config.language else "row"
-    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}"
+    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} rows"
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
@@ -148,10 +151,10 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
     languages = batch.column("languages")
     row_of_side = pc.list_parent_indices(languages).to_numpy()
     is_language = languages.flatten().to_numpy() == manifest.languages.index(language)
-    return list(np.unique(row_of_side[is_language]).tolist())
+    return np.unique(row_of_side[is_language]).tolist()
 
 
-def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, brackets: bool) -> Iterator[Text]:
     """Yield the lines to print of one row: a heading, then a line for each side of each item, then an empty line."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
@@ -160,8 +163,8 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
         for first, stop in _sides(row, begin, end, sides):
-            heading = Text(f"{item:>4} {next(codes):<8}", style="cyan")
-            yield heading + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, marks)
+            label = Text(f"{item:>4} {next(codes):<8}", style="cyan")
+            yield label + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, brackets)
     yield Text("")
 
 
@@ -175,10 +178,13 @@ def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, i
     return [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
 
 
-def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
+def text_of(
+    tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, brackets: bool
+) -> Text:
     """Decode the tokens at positions [first, stop); `</s>` is written out.
 
-    The tokens at `masked` positions have reversed colours. If `marks`, for output without colour, they are in ⟦⟧ too.
+    The tokens at `masked` positions have reversed colours. With `brackets`, for output without colour, they are also
+    put in ⟦⟧.
     """
     line = Text()
     for position in range(first, stop):
@@ -191,7 +197,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             line.append(" ")
         text = printable(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
-            line.append(f"⟦{text or _SPACE}⟧" if marks else text or " ", style="reverse")
+            line.append(f"⟦{text or _SPACE}⟧" if brackets else text or " ", style="reverse")
         else:
             line.append(text)
     return line

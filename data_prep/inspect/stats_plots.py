@@ -15,8 +15,9 @@ _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
-    """Plot five numbers of each language or pair as an SVG image: its shares before and after α (log scale), its
-    repeats, its unknown rate, and its tokens per character."""
+    """Plot five numbers of each language or pair as an SVG image: its share of the data, natural and as sampled with
+    the exponent α (log scale), how often its text is repeated (used / available), its share of unknown tokens, and its
+    tokens per character."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
@@ -43,7 +44,7 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     """Plot the lengths in tokens (log scale) as an SVG image. Each language is a column, whose shades show the share of
-    its records in each bin. A bar shows the number of all records in each bin."""
+    its records in each bin. Bars at the right show the number of records of all languages in each bin."""
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
@@ -88,6 +89,7 @@ def _name_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def _width(columns: int) -> float:
+    """Width of a figure in inches: for each column, and for the axis."""
     return max(7.0, 0.155 * columns + 1.6)
 
 

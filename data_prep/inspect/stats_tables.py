@@ -69,7 +69,7 @@ def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[Stat
     mixed = read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
         raise ValueError(
-            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"
+            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the encoded folder that was mixed"
         )
     units = "documents" if task == "mono" else "pairs"
     lines = []
@@ -132,7 +132,8 @@ def median(histogram: np.ndarray) -> int:
 
 
 class LossTable(NamedTuple):
-    """The lost documents, paragraphs or pairs of the languages or pairs `names`, sorted by the share that each lost.
+    """The lost documents, paragraphs or pairs of the languages or pairs `names`. The name with the largest share of
+    lost text comes first.
 
     `rows` has one dict per table row, from a column's heading to the row's cell; the last row is the sum.
     `percents[reason]` has, for each of `names`, the percentage that was lost for the reason. The reason with the

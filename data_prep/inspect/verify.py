@@ -86,10 +86,10 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
     yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
     model = folder.parent / "vocab" / MODEL_FILE  # only mix copies the vocabulary
     if stage == "mix" or model.exists():
-        yield model.exists(), f"{model} is missing: copy the vocabulary that {folder} was made with there"
+        yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
         yield (
             file_sha256(model) == sha256,
-            f"{model} is not the vocabulary that {folder} was made with: copy that one there",
+            f"{model} is not the vocabulary that {folder} was made with: put the original file there",
         )
         size, ids = Vocabulary(model).size, manifest.vocabulary_size
         yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_again(folder)}"
@@ -118,7 +118,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     if size != shard.bytes:
         raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
     if file_sha256(path) != shard.sha256:
-        raise ValueError(f"{path} does not have the manifest's checksum, its bytes changed: {again}")
+        raise ValueError(f"{path} does not have the manifest's checksum, so its bytes changed: {again}")
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
@@ -230,7 +230,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
         for read, written, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
             yield (
                 read not in counts or counts[read] == counts[written] + sum(counts[lost].values()),
-                f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}",
+                f"the {read} of {name} in {path} are not the sum of those written and {lost}: {_again(folder)}",
             )
         paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
         yield (
@@ -254,7 +254,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
         by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += uses
     yield (
         +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
-        f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
+        f"{path} counts other items of a language, or other tokens, than its shards have: {_again(folder)}",
     )
     derived = [
         (examples / sum(available), uses / sum(used), uses / examples if examples else 0.0)
@@ -270,11 +270,11 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     packed = settings["task"] == "para" or bool(manifest.packed)
     yield (
         min(too_long) >= 0 and (packed or not any(too_long)),
-        f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
+        f"{path} counts text as too long, although this text is cut into rows: {_again(folder)}",
     )
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
     sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     # If items are packed, the last sampled items may be in none of the rows.
     fits = all(uses <= quota if packed else uses == quota for uses, quota in zip(used, quotas, strict=True))
-    yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"
+    yield fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_again(folder)}"

@@ -1,8 +1,8 @@
 """Reads ids from any place in encoded shards. Only the bytes that are needed are read, and no file stays open.
 
-A memory map would read 128 KiB or more around every row, and Linux allows a process only 65,530 maps. So each read
-opens its file again. Only the positions of a shard's record batches stay in memory; they are read once, from the file's
-metadata.
+Rows are not read through memory maps, because the kernel would read 128 KiB or more around every row, and a process may
+have only 65,530 maps. So each read opens its file again. Only the positions of a shard's record batches stay in memory;
+`index_batches` reads them once from the file's metadata.
 """
 
 import mmap
@@ -22,11 +22,11 @@ from xlme_ds.io.files import naming
 # `mix` samples examples. With unit "slices", an example is a slice of a shard's token stream, and becomes a training
 # row. With all other units, an example is a record or a piece of a record, and a training row packs several examples.
 Unit = Literal["slices", "sentences", "documents", "pairs"]
-_ENCODE_AGAIN = "it was changed, delete it and give the encode command again"
-_LARGEST_GAP = 1024  # int32 words (4 KiB): pieces with at most this gap between them are read in one call
-_READ_WORDS = 1 << 18  # int32 words (1 MiB): all pieces that one call reads begin in the same MiB of the file
+_ENCODE_AGAIN = "the file was changed after encode wrote it. Delete it and give the encode command again"
+_LARGEST_GAP = 1024  # int32 words (4 KiB): spans with at most this gap between them are read in one call
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): one call reads only spans that begin in the same MiB, to bound its size
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
-_SHORT_PIECE = 32  # int32 words: if the pieces' mean length is at most this, index arrays copy faster than slices
+_SHORT_SPAN = 32  # int32 words: if the spans' mean length is at most this, index arrays copy faster than slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class BatchIndex:
     id_positions: np.ndarray
 
     def id_ranges(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (position of the first id, number of ids) of the records at these indices, int64 [columns, records]
-        each."""
+        """Returns (position of the first id, number of ids) for the records with the indices `records`, int64
+        [columns, records] each."""
         first_records = starts_of(self.record_counts)
         batch = np.searchsorted(first_records, records, side="right") - 1
         positions = self.offset_positions[:, batch] + (records - first_records[batch])
@@ -76,15 +76,15 @@ class BatchIndex:
         """For each i, copy the `width` ids that begin at `starts[i]` to `target[target_starts[i]:]`. Returns the number
         of ids that were copied for each i.
 
-        A start is an index in the token stream, which is the first column's ids of all batches, one after the other.
+        `starts` are indices in the token stream, which is the first column's ids of all batches, one after the other.
         Fewer than `width` ids are copied only at the end of the stream.
         """
         batch_starts, batch_stops = starts_of(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
-        pieces = np.searchsorted(batch_stops, stops) - first_batch + 1  # a slice has one piece per batch
-        slice_of = np.repeat(np.arange(len(starts)), pieces)
-        batch = first_batch[slice_of] + within(pieces)
+        batches = np.searchsorted(batch_stops, stops) - first_batch + 1  # the number of batches that a slice crosses
+        slice_of = np.repeat(np.arange(len(starts)), batches)
+        batch = first_batch[slice_of] + within(batches)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
         end = np.minimum(stops[slice_of], batch_stops[batch])
         positions = self.id_positions[0][batch] + begin - batch_starts[batch]
@@ -92,7 +92,7 @@ class BatchIndex:
         return stops - starts
 
 
-def read_batches(path: Path) -> BatchIndex:
+def index_batches(path: Path) -> BatchIndex:
     """Locate the record batches of a shard. Raises ValueError if it is not a readable shard of `encode`."""
     try:
         with open(path, "rb") as file:
@@ -104,7 +104,7 @@ def read_batches(path: Path) -> BatchIndex:
         for batch in batches:
             batch.validate()  # not in full, which would read all ids
         if reader.schema not in (DOCUMENTS, PAIRS):
-            raise ValueError("its columns are neither documents' nor pairs'")
+            raise ValueError("it has the columns of neither documents nor pairs")
         columns = [[batch.column(name) for batch in batches if batch.num_rows] for name in reader.schema.names]
         offset_positions, id_positions = (
             np.array([[_buffer_position(part, index, buffer) for part in column] for column in columns], np.int64)
@@ -129,7 +129,7 @@ def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
         byte, size = buffer.address - file.address, buffer.size
     in_file = byte % 4 == 0 and 0 <= byte <= file.size - size
     if not in_file or column.offset or column.null_count or column.values.null_count:
-        raise ValueError("its ids are not where they must be")
+        raise ValueError("its ids are not stored as plain int32")
     return byte // 4
 
 
@@ -146,24 +146,25 @@ def within(counts: np.ndarray) -> np.ndarray:
 def copy_words(
     path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, target_starts: np.ndarray
 ) -> None:
-    """For each i, copy `counts[i]` int32 words of a file, from position `starts[i]`, to `target[target_starts[i]:]`."""
-    if not len(starts):
+    """For each span i of a file, copy its `counts[i]` int32 words, from position `starts[i]` of the file, to
+    `target[target_starts[i]:]`."""
+    if not len(starts):  # the code below would still make one read
         return
     order = np.argsort(starts, kind="stable")
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
-    reached = np.maximum.accumulate(starts + counts)  # the farthest end up to each piece, because pieces may overlap
+    reached = np.maximum.accumulate(starts + counts)  # an earlier span may end after a later one
     apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # each read covers the pieces [first, stop)
+    first = np.flatnonzero(np.append(True, apart))  # each read covers the spans [first, stop)
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
     data = _read(path, read_starts, sizes)
     data_starts = starts + np.repeat(starts_of(sizes) - read_starts, stop - first)
-    if counts.sum() > _SHORT_PIECE * len(counts):
-        for source, count, to in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
-            target[to : to + count] = data[source : source + count]
+    if counts.sum() > _SHORT_SPAN * len(counts):
+        for source, count, start in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
+            target[start : start + count] = data[source : source + count]
     else:
-        index = within(counts)  # index of each word in its piece
+        index = within(counts)  # index of each word in its span
         target[np.repeat(target_starts, counts) + index] = data[np.repeat(data_starts, counts) + index]
 
 
@@ -185,7 +186,7 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 class EncodedShard:
     """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
-    `tokens` counts the tokens of all examples. Special tokens count too, except those of slices. If the unit is not
+    `tokens` is the number of tokens of all examples: special tokens included, except for slices. If the unit is not
     slices, most records are one example each. `irregular` has the indices of all other records, ascending. `pieces` has
     the number of examples of each irregular record: several, or 0 if the record is too long for a row and is left out.
     """
@@ -205,12 +206,15 @@ class EncodedShard:
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (index of the record, index of the piece in the record) of each example, int64 [examples] each. Must
         not be called for slices."""
-        # Begin with an imaginary record -1 of one piece, so that an irregular record comes before every example.
+        # An imaginary record -1 of one piece is put first, so that every example has an irregular record before it.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
         first_examples = irregular + starts_of(pieces - 1)  # index of the first example of each irregular record
-        latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to the example
-        steps, pieces = examples - first_examples[latest], pieces[latest]  # examples since that record's first example
-        return irregular[latest] + np.maximum(steps - pieces + 1, 0), np.where(steps < pieces, steps, 0)
+        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one that starts by the example
+        steps = examples - first_examples[latest]
+        pieces_of_latest = pieces[latest]
+        # The example is piece number `steps` of the irregular record, or else a whole record after it.
+        records = irregular[latest] + np.maximum(steps - pieces_of_latest + 1, 0)
+        return records, np.where(steps < pieces_of_latest, steps, 0)
 
 
 def survey(
@@ -220,33 +224,33 @@ def survey(
 
     A token stream is cut every `row_tokens` - 2 ids; a last slice of one id is left out, because it is the last
     document's `</s>`. A document that is longer than a row is several examples; a sentence or pair that is longer than
-    a row is left out. No pair has more than `max_pair_tokens` ids, unless that is None. If all such pairs fit into a
-    row, the lengths are not read.
+    a row is left out. `encode` has dropped every pair of more than `max_pair_tokens` ids (None: it dropped none). If a
+    pair of this length fits into a row, no pair is too long, and the lengths are not read.
     """
     group = name.split("/")[0]
-    batches = read_batches(folder / name)
-    ids, records = int(batches.id_counts.sum()), int(batches.record_counts.sum())
+    index = index_batches(folder / name)
+    ids, records = int(index.id_counts.sum()), int(index.record_counts.sum())
     if unit == "slices":
         rows, rest = divmod(ids, row_tokens - 2)
-        return EncodedShard(group, rows + (rest > 1), ids, batches)
+        return EncodedShard(group, rows + (rest > 1), ids, index)
     specials = layout.pair_specials if unit == "pairs" else 2
     if unit == "pairs" and max_pair_tokens is not None and max_pair_tokens + specials <= row_tokens:
-        return EncodedShard(group, records, ids + specials * records, batches)
-    lengths = batches.all_lengths().sum(0)
+        return EncodedShard(group, records, ids + specials * records, index)
+    lengths = index.all_lengths().sum(0)
     if unit != "pairs":
-        lengths -= 1  # the `</s>` at the end of a monolingual record is one of the special tokens
+        lengths -= 1  # `specials` already counts the `</s>` at the end of a monolingual record
     room = row_tokens - specials
     pieces = -(-lengths // room) if unit == "documents" else (lengths <= room).astype(np.int64)
     tokens = lengths[pieces > 0].sum() + specials * pieces.sum()
     irregular = np.flatnonzero(pieces != 1)
-    return EncodedShard(group, int(pieces.sum()), int(tokens), batches, irregular, pieces[irregular])
+    return EncodedShard(group, int(pieces.sum()), int(tokens), index, irregular, pieces[irregular])
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for a pair whose name does not have the order of `in_order`, because the pair's text may be
-    encoded under both names.
+    Raises ValueError for an unknown group, and for a pair whose name does not have the order of `in_order`: both names
+    of the pair may be present, and its text would count twice.
     """
     if group in languages:
         return (languages.index(group),)

@@ -87,7 +87,7 @@ class MixConfig:
     rows_per_shard: int = 65536
     """Rows of every shard except the last; a row of 512 tokens takes about 2 KB."""
     processes: int = 1
-    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks are the workers."""
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
@@ -130,8 +130,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     for task, manifest in encoded.items():
         if manifest.vocabulary_sha256 != vocabulary.sha256:
             raise ValueError(
-                f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
-                "with --vocab, or encode again"
+                f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name the "
+                "other vocabulary by --vocab, or encode again"
             )
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
@@ -161,8 +161,8 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
             ):
                 if theirs != ours:
                     raise ValueError(
-                        f"{folder} was mixed with {setting} {theirs}, not {ours}: training could not read it with the "
-                        "new rows, so choose another --out, or give the settings of that folder"
+                        f"{folder} was mixed with {setting} {theirs}, not {ours}, so training could not read it with "
+                        "the new rows: choose another --out, or give the settings of that folder"
                     )
 
 

@@ -19,7 +19,7 @@ from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 # A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
-# of a packed row. This many slots are shuffled together; they fill about 30,000 rows or more.
+# of a packed row. A block is this number of slots, which are shuffled together; they fill about 30,000 rows or more.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
 # Examples that are neighbours in a file and together have about this many ids of each side (a stretch) go into the same
 # block, so that one read gets them.
@@ -317,8 +317,8 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
 def _batch(
     ids: np.ndarray, item_counts: np.ndarray, lengths: np.ndarray, side_counts: np.ndarray, languages: np.ndarray
 ) -> pa.RecordBatch:
-    """A record batch of rows; `ids` is [rows, row tokens]. Row i has the next `item_counts[i]` of the flat `lengths`,
-    and the next `side_counts[i]` of the flat `languages`."""
+    """A record batch of rows; `ids` is [rows, row tokens]. `lengths` and `languages` are flat: row after row, with
+    `item_counts[i]` lengths and `side_counts[i]` languages for row i."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(ids.ravel()), ids.shape[1])
     lengths_column = list_array((lengths.astype(np.int16), item_counts))
     languages_column = list_array((languages.astype(np.int16), side_counts))

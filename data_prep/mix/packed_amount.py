@@ -27,10 +27,11 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
         if possible < rows:
             raise ValueError(
                 f"--{order.label}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
-                f"{'pairs' if order.label == 'para' else 'texts'} fill {possible:,} rows without gaps: raise it, or "
-                "ask for fewer rows"
+                f"{'pairs' if order.label == 'para' else 'texts'} fill {possible:,} rows without gaps: raise "
+                "--max-repeats, or ask for fewer rows"
             )
-    for _ in range(_MAX_ROUNDS):  # with limits, the shares depend on the total, and the total depends on the shares
+    # With limits, the shares depend on the total, and the total on the shares. Repeat until the total stays the same.
+    for _ in range(_MAX_ROUNDS):
         mean_tokens = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
         total = int(rows * plan.row_tokens / mean_tokens) + 1  # nearly always enough, because packing leaves gaps
         total = min(total, sum(limits)) if limits is not None else total

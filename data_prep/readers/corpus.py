@@ -10,6 +10,7 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
+from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
@@ -59,8 +60,8 @@ class Sources:
 def find_sources(text: TextConfig) -> dict[str, Sources]:
     """The sources of each task that has text, found by file names, file sizes and the listings of zip files.
 
-    Only files of one language or pair that have the same size are read, to warn of copies. Raises ValueError if no text
-    is named, or if a description, a file or its name cannot be used.
+    No text is read, except to find copies: files of one language or pair that have the same size are compared. Raises
+    ValueError if no text is named, or if a description, a file or its name cannot be used.
     """
     if not text.names_text:
         raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
@@ -69,21 +70,12 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
-        for corpus in (corpus for corpus in corpora if corpus.task == task):
+        for corpus in corpora:
+            if corpus.task != task:
+                continue
             described_inputs = corpus_inputs(corpus, text.allow_missing)
             inputs += described_inputs
-            described: dict[str, Any] = {
-                "format": corpus.format,
-                "columns": list(corpus.columns),
-                "filters": list(corpus.filters),
-            }
-            if corpus.line_end:
-                described["line_end"] = corpus.line_end
-            filters = dict(corpus.filters)
-            if LANGUAGE in filters:
-                described["language_model"] = _language_model(described_inputs, filters[LANGUAGE].get(MODEL, ""))
-                filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
-            settings |= {f"{corpus.name}.{key}": value for key, value in (described | filters).items()}
+            settings |= _described_settings(corpus, described_inputs)
         if inputs:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
@@ -93,36 +85,52 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     return sources
 
 
+def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[str, Any]:
+    """The values of a description on which the output depends, each with the key `NAME.KEY`."""
+    settings: dict[str, Any] = {
+        "format": corpus.format,
+        "columns": list(corpus.columns),
+        "filters": list(corpus.filters),
+    }
+    if corpus.line_end:
+        settings["line_end"] = corpus.line_end
+    filters = dict(corpus.filters)
+    if LANGUAGE in filters:  # the name of the model in place of the path of its file
+        settings["language_model"] = _language_model(inputs, filters[LANGUAGE].get(MODEL, ""))
+        filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
+    return {f"{corpus.name}.{key}": value for key, value in (settings | filters).items()}
+
+
 def _language_model(inputs: list[Input], model: str) -> str:
     """The name of the model that the filter `language` uses. Warns of the inputs' languages that the model does not
     know."""
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language, model)]:
-        warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
+        warn(f"the filter `language` keeps all text in {', '.join(unknown)}: its model does not know these languages")
     return load_identifier(model).name
 
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
-    """Warn of languages that CC-100 does not have: their codes may be typing errors. Warn of them again if they have
-    the filter `script`, which keeps all their text, because it does not know their scripts."""
+    """Warn of languages that CC-100 does not have: their codes may be typing errors. If such a language has the filter
+    `script`, also warn that the filter keeps all its text, because its script is not known."""
     unknown = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if unknown:
-        warn(f"not among CC-100's languages: {', '.join(unknown)}; text is read under these codes, check the spelling")
+        warn(f"not among CC-100's languages: {', '.join(unknown)}. Text is read under these codes: check the spelling")
     filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
     if unfiltered := sorted(filtered.intersection(unknown)):
-        warn(f"filter {SCRIPT} leaves {', '.join(unfiltered)} as they are: it does not know their scripts")
+        warn(f"the filter `{SCRIPT}` keeps all text in {', '.join(unfiltered)}: it does not know their scripts")
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if a file is named twice for one language or pair, or a text for two languages or pairs."""
+    """Raise ValueError if the same files are named twice for one language or pair, or the same text for two of them. A
+    text is what an input reads from its files: their members, columns and chosen rows."""
     origin_of: dict[tuple[str, ...], str] = {}  # (language or pair, files) -> the flag or corpus that named them
     name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
     for source in inputs:
         origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         files = sorted(map(_file_identity, source.paths))
         key = (source.name, *files)
-        # Other members, columns or rows of the same files are another text. The filter `column` chooses rows.
-        text = (*files, source.members, source.columns, repr(source.filters.get("column")))
+        text = (*files, source.members, source.columns, _chosen_rows(source))
         first_name = name_of.setdefault(text, source.name)
         if first_name != source.name and not READERS[source.format].says_languages:
             raise ValueError(
@@ -144,11 +152,13 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     for source in inputs:
         if source.size and all(path.local and not path.pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
-    for same_size in (sources for sources in by_sizes.values() if len(sources) > 1):
+    for same_size in by_sizes.values():
+        if len(same_size) == 1:
+            continue
         by_text: dict[tuple[object, ...], Input] = {}
         for source in same_size:
             checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
-            first = by_text.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
+            first = by_text.setdefault((*checksums, source.columns, _chosen_rows(source)), source)
             if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
                 files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
                 warn(
@@ -157,8 +167,13 @@ def _warn_of_copies(inputs: list[Input]) -> None:
                 )
 
 
+def _chosen_rows(source: Input) -> str:
+    """The settings of the filter `column`, which chooses rows of a file."""
+    return repr(source.filters.get(COLUMN))
+
+
 def _file_identity(place: Place) -> str:
-    """A string that is the same for all names of a file, because a local file may have symbolic and hard links."""
+    """A string that is the same for all names of a local file, such as symbolic and hard links."""
     path = place.local
     if path is None or not path.exists():
         return str(path or place)
@@ -180,15 +195,15 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     inputs_found: list[Input] = []
     missing = []
     for spellings in searched:
-        # Take the first spelling with files. If none has any, report the first spelling as missing.
-        codes, files = next(
-            ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
-        )
-        if not files:
-            missing.append("-".join(codes))
-        inputs_found += [_input(corpus, codes, tuple(places[name] for name in file_names)) for file_names in files]
+        for codes in spellings:  # the first spelling that has files is taken
+            if files := names.files_of(codes):
+                inputs_found += [_input(corpus, codes, tuple(places[name] for name in group)) for group in files]
+                break
+        else:
+            missing.append("-".join(spellings[0]))
     missing_text = (
-        f"{len(missing)} of {len(searched)} files of {corpus.name} are not in {corpus.where} ({_first_few(missing)})"
+        f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
+        f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
     if missing and not allow_missing:
         raise ValueError(
@@ -210,15 +225,15 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
     reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
     ordered = in_order(languages)
     return Input(
-        "-".join(ordered),
-        ordered,
-        places,
-        reader.members(places[0], codes),
-        corpus.format,
-        corpus.name,
-        tuple(filled(column, codes) for column in corpus.columns),
-        corpus.filters,
-        corpus.line_end,
+        name="-".join(ordered),
+        languages=ordered,
+        paths=places,
+        members=reader.members(places[0], codes),
+        format=corpus.format,
+        corpus=corpus.name,
+        columns=tuple(filled(column, codes) for column in corpus.columns),
+        filters=corpus.filters,
+        line_end=corpus.line_end,
         swapped=ordered != languages and not reader.says_languages,
     )
 
@@ -244,20 +259,23 @@ def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
 
 
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
-    """Warn of languages or pairs of which no file is read, and of each other file that is not read."""
+    """Warn of the corpus's files that are not read: of their languages or pairs if none of these is read, else of their
+    names."""
     read = {place.name for source in inputs for place in source.paths}
     languages = {source.languages for source in inputs}
     other_files, other_codes = [], set[str]()
-    for name in (name for name, place in names.places.items() if name not in read and not place.is_folder):
+    for name, place in names.places.items():
+        if name in read or place.is_folder:
+            continue
         codes = next(iter(names.readings(name)), ())
         if not codes or in_order(languages_of(codes)) in languages:
             other_files.append(name)
         else:
             other_codes.add("-".join(codes))
-    code_label = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
-    for label, unread in (("files, by their names,", other_files), (code_label, sorted(other_codes))):
+    code_label = "languages" if corpus.task == "mono" else "pairs"
+    for label, unread in (("files", other_files), (code_label, sorted(other_codes))):
         if unread:
-            warn(f"{len(unread)} {label} are not read as {corpus.name}: {_first_few(unread)}")
+            warn(f"{corpus.where} has {len(unread)} {label} that {corpus.name} does not read: {_first_few(unread)}")
 
 
 def _first_few(names: Sequence[str]) -> str:

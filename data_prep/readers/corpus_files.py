@@ -178,9 +178,9 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         # The disk failed or access was denied: the file may be undamaged.
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, error.filename or name) from None
-        advice = "it is truncated or damaged, fetch it again"
+        advice = "it is truncated or damaged. Fetch it again"
         if _OUT_OF_MEMORY in str(error):
-            advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
+            advice = "its window is over 128 MiB. Pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {lines_read} ({error}): {advice}") from None
     check_unchanged(place)
 

@@ -5,8 +5,8 @@ where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; a relative path is
 format = "cc100"                one of readers.READERS
 files = "{lang}.txt.xz"         a file name, with {lang} for the language's code; pairs have {src} and {tgt} for both
                                 codes, and {side} for the code of the side that a file holds; * matches any text.
-                                Of a list of names, the files of all are read; but if a text comes in several
-                                compressions, only the file of the earliest name
+                                May be a list of names: all their files are read, but of a text that comes in several
+                                compressions only the file of the earliest name
 languages = ["af", "zh|zh_CN"]  the codes as the files spell them; "zh|zh_CN" takes the first spelling that has a file;
                                 languages = "any" takes all languages in the file names
 pairs = ["en-hi"]               in place of `languages`, for a corpus of pairs
@@ -157,7 +157,8 @@ def _check_codes(codes: Sequence[str], label: str) -> None:
         languages = {named_code(spelling, label) for spelling in code.split("|")}
         if len(languages) > 1:
             raise ValueError(
-                f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
+                f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: list the spellings of one "
+                "language"
             )
 
 
@@ -176,10 +177,11 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
             )
         if "*{" in pattern:
             raise ValueError(
-                f"{label}: files are {pattern!r}: * could take letters of the code after it, put a sign between them"
+                f"{label}: files are {pattern!r}: put a sign between * and the code, or * could take letters of the "
+                "code"
             )
         if "*" in pattern and "{side}" in pattern:
-            raise ValueError(f"{label}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
+            raise ValueError(f"{label}: files are {pattern!r}: list the names, because * and {{side}} cannot be in one")
         if file_format == "moses" and "{side}" not in pattern:
             raise ValueError(
                 f"{label}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "

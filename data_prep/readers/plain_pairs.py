@@ -64,8 +64,8 @@ class Moses(AlignedReader):
         if line_counts[0] != line_counts[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
-                f"{names[0]} has {line_counts[0]} lines but {names[1]} has {line_counts[1]}: the sides of a pair must "
-                "be line-aligned, fetch both again"
+                f"{names[0]} has {line_counts[0]} lines but {names[1]} has {line_counts[1]}: fetch both again, because "
+                "the sides of a pair must be line-aligned"
             )
 
 
@@ -95,7 +95,7 @@ class MosesZip(Moses):
         except (zipfile.BadZipFile, OSError) as error:
             if isinstance(error, OSError) and (error.errno is not None or is_network_error(place, error)):
                 raise
-            raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+            raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
@@ -229,7 +229,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
         codes = split_pair(pair, first_side)
         for code in codes:
             if code not in paths:
-                raise ValueError(f"{first_side} has no other side: put {stem}.{code} next to it, or remove it")
+                raise ValueError(f"{first_side} has no other side: put {stem}.{code} next to it, or remove the file")
         inputs.append(_pair_input(codes, tuple(paths[code] for code in codes), "moses"))
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {_FILE_NAMES}")

@@ -89,13 +89,13 @@ class Reader(ABC):
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
         """Check a description's `columns`; returns the `columns` of an `Input`. Raises ValueError for unusable ones."""
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
             raise ValueError(f"columns are {given}: list their names")
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether the filter `column` can test a column called `name` in files of which the text is in `columns`; by
-        default false."""
+        """Whether the filter `column` can test a column called `name` in files whose text is in `columns`; by default
+        false."""
         return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
@@ -289,7 +289,7 @@ def named_code(code: str, where: object) -> str:
     try:
         return language_of(code)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}; a file name begins with its language's code, as en.txt") from None
+        raise ValueError(f"{where}: {error}. A file name begins with its language's code, as en.txt") from None
 
 
 def without_compression(name: str) -> str:
@@ -311,5 +311,5 @@ def same_text_error(first: Place, second: Place) -> str:
     """Error message for two files that seem to be the same text."""
     return (
         f"{first} and {second} have names of the same text, which would be read twice: remove one of them, or rename "
-        "it if it is another text"
+        "one if the texts differ"
     )

@@ -19,7 +19,7 @@ from data_prep.readers.corpus_files import Place, check_unchanged, is_network_er
 from data_prep.readers.reader import COMPRESSED
 
 _NAME_COLUMN = 'name the one that has the text by columns = ["NAME"] in a corpus description'
-_REPAIR_LINE = "it is truncated or damaged, fetch it again or repair the line"
+_REPAIR_LINE = "it is truncated or damaged. Fetch it again or repair the line"
 _MAX_JSON_LINE = 1 << 30  # bytes
 _PARQUET_ROWS = 64  # rows read in one step; few, because a text may be long
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
@@ -165,7 +165,7 @@ class Tables(RecordFile):
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None or is_network_error(place, error):
                 raise
-            raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+            raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
         check_unchanged(place)
 
 

@@ -77,7 +77,7 @@ class Tmx(AlignedReader):
             fault = f"is not valid XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
             if handler.open_tags and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
                 fault = f"ends at line {error.lineno} with <{handler.open_tags[-1]}> still open"
-            raise ValueError(f"{name} {fault}: it is truncated or damaged, fetch it again or repair it there") from None
+            raise ValueError(f"{name} {fault}: it is truncated or damaged. Fetch it again or repair it there") from None
 
 
 class _UnitHandler:

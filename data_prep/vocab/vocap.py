@@ -80,7 +80,7 @@ class VocapConfig(TextConfig):
     character_coverage: float = 0.9995
     """Share of each language's characters that get a piece of their own; the rest become <unk>."""
     processes: int = 1
-    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks are the workers."""
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""

@@ -600,7 +600,7 @@ def test_nllb_and_ccmatrix_as_they_are_laid_out(tmp_path: Path, capsys: pytest.C
         (name, by_score), *_ = make_filters(source.filters, "para", "x").text
         assert name == "score" and by_score(Sides(([], []), source.languages, scores)).tolist() == [False, True]
     assert [source.name for source in found] == ["en-de", "en-zh-Hant"]
-    assert "1 pairs, by their languages, are not read as nllb: ace_Latn-eng_Latn" in capsys.readouterr().err
+    assert "has 1 pairs that nllb does not read: ace_Latn-eng_Latn" in capsys.readouterr().err
     (tmp_path / "ccm").mkdir()
     text = "".join(f"{score}\t{a}\t{b}\n" for a, b, score, _ in rows)
     (tmp_path / "ccm" / "de-en.bitextf.tsv.gz").write_bytes(gzip.compress(text.encode()))
@@ -699,7 +699,7 @@ def test_bounds_of_a_column_are_kept() -> None:
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "af.txt.xz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"99 of 100 files of cc100 are not in .* \(am, ar, as.*--allow-missing"):
+    with pytest.raises(ValueError, match=r"no file of cc100 for 99 of 100 languages \(am, ar, as.*--allow-missing"):
         inputs("cc100", f"cc100={tmp_path}")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}", allow_missing=True)] == ["af"]
     assert "99 of 100" in capsys.readouterr().err
@@ -714,7 +714,7 @@ def test_of_missing_files_the_first_eight_are_named(tmp_path: Path, missing: int
     codes = ["en", "ar", "de", "es", "fr", "ha", "hi", "it", "ja", "ko"][: missing + 1]
     values = {"name": "x", "where": str(tmp_path), "format": "cc100", "files": "{lang}.txt"}
     named = ", ".join(codes[1:9]) + " …" * (missing > 8)
-    words = rf"{missing} of {missing + 1} files of x are not in {tmp_path} \({named}\): fetch them"
+    words = rf"{tmp_path} has no file of x for {missing} of {missing + 1} languages \({named}\): fetch them"
     with pytest.raises(ValueError, match=words):
         inputs(describe(tmp_path, f"languages = {codes}", **values))
 
@@ -737,8 +737,8 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
     (tmp_path / "README").write_text("")
     assert [source.name for source in inputs("opus", f"opus={tmp_path}")] == ["en-fr", "en-zh-Hans", "en-zh-Hant"]
     warnings = capsys.readouterr().err
-    assert "1 files, by their names, are not read as opus: README" in warnings
-    assert "3 pairs, by their languages, are not read as opus: en-war, en-xx, pt-pt_br" in warnings
+    assert "has 1 files that opus does not read: README" in warnings
+    assert "has 3 pairs that opus does not read: en-war, en-xx, pt-pt_br" in warnings
 
 
 @pytest.mark.parametrize(
@@ -757,7 +757,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         (
             {"format": "lines"},
             'languages = ["zh|zh_TW"]',
-            "spellings of zh-Hans and zh-Hant: they must be one language",
+            "spellings of zh-Hans and zh-Hant: list the spellings of one language",
         ),
         ({}, 'pairs = "any"\n[filters.lenght]', "there is no filter 'lenght': did you mean length?"),
         ({}, 'pairs = "any"\n[filters.blank]', "there is no filter 'blank': choose one of length, length_ratio"),
@@ -825,7 +825,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
         ({"files": "{src}-{tgt}.tar.gz"}, 'pairs = "any"', "which are archives: unpack them"),
         ({"files": "{src}.{side}"}, 'pairs = "any"', "needs {src} and {tgt} in the name"),
-        ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code after it"),
+        ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
     ],
 )
 def test_mistakes_in_a_description(tmp_path: Path, changes: dict[str, str], text: str, message: str) -> None:

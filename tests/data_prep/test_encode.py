@@ -291,7 +291,7 @@ def test_files_that_change_after_the_command_began_are_an_error(
     size, plans = _plans(config)
     stage, tasks = plans["mono"]
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + more)
-    with stage.open(), pytest.raises(ValueError, match="changed since the command began: give it again"):
+    with stage.open(), pytest.raises(ValueError, match="changed since the command began: give the command again"):
         _run_plan(config, "mono", stage, tasks, size)
     assert not (stage.folder / "manifest.json").exists()
 

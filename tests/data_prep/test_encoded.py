@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.mix.encoded import copy_words, group_languages, read_batches, survey
+from data_prep.mix.encoded import copy_words, group_languages, index_batches, survey
 from data_prep.store import read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, EOS, LAYOUTS, PAIRS
 
@@ -25,14 +25,14 @@ def shard(tmp_path: Path) -> Path:
 
 def set_offset(path: Path, record: int, value: int) -> None:
     """Change where the ids of a record of the first batch begin, which is also where those of the one before end."""
-    position = 4 * (int(read_batches(path).offset_positions[0, 0]) + record)
+    position = 4 * (int(index_batches(path).offset_positions[0, 0]) + record)
     data = bytearray(path.read_bytes())
     data[position : position + 4] = np.int32(value).tobytes()
     path.write_bytes(data)
 
 
 def test_records_are_found_in_any_order(shard: Path) -> None:
-    index = read_batches(shard)
+    index = index_batches(shard)
     starts, sizes = index.id_ranges(np.array([4, 0, 2, 3]))
     ids = np.zeros(sizes.sum(), np.int32)
     copy_words(shard, starts[0], sizes[0], ids, np.cumsum(sizes[0]) - sizes[0])
@@ -54,24 +54,26 @@ def test_records_are_found_in_any_order(shard: Path) -> None:
 )
 def test_a_record_outside_of_the_ids(shard: Path, record: int, offset: int, value: int) -> None:
     set_offset(shard, offset, value)
-    with pytest.raises(ValueError, match=r"0\.arrow has a record outside of its ids: it was changed, delete it and"):
-        read_batches(shard).id_ranges(np.array([record]))
+    with pytest.raises(
+        ValueError, match=r"0\.arrow has a record outside of its ids: the file was changed after encode wrote it"
+    ):
+        index_batches(shard).id_ranges(np.array([record]))
 
 
 def test_a_record_of_negative_length(shard: Path) -> None:
     set_offset(shard, 1, 6)
     with pytest.raises(ValueError, match=r"0\.arrow cannot be read \(.*\): check the folder with `xlme prep verify`"):
         list(read_arrow(shard))
-    with pytest.raises(ValueError, match=r"0\.arrow has a record of negative length: it was changed, delete it and"):
+    with pytest.raises(ValueError, match=r"0\.arrow has a record of negative length: the file was changed after"):
         survey(shard.parents[1], 16, LAYOUTS["xlme"], None, "documents", "en/0.arrow")
 
 
 def test_a_shard_that_is_cut_after_it_was_surveyed(shard: Path) -> None:
-    index = read_batches(shard)
+    index = index_batches(shard)
     starts, _ = index.id_ranges(np.array([2]))
     end = 4 * (int(starts[0, 0]) + 4)
     shard.write_bytes(shard.read_bytes()[: end - 4])
-    with pytest.raises(ValueError, match=rf"0\.arrow ends before byte {end}: it was changed"):
+    with pytest.raises(ValueError, match=rf"0\.arrow ends before byte {end}: the file was changed"):
         copy_words(shard, starts[0], np.array([4]), np.zeros(4, np.int32), np.zeros(1, np.int64))
 
 
@@ -82,10 +84,22 @@ def of_list(values: pa.Array, offsets: list[int | None]) -> pa.ListArray:
 @pytest.mark.parametrize(
     ("column", "compression", "words"),
     [
-        (pa.array([1, 2], pa.int32()), None, "its columns are neither documents' nor pairs'"),
-        (of_list(pa.array([5, 6, 7, 8] * 99, pa.int32()), [0, 3, 396]), "lz4", "its ids are not where they must be"),
-        (of_list(pa.array([5, 6, None, 8], pa.int32()), [0, 3, 4]), None, "its ids are not where they must be"),
-        (of_list(pa.array([5, 6, 7, 8], pa.int32()), [0, None, 4]), None, "its ids are not where they must be"),
+        (pa.array([1, 2], pa.int32()), None, "it has the columns of neither documents nor pairs"),
+        (
+            of_list(pa.array([5, 6, 7, 8] * 99, pa.int32()), [0, 3, 396]),
+            "lz4",
+            "its ids are not stored as plain int32",
+        ),
+        (
+            of_list(pa.array([5, 6, None, 8], pa.int32()), [0, 3, 4]),
+            None,
+            "its ids are not stored as plain int32",
+        ),
+        (
+            of_list(pa.array([5, 6, 7, 8], pa.int32()), [0, None, 4]),
+            None,
+            "its ids are not stored as plain int32",
+        ),
     ],
 )
 def test_a_shard_that_encode_did_not_write(
@@ -97,7 +111,7 @@ def test_a_shard_that_encode_did_not_write(
     with pa.ipc.new_file(str(path), fields, options=options) as writer:
         writer.write_batch(pa.record_batch([column], schema=fields))
     with pytest.raises(ValueError, match=rf"0\.arrow is not a readable Arrow file \({words}\): delete it and give"):
-        read_batches(path)
+        index_batches(path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +143,7 @@ def test_lengths_of_pairs_are_read_only_where_one_may_be_too_long(
     write_arrow(tmp_path / "en-de" / "0.arrow", PAIRS, [pa.record_batch(sides, schema=PAIRS)], tmp_path)
     row_tokens += layout == "xlm"
     lengths_read: list[Path] = []
-    all_lengths: Callable[..., np.ndarray] = type(read_batches(tmp_path / "en-de" / "0.arrow")).all_lengths
+    all_lengths: Callable[..., np.ndarray] = type(index_batches(tmp_path / "en-de" / "0.arrow")).all_lengths
 
     def counted(index: object) -> np.ndarray:
         lengths_read.append(tmp_path)

@@ -303,7 +303,7 @@ def test_encode_counts_the_lines_in_other_languages(
     flags = ["--corpus", tmp_path / "x.toml", "--vocab", vocab, "--out", tmp_path / "out"]
     done = data_prep("encode", *flags)
     assert done.returncode == 0, done.stderr
-    assert "warning: filter language leaves yi as they are: its model does not know them" in done.stderr
+    assert "warning: the filter `language` keeps all text in yi: its model does not know" in done.stderr
     manifest = read_manifest(tmp_path / "out/mono")
     counts = manifest.counts["by_language"]
     assert counts["de"]["removed"] == {"language": 2} and counts["de"]["dropped"] == {"language": 1}

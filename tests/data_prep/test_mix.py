@@ -269,7 +269,7 @@ def test_the_rows_that_pairs_fill_within_a_bound(corpus: Corpus, tmp_path: Path)
         ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
         (
             {"max_repeats": 2, "mono_rows": 0, "para_rows": 5000},
-            r"the pairs fill \d+ rows without gaps: raise it, or ask",
+            r"the pairs fill \d+ rows without gaps: raise --max-repeats, or ask",
         ),
         ({"max_repeats": -1}, "--max-repeats is -1"),
     ],
@@ -529,7 +529,7 @@ def test_rows_do_not_depend_on_how_much_is_read_at_once(
         ("packed_amount._WINDOWS_PER_TASK", 1),
         ("encoded._LARGEST_GAP", 0),
         ("encoded._READ_WORDS", 64),
-        ("encoded._SHORT_PIECE", 0),
+        ("encoded._SHORT_SPAN", 0),
     ):
         monkeypatch.setattr(f"data_prep.mix.{name}", value)
     run(corpus.config(tmp_path / "parts", **settings))

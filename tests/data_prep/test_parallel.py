@@ -148,5 +148,5 @@ def test_a_launcher_of_another_mpi_is_told_once() -> None:
             started[launcher, rank] = subprocess.Popen(command, env=plain | own, stderr=subprocess.PIPE, text=True)
     for (launcher, rank), process in started.items():
         told = process.communicate()[1]
-        words = "xlme prep verify: error: the launcher started 4 processes but MPI sees each alone: start them with "
+        words = "xlme prep verify: error: the launcher started 4 processes, but MPI does not connect them: start them "
         assert process.returncode == 2 and told.count(words) == told.count("error") == (rank == "0"), (launcher, told)

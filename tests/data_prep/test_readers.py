@@ -280,7 +280,7 @@ def test_a_window_of_zstandard_that_is_too_large(tmp_path: Path) -> None:
     """A sound frame of `zstd --long=28` is not called damaged. Header: RFC 8878, section 3.1.1."""
     window = (28 - 10) << 3  # a window of 2 ** 28
     (tmp_path / "de.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([window, 5 << 3 | 1, 0, 0]) + b"hallo")
-    with pytest.raises(ValueError, match=r"de\.txt\.zst .*: its window is over 128 MiB, pack it again without"):
+    with pytest.raises(ValueError, match=r"de\.txt\.zst .*: its window is over 128 MiB. Pack it again without"):
         list(read_text(Place(str(tmp_path), "de.txt.zst")))
 
 

@@ -201,7 +201,7 @@ def test_damaged_parquet_is_named_with_its_row_group(tmp_path: Path) -> None:
         (data[: start + 40] + bytes([data[start + 40] ^ 1]) + data[start + 41 :], "row group 2.* cannot be read"),
     ):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"de\.parquet.*{message} .*truncated or damaged, fetch it again"):
+        with pytest.raises(ValueError, match=rf"de\.parquet.*{message} .*truncated or damaged. Fetch it again"):
             read(path)
     write(path, texts, row_group_size=1000, compression="none", write_page_checksum=True)
     path.write_bytes(path.read_bytes().replace(b"mehr", b"meer", 1))  # text too: only the checksum says that it changed
@@ -256,8 +256,8 @@ def test_fineweb2_as_it_is_laid_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     german = [source for source in found if source.name == "de"]
     assert [list(documents(source, Counts("documents"))) for source in german] == [[["deu_Latn"], [n]] for n in "01"]
     warnings = capsys.readouterr().err
-    assert "1 files, by their names, are not read as fineweb2: data/deu_Latn/test/000_00000.parquet" in warnings
-    assert "1 languages, by their codes, are not read as fineweb2: gsw_Latn" in warnings
+    assert "has 1 files that fineweb2 does not read: data/deu_Latn/test/000_00000.parquet" in warnings
+    assert "has 1 languages that fineweb2 does not read: gsw_Latn" in warnings
     assert find_sources(TextConfig(corpus=("fineweb2",), where=(f"fineweb2={tmp_path}",)))["mono"].settings
 
 
@@ -279,7 +279,7 @@ def test_culturax_madlad_and_hplt_as_they_are_laid_out(tmp_path: Path, capsys: p
         "hplt2": [("de", [["Teil 0", "mehr"]]), ("de", [["Teil 1", "mehr"]])],
         "madlad400": [("he", [["Teil 0", "clean", "Ende"]]), ("he", [["Teil 1", "clean", "Ende"]])],
     }
-    assert "2 files, by their names, are not read as madlad400: data/iw/iw_noisy_0000" in capsys.readouterr().err
+    assert "has 2 files that madlad400 does not read: data/iw/iw_noisy_0000" in capsys.readouterr().err
     assert "line_end" in str(
         find_sources(TextConfig(corpus=("madlad400",), where=(f"madlad400={tmp_path}/madlad400",)))
     )
@@ -422,7 +422,7 @@ def test_arrow_files_and_damaged_streams(tmp_path: Path) -> None:
         data[:schema] + data[-8:-4],
     ):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"de\.arrow.* cannot be read .*truncated or damaged, fetch it again"):
+        with pytest.raises(ValueError, match=r"de\.arrow.* cannot be read .*truncated or damaged. Fetch it again"):
             read_arrow()
     write_records(path, [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"text": None}])
     with pytest.raises(ValueError, match=r"de\.arrow, record batch 1, row 2: column 'text' is null"):

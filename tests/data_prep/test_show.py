@@ -132,7 +132,7 @@ def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixtu
     run(ShowConfig(data, rows=rows, language="fr"))
     printed = capsys.readouterr()
     assert "mono row" in printed.out and "para row" not in printed.out
-    assert printed.err == f"warning: {data / 'para'} has no row in fr from row 0 on: it has {ROWS}\n"
+    assert printed.err == f"warning: {data / 'para'} has no row in fr from row 0 on: it has {ROWS} rows\n"
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_test_set_is_left_out_in_every_form(
     (tmp_path / "test.csv").write_text("".join(f'1,"{sentence}"\n' for sentence in sentences[:20]))
     run(in_form(replace(asked, without=(tmp_path / "test.csv",), out=tmp_path / "csv"), folder, next(iter(FORMS))))
     warned = capsys.readouterr().err
-    assert all(f"{task} is a line of --without: do its files have" in warned for task in ("mono", "para"))
+    assert all(f"{task} is a line of --without: do these files have" in warned for task in ("mono", "para"))
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "fr.txt").write_text("ᛏ rights\n\nᛏ equal\n")
     run(replace(asked, mono=tmp_path / "odd", out=tmp_path / "unknown"))

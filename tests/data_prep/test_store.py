@@ -24,7 +24,7 @@ from data_prep.encode import encode
 from data_prep.encode.shared_work import SharedWork
 from data_prep.inspect import stats
 from data_prep.mix import mix
-from data_prep.mix.encoded import read_batches
+from data_prep.mix.encoded import index_batches
 from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import TextBlock, find_pairs
 from data_prep.readers.corpus_files import Place, files_in, read_text
@@ -462,7 +462,7 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
     with without_rights():
         for read in (
             lambda: list(read_text(Place(str(tmp_path), path.name))),
-            lambda: read_batches(path),
+            lambda: index_batches(path),
         ):
             with pytest.raises(OSError) as error:
                 read()

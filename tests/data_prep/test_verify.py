@@ -111,9 +111,9 @@ def test_languages_that_cc100_does_not_have(
     sources = {"corpus": (str(tmp_path / "x.toml"),), "para": tmp_path / "para"}
     encode.run(encode.EncodeConfig(vocab, tmp_path / "encoded", max_pair_tokens=ROW - 3, **sources))
     warned = capsys.readouterr().err
-    assert "not among CC-100's languages: ab, qu; text is" in warned
-    assert "not among CC-100's languages: kbd-Cyrl; text is" in warned
-    assert "filter script leaves ab, qu as they are" in warned
+    assert "not among CC-100's languages: ab, qu. Text is" in warned
+    assert "not among CC-100's languages: kbd-Cyrl. Text is" in warned
+    assert "the filter `script` keeps all text in ab, qu" in warned
     counts = read_manifest(tmp_path / "encoded/mono").counts["by_language"]
     assert counts["ab"]["paragraphs"] == 3 and not counts["ab"]["removed"]
     mix.run(mix.MixConfig(tmp_path / "encoded", vocab, tmp_path / "data", 5, 5, row_tokens=ROW))
@@ -394,15 +394,15 @@ FORGED = [
     ("data/mono", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/para", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/mono", swapped, "lists the shards in another order"),
-    ("data/mono", setting(alpha=0.5), "says alpha 0.5, which samples other amounts"),
-    ("data/mono", counted("", "sampled"), "says alpha .*, which samples other amounts"),
+    ("data/mono", setting(alpha=0.5), "has other amounts than its alpha 0.5 samples"),
+    ("data/mono", counted("", "sampled"), "has other amounts than its alpha .* samples"),
     ("data/mono", setting(seed=1), "settings.json is damaged, or has other settings than"),
     ("data/para", setting(seed=1), "settings.json is damaged, or has other settings than"),
     ("data/mono", of(vocabulary_size=999), "has a vocabulary of 999 ids, but"),
     ("data/mono", of(vocabulary_sha256="0" * 64), "is not the vocabulary that"),
-    ("data/mono", counted("en", "used"), "rows, by language, and tokens counted"),
-    ("data/mono", counted("", "tokens"), "rows, by language, and tokens counted"),
-    ("data/para", counted("", "examples"), "rows, by language, and tokens counted"),
+    ("data/mono", counted("en", "used"), "counts other items of a language, or other tokens"),
+    ("data/mono", counted("", "tokens"), "counts other items of a language, or other tokens"),
+    ("data/para", counted("", "examples"), "counts other items of a language, or other tokens"),
     ("data/mono", counted("en", "available"), "the shares in .* do not follow"),
     ("data/mono", counted("en", "repeat", 0.1), "the shares in .* do not follow"),
     ("data/mono", counted("", "fill", 0.1), "the shares in .* do not follow"),
@@ -411,15 +411,23 @@ FORGED = [
     ("encoded/mono", of(vocabulary_sha256="0" * 64), "names two vocabularies"),
     ("encoded/mono", counted("en", "tokens"), "the tokens of en counted in"),
     ("encoded/para", counted("en-de", "unknown"), "the unknown of en-de counted in"),
-    ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
-    ("encoded/mono", counted("en", "paragraphs_in"), "the paragraphs_in of en in .* not those written and removed"),
+    (
+        "encoded/mono",
+        counted("en", "documents_in"),
+        "the documents_in of en in .* are not the sum of those written and dropped",
+    ),
+    (
+        "encoded/mono",
+        counted("en", "paragraphs_in"),
+        "the paragraphs_in of en in .* not the sum of those written and removed",
+    ),
     ("encoded/mono", counted("de", "characters"), "and the markers in tasks disagree about the counts"),
     ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),
     ("encoded/para", counted("en-de", "paragraphs", 2), "characters or bytes of en-de that its text cannot have"),
     ("encoded/mono", counted("de", "bytes", -10_000), "characters or bytes of de that its text cannot have"),
     ("encoded/mono", counted("de", "bytes", 10_000), "characters or bytes of de that its text cannot have"),
-    ("data/para", counted("en-de", "too_long", -1), "counts text as too long, which is cut into rows"),
-    ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
+    ("data/para", counted("en-de", "too_long", -1), "counts text as too long, although this text is cut into rows"),
+    ("data/mono", counted("en", "too_long"), "counts text as too long, although this text is cut into rows"),
     ("encoded/mono", uncounted("en"), "lists shards of en but no counts"),
     ("data/para", counted("", "sampled"), "and the markers in tasks disagree about the number of sampled examples"),
 ]
@@ -460,7 +468,7 @@ def test_pairs_sampled_by_another_alpha(prepared: Path, tmp_path: Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())["settings"] | {"alpha": 0.3}
     write_signed(folder / "settings.json", {"stage": "mix", "settings": settings})
     write_manifest(folder, replace(read_manifest(folder), settings=settings))
-    with pytest.raises(ValueError, match=r"says alpha 0\.3, which samples other amounts"):
+    with pytest.raises(ValueError, match=r"has other amounts than its alpha 0\.3 samples"):
         run(VerifyConfig(folder))
 
 

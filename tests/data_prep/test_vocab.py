@@ -187,12 +187,12 @@ def test_described_corpora_are_sampled_after_their_filters(
     text = {"corpus": descriptions, "where": (f"mined={folder / 'pairs'}",), "allow_missing": True}
     run(replace(base, out=tmp_path / "one", **text))
     run(replace(base, out=tmp_path / "two", processes=2, **text))
-    assert "1 of 2 files of web" in capsys.readouterr().err
+    assert "no file of web for 1 of 2 languages" in capsys.readouterr().err
     assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
     assert (tmp_path / "one" / MODEL_FILE).read_bytes() == (tmp_path / "clean" / MODEL_FILE).read_bytes()
     counts = read_manifest(tmp_path / "one").counts["by_language"]
     assert {code: c["lines"] for code, c in counts.items()} == {"en": 300, "ru": 15}
-    with pytest.raises(ValueError, match=r"1 of 2 files of web .*\(de\): fetch them, or give --allow-missing"):
+    with pytest.raises(ValueError, match=r"of web for 1 of 2 languages \(de\): fetch them, or give --allow-missing"):
         run(replace(base, out=tmp_path / "three", **text | {"allow_missing": False}))
 
 

@@ -687,7 +687,7 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
     command = ["srun", "--mpi=none", *SMALL, "python", "-m", "data_prep", "verify", "--data", str(folder / "mixed")]
     done = subprocess.run(command, cwd=ROOT, env=environment(SLURM_CONF=SLURM_CONF), capture_output=True, text=True)
     assert done.returncode != 0
-    assert "the launcher started 2 processes but MPI sees each alone" in done.stderr
+    assert "the launcher started 2 processes, but MPI does not connect them" in done.stderr
 
 
 # Holes of many sizes between letters: whatever is read past the end of a block is text, as now and then by chance.

@@ -66,4 +66,4 @@ def test_slurm_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     if shutil.which("sbatch") is None:
         with pytest.raises(SystemExit, match="2"):
             main(["--gigabytes", "0.06", "--out", str(tmp_path / "out")])
-        assert "sbatch is not here: start it on a login node" in capsys.readouterr().err
+        assert "there is no sbatch here: start the rehearsal on a login node" in capsys.readouterr().err
