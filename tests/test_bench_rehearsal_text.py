@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bench.rehearsal import checks
+from bench.rehearsal.__main__ import Rehearsal, prepare
 from bench.rehearsal.text import Language, Planter, TextFile, files, write_text
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
@@ -44,6 +45,12 @@ def test_sizes_are_those_of_the_source() -> None:
     assert sum(corpus.values()) == pytest.approx(50e9, rel=1e-3)
     real = [(SOURCE / name).stat().st_size for name in ("mono/de.txt.xz", "para/en-hi.txt.zip")]
     assert corpus["cc100/de.txt.xz"] / corpus["ccaligned/en-hi.tsv.xz"] == pytest.approx(real[0] / real[1], rel=1e-3)
+
+
+def test_a_wrong_source_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none has no mono/.*: name another --source"):
+        prepare(Rehearsal(0.01, tmp_path / "none", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_is_a_function_of_its_name_and_source(text: Path, tmp_path: Path) -> None:

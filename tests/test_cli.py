@@ -152,6 +152,7 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["finetune", "--num_train_epochs", "3"], "there is no --num_train_epochs: did you mean --tuning.epochs?"),
         (["pretrain", "--recipe", "base", "--checkpoint", "run"],
          "there is no --checkpoint: the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),
+        (["quickstart", "--out", "q", "--processes", "0"], "--processes is 0: choose one of 1, 2, 4, 8, which divide "),
         (["pretrain", "--branch", "a@1", "--branch=b@1"], "--branch is given twice: leave one out"),
         (["--recipe", "base"],
          "xlme: error: --recipe is no command: name one first, for example xlme pretrain --recipe base"),

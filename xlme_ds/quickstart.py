@@ -210,9 +210,11 @@ def main(arguments: list[str] | None = None) -> None:
     out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`
-        if options.processes < 1 or rows % options.processes != 0:
+        possible = [count for count in range(1, rows + 1) if rows % count == 0]
+        if options.processes not in possible:
             raise ValueError(
-                f"--processes is {options.processes}: it must divide the {rows} rows of each task in a step"
+                f"--processes is {options.processes}: choose one of {', '.join(map(str, possible))}, which divide the "
+                f"{rows} rows of each task in a step"
             )
         with lock(out):
             begin(out, options.fresh)

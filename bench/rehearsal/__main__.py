@@ -219,7 +219,8 @@ class Jobs:
 
 def prepare(rehearsal: Rehearsal) -> Jobs:
     """Rehearse data preparation, from text to mixed rows. Returns the jobs that have run, to add the training."""
-    jobs, out, corpus = Jobs(rehearsal), rehearsal.out, files(rehearsal.gigabytes, rehearsal.source)
+    corpus = files(rehearsal.gigabytes, rehearsal.source)  # a wrong source fails here, before a folder is made
+    jobs, out = Jobs(rehearsal), rehearsal.out
     ids, rows, sentences = rehearsal.ids, rehearsal.rows, rehearsal.sentences
     text: list[object] = ["--allow-missing"]
     for name in sorted({file.corpus for file in corpus}):

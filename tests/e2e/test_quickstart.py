@@ -87,7 +87,10 @@ def test_report_and_records(out: Path) -> None:
 def test_second_call_says_it_is_complete(out: Path) -> None:
     """A run of the quickstart's own settings; this one has others, as nobody but a test asks for."""
     command = ["-m", "xlme_ds.quickstart", "--out", str(out)]
-    assert "--processes is 3: it must divide the 8 rows of each task" in python(*command, "--processes", "3").stderr
+    assert (
+        "--processes is 3: choose one of 1, 2, 4, 8, which divide the 8 rows"
+        in python(*command, "--processes", "3").stderr
+    )
     assert "--out 'my runs/q-export'" in shlex.join(quickstart.next_steps(Path("my runs/q"))[1])
     assert "has a run that the quickstart did not make" in python(*command).stderr
     (out / ".quickstart").touch()

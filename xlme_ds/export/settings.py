@@ -19,8 +19,8 @@ class ExportSettings:
     out: Path
     """Folder to make."""
     run: Path | None = None
-    """Folder of a run, pre-trained or fine-tuned. RUN@STEP names a checkpoint of pre-training; for a run that is not
-    finished, the newest checkpoint is taken."""
+    """Folder of a run, pre-trained or fine-tuned; required without --from-hf. RUN@STEP names a checkpoint of
+    pre-training; for a run that is not finished, the newest checkpoint is taken."""
     from_hf: Path | None = None
     """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
     layer: int | None = None

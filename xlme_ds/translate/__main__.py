@@ -34,7 +34,7 @@ class TranslateSettings:
     to_language: Annotated[str, tyro.conf.arg(name="to")]
     """Code of the language to translate into."""
     out: Path | None = None
-    """File to write, with one line per line of the source."""
+    """File to write, with one line per line of the source. Required without --pairs."""
     pairs: Path | None = None
     """In place of --out, for back-translation: folder to write pairs into, which `xlme prep encode --para` reads. After
     a stop, the same command resumes."""
