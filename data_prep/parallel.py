@@ -30,8 +30,8 @@ R = TypeVar("R")
 _STOP_TAG = 1  # tag of the MPI message by which a rank that failed stops the others
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: choose the signal that this process gets when its parent dies
 
-# A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
-# launcher ran.
+# Variables that a launcher sets for its processes. SLURM_NTASKS is not among them, because it is also set in a batch
+# script, where no launcher ran.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 

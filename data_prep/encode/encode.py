@@ -134,7 +134,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
-    # All blocks of these inputs are encoded; only the duplicates remain to be removed.
+    # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
     encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes

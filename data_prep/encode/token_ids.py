@@ -112,7 +112,7 @@ class IdEncoder:
     def _normal_forms(self, texts: Sequence[list[str]], split_side: int) -> list[list[bytes]]:
         """The normal forms of the lines of each side; [] for a side whose forms are not needed.
 
-        Exact duplicates are found by the forms of all sides. The split needs only those of the side `split_side`.
+        Exact duplicates are found by the forms of all sides. The split needs only the forms of the side `split_side`.
         """
         return [
             self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split_side) else []
@@ -132,7 +132,7 @@ class IdEncoder:
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
         """Encode the lines that no reason drops so far, then add the reasons of held-out text and token filters.
-        Returns the ids of each side, without those of lines that the added reasons drop."""
+        Returns the ids of each side, without the lines that the added reasons drop."""
         is_encoded = reasons.kept
         encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [

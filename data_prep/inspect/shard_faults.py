@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# The number of "records", of "tokens" and, for encoded text only, of "unknown" ids. For training rows, the other keys
-# are sorted tuples of the language indices of an item's sides, and the values are the numbers of such items.
+# The numbers of "records" and of "tokens". Encoded text also has the number of "unknown" ids. Training rows also have
+# the number of items for each combination of languages: the key is a sorted tuple of the sides' language indices.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
 

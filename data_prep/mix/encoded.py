@@ -209,7 +209,7 @@ class EncodedShard:
         # An imaginary record -1 of one piece is put first, so that every example has an irregular record before it.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
         first_examples = irregular + starts_of(pieces - 1)  # index of the first example of each irregular record
-        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one that starts by the example
+        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one at or before the example
         steps = examples - first_examples[latest]
         pieces_of_latest = pieces[latest]
         # The example is piece number `steps` of the irregular record, or else a whole record after it.

@@ -259,8 +259,8 @@ def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
 
 
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
-    """Warn of the corpus's files that are not read: of their languages or pairs if none of these is read, else of their
-    names."""
+    """Warn of the corpus's files that are not read. If no file of a language or pair is read, the warning has its codes
+    in place of the files."""
     read = {place.name for source in inputs for place in source.paths}
     languages = {source.languages for source in inputs}
     other_files, other_codes = [], set[str]()

@@ -36,8 +36,8 @@ _Reading = dict[str, _Code]  # one way to read a name: placeholder (without its 
 
 
 class _CodesInName(NamedTuple):
-    """The codes in a name. `every` holds those of each way to read the name by a pattern. `whole` holds the likely ones
-    among them, which cut no code short (see `_whole_codes`)."""
+    """The codes in a name. `every` has the codes of every way to read the name by a pattern. `whole` has only the
+    likely codes, from ways that cut no code short (see `_whole_codes`)."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -123,7 +123,9 @@ class FileNames:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             wanted.setdefault(in_name, []).append(codes)
         inputs: _Inputs = {}
-        for name in (name for name in self.places if name not in taken):
+        for name in self.places:
+            if name in taken:
+                continue
             every, whole = self.codes[pattern][name]
             wanted_in_name = [codes for codes in every if codes in wanted]
             exact = [codes for codes in wanted_in_name if codes in whole]
@@ -252,11 +254,14 @@ def _ends_of_star(next_parts: tuple[str, ...], name: str, start: int) -> Iterato
 
 
 def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
-    """The likely codes of a name: those of the readings that cut no code short, the longest first.
+    """The likely codes of a name.
 
-    If some have only languages of CC-100, most of the others are left out (see `_may_be_meant`). If all that remain are
-    of one language or pair, only the first is returned. If not, but the longest ones that languages.py lists are of one
-    language or pair, the first of these is returned. Else the name is ambiguous, and all that remain are returned.
+    1. Take the codes of the readings that cut no code short, the longest first.
+    2. If some of these are codes of CC-100 alone, leave out all others that are shorter than the longest of them, or
+       cannot be meant (`_may_be_meant`).
+    3. If all remaining codes are of one language or pair, return the first. Else, if the longest codes that
+       languages.py lists are of one language or pair, return the first of these. Else the name is ambiguous: return all
+       remaining codes.
     """
     uncut = [reading for reading in readings if not any(_is_cut_short(reading, other) for other in readings)]
     candidates = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)

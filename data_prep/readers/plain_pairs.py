@@ -197,7 +197,7 @@ class NumberedTable(TableReader):
         in_range = all(type(number) is int and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
-                f"columns are {given}: number those of the sides, from 1 on, as in columns = {{source = 1, target = 2, "
+                f"columns are {given}: give the columns' numbers, from 1 on, as in columns = {{source = 1, target = 2, "
                 "score = 3}"
             )
         by_number = {number: name for name, number in numbers.items()}

@@ -725,7 +725,7 @@ def test_numbers_of_columns() -> None:
     assert read_columns({"target": 1, "source": 4}) == ("target", "", "", "source")
     assert len(read_columns({"source": 1, "target": 1000})) == 1000
     for number in (0, 1001, 1.0, "2"):
-        with pytest.raises(ValueError, match="number those of the sides, from 1 on"):
+        with pytest.raises(ValueError, match="give the columns' numbers, from 1 on"):
             read_columns({"source": 1, "target": number})
 
 
@@ -787,9 +787,9 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 2\nmax = 1', "keeps p from 2 to 1, which is nothing"),
         ({}, 'pairs = "any"\n[filters.length]\nmin_characters = 1' + 400 * "0", "must be a number"),
         ({}, 'pairs = "any"\n[filters.language]\nprobability = 1', "probability .* must be between 0 and 1"),
-        ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "number those of the sides, from 1 on"),
-        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "number those of the sides"),
-        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "number those of the sides"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "give the columns' numbers, from 1 on"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "give the columns' numbers"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "give the columns' numbers"),
         ({"format": "wikimatrix_tsv"}, 'pairs = "any"\ncolumns = ["a"]', "'source' and 'target' must be among them"),
         (
             {"format": "wikimatrix_tsv"},
@@ -799,7 +799,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         (
             {"format": "tsv"},
             'pairs = "any"\ncolumns = {source = true, target = 2}',
-            "number those of the sides, from 1 on",
+            "give the columns' numbers, from 1 on",
         ),
         (
             {"format": "wikimatrix_tsv"},
