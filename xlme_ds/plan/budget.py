@@ -63,8 +63,9 @@ def _tokens_per_parameter(model: dict[str, Any]) -> float:
 def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
     """Size, tokens, steps and options of a model with `heads` heads that is trained with `flops` operations.
 
-    XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 and 8. So the
-    number of discriminator layers grows here as the square of the width, and that of generator layers as the width.
+    XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 discriminator
+    layers and 8 generator layers. So here the number of discriminator layers grows as the square of the width, and the
+    number of generator layers as the width.
     """
     width = heads * _HEAD_WIDTH
     shape: dict[str, Any] = {

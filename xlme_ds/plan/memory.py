@@ -11,7 +11,7 @@ runtime/zero/ and runtime/bf16_optimizer.py):
 | ZeRO-3 | eΨ/N, and gathered weights | 4Ψ/N, or 2Ψ/N where they are added in bf16 | 12Ψ/N |
 
 The ZeRO paper (arXiv:1910.02054, section 3) counts 2Ψ bytes of gradients; here the gradients of several micro-batches
-are added in float32. Sums over the ranks are float32 too. To compute them, ZeRO-1 with one micro-batch needs float32
+are added in float32. Sums over the ranks are float32 too. For these sums, ZeRO-1 with one micro-batch needs float32
 copies of two groups of gradients at a time, and 4Ψ/N for the results. ZeRO-2 and 3 need a copy of the gradients that
 they reduce in one call.
 

@@ -21,14 +21,15 @@ micro-batches per step:
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
-A pipeline also sends hidden states forward and their gradients back. If a first pass without gradients precedes, it
-sends hidden states forward once more, and ZeRO-3 gathers again the weights that it does not hold until the second pass.
+A pipeline also sends hidden states forward and their gradients back. If a first pass without gradients precedes, a
+pipeline sends hidden states forward once more, and ZeRO-3 gathers once more the weights that are not held until the
+second pass.
 
 Bytes that are sent while nothing computes are exposed. The gradient of a vocabulary table is complete at the very end
-of a backward pass, so its sum over the ranks is exposed. Under ZeRO-2 and 3 this is so in every micro-batch. ZeRO-3
-also exposes the gathering of the tables at the start of each micro-batch, because they belong to the root module.
-ZeRO-1 and 2 also expose the gathering of the new weights after the update. In a pipeline, or with `overlap_comm` off,
-all bytes are exposed. The other bytes are sent during
+of a backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. ZeRO-3 also exposes
+the gathering of the tables at the start of each micro-batch, because they belong to the root module. ZeRO-1 and 2 also
+expose the gathering of the new weights after the update. In a pipeline, or with `overlap_comm` off, all bytes are
+exposed. The other bytes are sent during
 
 | | |
 |---|---|

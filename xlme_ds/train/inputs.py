@@ -72,7 +72,7 @@ def read_inputs(
 
     Raises ValueError for inputs that do not fit the run.
     """
-    validate(config, world)  # again, because `engine.precision auto` has been replaced since
+    validate(config, world)  # once more, because `engine.precision auto` has been replaced since the first check
     require_engine_file(config.engine)
     if not data:
         raise ValueError("no data folder is named: name one that `xlme prep mix` wrote")

@@ -213,7 +213,7 @@ class Dimensions(Callback):
 
 
 class Profile(Callback):
-    """Profiles `steps` steps, after the first three: writes a trace, and a table of the slowest operations."""
+    """Profiles `steps` steps, after the first three, and writes a trace and a table of the slowest operations."""
 
     def __init__(self, run: Path, steps: int, device: torch.device):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
@@ -384,7 +384,7 @@ class Guard(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The values that a resumed run needs. After a `fault`, the resumed run counts bad steps in a row from 0."""
+        """The values that a resumed run needs. A run resumed after a `fault` counts bad steps in a row from 0."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 

@@ -68,7 +68,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
-    # Settings whose value `auto` has been replaced by a choice.
+    # Settings that the recipe leaves at `auto`, and that the run has replaced by a choice.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
@@ -104,8 +104,8 @@ def _relative_path(folder: Path, run: Path) -> str:
 
 
 def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
-    """Print which logs have fewer lines than when the checkpoint of step `start` was saved, and which steps have no
-    line. `saved`: the checkpoint's state."""
+    """Print which logs have fewer lines than they had when the checkpoint of step `start` was saved, and which steps
+    are missing in these logs. `saved`: the checkpoint's state."""
     intervals = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     intervals["heldout_languages"] = intervals["heldout"]
     first = first_step(config) if isinstance(config, RunConfig) else 0

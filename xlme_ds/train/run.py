@@ -155,7 +155,7 @@ def pretrain(
         process_group(config.engine, minutes) as (rank, world),
     ):
         watchdog.beat("reading the data and building the model")
-        # Replaces `auto`, and config.json stores the result: a resume on another processor must not change it.
+        # `auto` is replaced here, and config.json stores the choice: a resume on another processor must not change it.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 

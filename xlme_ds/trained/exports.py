@@ -34,8 +34,8 @@ PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoM
 EMBEDDING = "embedding.weight"
 # Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`native.py`).
 EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
-# The difference between the discriminator's embedding and the generator's (GDES). It has a file of its own: it cannot
-# be computed exactly from the two embeddings, because the discriminator's is a rounded sum.
+# The difference between the discriminator's embedding and the generator's (GDES). The difference has a file of its own:
+# it cannot be computed exactly from the two embeddings, because the discriminator's embedding is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
 DIFFERENCE = "difference.weight"
 # The settings of ModelConfig that shape an encoder, and their names in an export's config.json.

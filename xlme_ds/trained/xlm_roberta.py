@@ -93,6 +93,7 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
         _TOKEN_TYPES: torch.zeros(1, width),
     }
     for theirs, name, third in _name_pairs(encoder.cfg):
+        # A third is copied, because safetensors refuses tensors that share memory.
         state[theirs] = ours[name] if third is None else ours[name].chunk(len(_PROJECTIONS))[third].clone()
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
@@ -152,7 +153,7 @@ def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
 
 
 def _model_config(config: Mapping[str, Any]) -> ModelConfig:
-    config = {"initializer_range": 0.02, **config}
+    config = {"initializer_range": 0.02, **config}  # transformers' default
     settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
     return ModelConfig(
         **settings, **XLM_ROBERTA_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION
@@ -160,11 +161,13 @@ def _model_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    for name, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _unpickled)):
-        shards = shards_of(folder / name)
-        if shards:
-            state = {name: value for shard in shards for name, value in read(shard).items()}
-            return folder / name, {name.removeprefix(_PREFIX): value for name, value in state.items()}
+    """Returns (file of the parameters, or the file that would be whole if it were not in shards; the parameters, by
+    names without `_PREFIX`)."""
+    for file, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _unpickled)):
+        if shards := shards_of(folder / file):
+            return folder / file, {
+                name.removeprefix(_PREFIX): value for shard in shards for name, value in read(shard).items()
+            }
     raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
 
 

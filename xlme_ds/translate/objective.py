@@ -52,8 +52,12 @@ class MachineTranslation(MaskedLanguageModelling):
     masking_class = Causal
     predicts_all = True
     reads = (
-        *("objective.denoising", "objective.back_translation", "model.decoder", "model.decoder_layers"),
-        *("start.into", "start.decoder"),
+        "objective.denoising",
+        "objective.back_translation",
+        "model.decoder",
+        "model.decoder_layers",
+        "start.into",
+        "start.decoder",
     )
     export_class = "XLMEForConditionalGeneration"
     reads_whole_rows = False
@@ -61,8 +65,8 @@ class MachineTranslation(MaskedLanguageModelling):
     starts_in_layout = True
 
     def __init__(self, cfg: ObjectiveConfig):
-        weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
-        self._weight_points = {term: points for term, points in weights.items() if points}
+        weight_points = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ALWAYS}
+        self._weight_points = {term: points for term, points in weight_points.items() if points}
         self.terms = tuple(self._weight_points)
         self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
             _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
@@ -83,11 +87,13 @@ class MachineTranslation(MaskedLanguageModelling):
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
         language to translate each sentence into if back-translation is trained."""
-        denoising, back = (self._weight_points.get(term, ()) for term in ("ae", "bt"))
+        denoising = self._weight_points.get("ae", ())
+        back = self._weight_points.get("bt", ())
         if not (denoising or back):
             return super().batches(rows, purpose)
         if purpose != "train":
-            denoising, back = (ALWAYS if points else () for points in (denoising, back))
+            denoising = ALWAYS if denoising else ()
+            back = ALWAYS if back else ()
         if purpose == "show" and denoising:  # the page shows one prediction of each token
             back = ()
         sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
@@ -251,9 +257,9 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.stack([by_term[term] for term in self.terms]).double()
 
     def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
-        return sum_by_task(values_M, self._terms(output), len(self.terms))
+        return sum_by_task(values_M, self._term_indices(output), len(self.terms))
 
-    def _terms(self, output: TranslationOutput) -> Tensor:
+    def _term_indices(self, output: TranslationOutput) -> Tensor:
         return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
@@ -268,7 +274,8 @@ class MachineTranslation(MaskedLanguageModelling):
         """Returns float64 [2, terms, languages]: the summed losses and the numbers of target tokens, by the language of
         the target."""
         language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
-        return sum_by_language(output.nll_M, counted_M, self._terms(output), language_M, len(self.terms), languages)
+        term_M = self._term_indices(output)
+        return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
 
     @staticmethod
     def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
