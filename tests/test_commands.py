@@ -134,7 +134,7 @@ def test_job_scripts_are_copied_where_none_are(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="an installed package has none, run this in a clone of the repository"):
+    with pytest.raises(ValueError, match="an installed package has none: run this in a clone of the repository"):
         benchmarks(tmp_path / "bench")
 
 

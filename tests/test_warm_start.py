@@ -518,7 +518,7 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
     for name, value in source.state.items():
         torch.testing.assert_close(found[name], (value + other.state[name]) / 2, rtol=1e-6, atol=1e-7)
     card = (tmp_path / "mean/README.md").read_text()
-    assert card.startswith("---\n") and "\n---\nThe weights are the mean of those of `one`, `two`. What" in card
+    assert card.startswith("---\n") and "\n---\nThe weights are the mean of the weights of `one`, `two`. What" in card
     shutil.copytree(exports[0], tmp_path / "copy")
     with pytest.raises(ValueError, match=r"one and .*copy have the same weights: name each model once"):
         average([exports[0], tmp_path / "copy"], tmp_path / "none")

@@ -35,8 +35,8 @@ def recipe(name: str, **settings: Any) -> "RunConfig":
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
 
-    Raises ValueError for an unknown name or setting, and suggests the nearest, and for a value of the wrong type or out
-    of range. `dataclasses.replace` changes a configuration too, without a check.
+    Raises ValueError for a value of the wrong type or out of range, and for an unknown name or setting, with the
+    nearest known name. `dataclasses.replace` changes a configuration too, without a check.
     """
     from . import recipes
     from .settings_file import with_values
@@ -53,9 +53,9 @@ def pretrain(
     of the same kind, whose text is not trained on.
 
     This does in this process what the command `xlme pretrain` does. The process may be one of the ranks that
-    DeepSpeed's or torch's launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, it
-    saves a checkpoint and returns; outside the main thread it does not handle signals. Raises ValueError for a mistake
-    in the settings or the data.
+    DeepSpeed's or torch's launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, the
+    call saves a checkpoint and returns; outside the main thread it does not handle signals. Raises ValueError for a
+    mistake in the settings or the data.
     """
     from . import api
 
@@ -63,15 +63,15 @@ def pretrain(
 
 
 def load(folder: Path | str, device: str = "cpu") -> "TextModel":
-    """The model in the folder of a run, or of an export, on a `device` of torch, such as cuda.
+    """The model of a run folder or of an export's folder, on a `device` of torch, such as cuda.
 
     model = xlme.load("runs/mine")
     model.encode(["Hello.", "Hallo."])  # vectors of sentences, float32 [2, width]
     model.fill("Everyone has the <mask> to education.")
     model.judge("Everyone has the right to life, liberty and Recht of person.")
 
-    If the run is unfinished, this loads its newest checkpoint; RUN@STEP names another one. Raises ValueError if the
-    folder has no model.
+    If the run is unfinished, this loads its newest checkpoint; RUN@STEP names another checkpoint. Raises ValueError if
+    the folder has no model.
     """
     from .api import TextModel
 
@@ -83,7 +83,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module such as `xlme.evaluate`, or a class, when it is first named."""
+    """Import a module, such as `xlme.evaluate`, or a class when it is first used."""
     if name not in __all__:
         from .io.errors import no_such
 

@@ -35,14 +35,14 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; without one, list them all."""
+    """Run one command; without arguments, list all commands. Returns the exit code."""
     open_output()
     argv = sys.argv[1:] if arguments is None else arguments
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
-        print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists them)\n", *lines]))
+        print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists the flags)\n", *lines]))
         print("\nTo begin: xlme quickstart --out runs/first. The version: xlme version.")
         return 0
     if argv[0] in ("--version", "version"):
@@ -51,11 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     name, *rest = argv
     if name.startswith("-"):
         example = shlex.join(["xlme", "pretrain", *argv])
-        fail("xlme", ValueError(f"{name} is no command: name one first, for example {example}"))
+        fail("xlme", ValueError(f"{name} is no command: name a command first, for example {example}"))
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
-    if name in LAUNCHED:  # these return only after success, and threads of theirs could crash at Python's own exit
+    if name in LAUNCHED:  # these commands return only after success; their threads could crash at Python's own exit
         from .engine.ranks import exit_now
 
         exit_now()

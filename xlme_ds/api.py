@@ -93,7 +93,7 @@ def dry_run(
     heldout: Path | None = None,
     profiled: int = 0,
 ) -> None:
-    """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. Writes
+    """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. This writes
     nothing. Collective: every rank must call it."""
     config = _validated(config, profiled)
     with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
@@ -132,7 +132,7 @@ def _unicode(text: str) -> str:
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
-    """The list of the folders that `data` names, one for each phase."""
+    """The folders that `data` names, one for each phase."""
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
@@ -144,7 +144,7 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
         if profiled < 0:
             raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
         if config.train.wandb and importlib.util.find_spec("wandb") is None:
-            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
+            raise ValueError("train.wandb needs the package wandb: pip install wandb, or leave train.wandb empty")
     except ValueError as error:  # every rank raises the same error
         raise SharedError(str(error)) from None
     return config
@@ -207,8 +207,8 @@ class TextModel:
         """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
         (XLM-E section 4.6). A sentence that is too long for the model is cut without a message.
 
-        It reads 64 sentences at a time, sorted by length, and holds the vectors of all layers in memory until the end:
-        give a large text in parts.
+        The model reads 64 sentences at a time, sorted by length. The vectors of all layers stay in memory until the
+        end: give a large text in parts.
 
         `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
         sentence-transformers reads it from an export. For encoders that are not fine-tuned, `xlme evaluate` reports the
@@ -225,8 +225,8 @@ class TextModel:
     @checked
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
-        """For every `<mask>` in `text`, a list of the generator's `top` most likely pieces and their probabilities, the
-        likeliest first.
+        """For every `<mask>` in `text`, a list of the `top` most likely pieces with their probabilities, the likeliest
+        first.
 
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
@@ -255,7 +255,7 @@ class TextModel:
         """
         (encoder, vocabulary), head = self._discriminator
         ids = vocabulary.encode(_unicode(text))
-        # The first and the last score are of special tokens, which `ids` does not have.
+        # The first and the last score belong to special tokens, which `ids` does not have.
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
@@ -264,7 +264,7 @@ class TextModel:
         it was trained. Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
-            # A model that is exported as a whole has no head of a single encoder, neither in its export nor in its run.
+            # If a model is exported as a whole, no head belongs to a single encoder, in its export or in its run.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
@@ -284,7 +284,10 @@ class TextModel:
         """`ids` with special tokens. Raises ValueError if the model cannot read that many tokens."""
         item = LAYOUTS[encoder.cfg.layout].item(ids)
         if len(item) > encoder.cfg.max_positions:
-            raise ValueError(f"the text has {len(item)} tokens, the model reads {encoder.cfg.max_positions}: cut it")
+            raise ValueError(
+                f"the text has {len(item)} tokens, but the model reads at most {encoder.cfg.max_positions}: shorten "
+                "the text"
+            )
         return item
 
     def _states(self, encoder: TextEncoder, ids: np.ndarray, language: str) -> Tensor:
@@ -294,8 +297,8 @@ class TextModel:
         return layers[-1][0]
 
     def _languages(self, encoder: TextEncoder, language: str) -> list[str]:
-        """The language of a text as a list, which is empty if none is given. Raises ValueError if the model reads no
-        language."""
+        """The language of a text as a list, which is empty if no language is given. Raises ValueError if a language is
+        given but the model has no language embeddings."""
         if language and not encoder.cfg.language_embeddings:
             raise ValueError(
                 f"{self.folder} has no language embeddings, so it reads texts of all languages alike: leave language "

@@ -23,7 +23,7 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_MOST_PRINTED = 10  # the largest number of faults that are printed
+_MAX_PRINTED = 10  # largest number of faults that are printed
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         faults, summary = read_command(examine, program("audit"), arguments)
     except (ValueError, OSError) as error:
         fail("xlme audit", error)
-    for fault in faults[:_MOST_PRINTED]:
+    for fault in faults[:_MAX_PRINTED]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")
     sys.exit(1 if faults else 0)
@@ -43,7 +43,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
     Args:
         run: Run folder.
-        data: The mixed folder on which it was trained, or one for each of its phases.
+        data: The mixed folder on which the run was trained, or one folder for each phase of the run.
     """
     require_folder(run, "name a run folder")
     newest, _ = Checkpoints(run, 1, 0).newest()
@@ -54,9 +54,9 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
     settings = config.data
-    run_phases = phases(settings, mask_fraction=0.0)  # or any other: masks do not change which rows a step reads
+    run_phases = phases(settings, mask_fraction=0.0)  # any fraction will do: it does not change the rows of a step
     if len(run_phases) != len(data):
-        raise ValueError(f"{run} read {len(run_phases)} folders, --data names {len(data)}: name them all")
+        raise ValueError(f"{run} read {len(run_phases)} folders, but --data names {len(data)}: name all folders")
     start = first_step(config)
     rows_per_step = settings.mono_rows, settings.para_rows
     readings = _last_readings(run / AUDIT_FOLDER, steps)
@@ -83,7 +83,7 @@ def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[i
     times, only its last attempt counts."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # for each step, the index of the last attempt at it
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        last_attempts[line["start"] :] = attempt  # this attempt began again at `start`
+        last_attempts[line["start"] :] = attempt  # this attempt repeated the steps from `start` on
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):
@@ -116,7 +116,7 @@ def _compare(
             row_readings = readings.get(row, [])
             steps_read_in = [step_read_in for step_read_in, _ in row_readings]
             if steps_read_in != [step]:
-                faults.append(f"{task} row {row} belongs to step {step}, was read in {steps_read_in}")
+                faults.append(f"{task} row {row} belongs to step {step}, but was read in steps {steps_read_in}")
             elif row_readings[0][1] != checksum:
                 faults.append(f"{task} row {row} was read with other tokens than the data hold")
     return faults

@@ -18,12 +18,13 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
     module's docstring, up to the first colon or full stop. Raises ValueError if the folder has no benchmarks."""
     if not (folder / "step.py").is_file():
         raise ValueError(
-            f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
+            f"there are no benchmarks in {folder}, because an installed package has none: run this in a clone of the "
+            "repository"
         )
     descriptions = {}
     for path in sorted(path for glob in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(glob)):
         source = path.read_text(encoding="utf-8")
-        if "\nif __name__ ==" in source:
+        if "\nif __name__ ==" in source:  # a program, not a module that only programs import
             parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join(part for part in parts if part != "__main__")
             docstring = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
@@ -40,7 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
         if not argv or argv[0] in ("-h", "--help"):
             width = max(map(len, descriptions)) + 2
             lines = [f"  {name:<{width}}{description}" for name, description in descriptions.items()]
-            print("\n".join(["usage: xlme bench NAME --flags    (xlme bench NAME --help lists them)\n", *lines]))
+            usage = "usage: xlme bench NAME --flags    (xlme bench NAME --help lists the flags)\n"
+            print("\n".join([usage, *lines]))
             return
         name, *rest = argv
         if name not in descriptions:

@@ -24,7 +24,7 @@ def saved_step(folder: Path) -> int:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first, complete or not."""
+    """Checkpoint folders of a run, whether complete or not, the oldest first."""
     try:
         folders = [path for path in (run / "checkpoints").iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -33,6 +33,6 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def run_and_step(folder: Path) -> tuple[Path, int | None]:
-    """Split RUN@STEP into RUN and STEP. If `folder` has another form, or exists, it is RUN, and STEP is None."""
+    """Split RUN@STEP into RUN and STEP. If `folder` exists or has another form, it is RUN, and STEP is None."""
     match = None if folder.exists() else _RUN_AT_STEP.fullmatch(str(folder))
     return (Path(match[1]), int(match[2])) if match else (folder, None)

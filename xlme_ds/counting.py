@@ -1,8 +1,9 @@
-"""Counts of a run: floating-point operations by the standard count and by the paper's, and parameters by component.
+"""Counts of a run: floating-point operations by the standard count and by the paper's count, and parameters by
+component.
 
 In both counts a multiply-add is two operations, and only matrix products count. In the standard count a backward pass
 costs two forward passes, the vocabulary softmax at the masked positions counts, and recomputation by activation
-checkpointing does not. Parameters are counted on the meta device, which takes no memory.
+checkpointing does not count. Parameters are counted on the meta device, which takes no memory.
 """
 
 import functools
@@ -18,8 +19,8 @@ from .objectives import objective_of
 
 
 def flops_of(run: RunConfig, row_tokens: int) -> Flops:
-    """Operations per token, forward and training, on full rows of `row_tokens` tokens. They are means over the run's
-    steps, because phases may predict different fractions of the tokens."""
+    """Operations per token, forward and training, on full rows of `row_tokens` tokens. Phases may predict different
+    fractions of the tokens, so the operations are means over the run's steps."""
     objective = run.objective
     if run.data.phase_mask_fractions:
         data_phases = phases(run.data, objective.mask_fraction)
@@ -32,8 +33,8 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
     """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens.
 
-    `row_lengths` may give the number of tokens in a row for each phase. Operations per token are then the mean over all
-    steps; the tokens of the step are still those of rows of `row_tokens`.
+    `row_lengths` may give the number of tokens in a row for each phase. The operations per token are then the mean over
+    all steps. They are still multiplied by the number of tokens in a step with rows of `row_tokens`.
     """
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
@@ -42,15 +43,16 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
-    """Operations per token of a forward pass as XLM-E's Table 4 and ELECTRA count them: those of both encoders and of
-    the discriminator's head, without the softmax. Base has 252.84 MFLOP per token on rows of 512."""
+    """Operations per token of a forward pass as XLM-E's Table 4 and ELECTRA count them: both encoders and the
+    discriminator's head, without the softmax. Base has 252.84 MFLOP per token on rows of 512."""
     flops = flops_of(run, row_tokens)
     return flops.forward - flops.softmax
 
 
 def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
-    """Operations of a run as Table 4 counts them: a backward pass costs one forward pass, 2^20 tokens are taken as
-    1.0e6, and only half of the tokens of pairs count. An additional pass without gradient adds its layers.
+    """Operations of a run as XLM-E's Table 4 counts them: a backward pass costs one forward pass, 2^20 tokens are taken
+    as 1.0e6, and only half of the tokens of pairs count. An additional pass without gradient adds the operations of its
+    layers.
 
     In the result, `mono` counts monolingual text alone (published for Base: 6.3e19), `both` text and pairs (9.5e19).
     """

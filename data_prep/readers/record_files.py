@@ -18,7 +18,7 @@ from pyarrow import parquet
 from data_prep.readers.corpus_files import Place, check_unchanged, is_network_error, read_text, split_lines
 from data_prep.readers.reader import COMPRESSED
 
-_NAME_COLUMN = 'name the one that has the text by columns = ["NAME"] in a corpus description'
+_NAME_COLUMN = 'name the column that has the text by columns = ["NAME"] in a corpus description'
 _REPAIR_LINE = "it is truncated or damaged. Fetch it again or repair the line"
 _MAX_JSON_LINE = 1 << 30  # bytes
 _PARQUET_ROWS = 64  # rows read in one step; few, because a text may be long
@@ -30,8 +30,8 @@ Record = tuple[list[str], list[Any]]
 
 
 class RecordFile(ABC):
-    """A file format of records. `name_endings` describes the endings of file names twice: as a regular expression, and
-    as error messages show them."""
+    """A file format of records. `name_endings` has the endings of file names as a regular expression, and then as error
+    messages show them."""
 
     name_endings: tuple[str, str]
 
@@ -51,7 +51,7 @@ class JsonLines(RecordFile):
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Yield the fields of each object; a column `a.b` is a field of a nested object."""
-        # Column of `others` -> the error message for the first record without it. Raised only if all records lack it.
+        # Column of `others` -> error message for the first record without this column. Raised if all records lack it.
         absent = dict[str, str]()
         columns_seen = set[str]()
         for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
@@ -69,7 +69,7 @@ class JsonLines(RecordFile):
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR_LINE}") from None
             if not isinstance(record, dict):
-                raise ValueError(f"{where} is not a JSON object: each line must be one, with the text in a field")
+                raise ValueError(f"{where} is not a JSON object: each line must be an object, with the text in a field")
             values: list[Any] = []
             for column in others:
                 try:
@@ -85,8 +85,8 @@ class JsonLines(RecordFile):
 
 
 class _AmbiguousObject(dict[str, Any]):
-    """A JSON object in which the field names `repeated` occur more than once. This is an error only if a column that is
-    read has one of these names."""
+    """A JSON object in which each field name in `repeated` occurs more than once. `_field` raises an error only if the
+    path to its column has such a name."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
@@ -120,15 +120,15 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
         raise ValueError(error.args[0]) from None
     if not isinstance(text, str):
         value = json.dumps(text)[:40]
-        raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove that line, or {_NAME_COLUMN}")
+        raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove the line, or {_NAME_COLUMN}")
     return text
 
 
 class Tables(RecordFile):
-    """A file that has a schema, and its rows in parts: row groups in Parquet, record batches in Arrow."""
+    """A file format that has a schema, and rows in parts: row groups in Parquet, record batches in Arrow."""
 
-    part_name: str  # what messages call a part
-    why_no_pipe: str  # the reason that messages give why a named pipe cannot be read
+    part_name: str  # the word for a part in messages
+    why_no_pipe: str  # for messages: the reason why a named pipe cannot be read
 
     @abstractmethod
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
@@ -148,7 +148,7 @@ class Tables(RecordFile):
                 schema, file = self.open(stream)
                 paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
                 parts = self.parts(file, list(dict.fromkeys(path[0] for path in paths)))
-                for index in count():  # a `for` over `parts` would set `where` only after the part is read
+                for index in count():  # no `for` over `parts`: errors in reading a part must find its `where` set
                     where = f"{place}, {self.part_name} {index}"
                     if (part := next(parts, None)) is None:
                         break
@@ -157,11 +157,11 @@ class Tables(RecordFile):
                         row_values = [_value(value) for value in values]
                         for column, text in zip(texts, row_values, strict=False):
                             if text is None:
-                                raise ValueError(f"{where}: column {column!r} is null: write the file without that row")
+                                raise ValueError(f"{where}: column {column!r} is null: write the file without this row")
                         yield row_values[: len(texts)], row_values[len(texts) :]
         except UnicodeDecodeError as error:
             names = ", ".join(map(repr, texts))
-            raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write that row again") from None
+            raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write this row again") from None
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None or is_network_error(place, error):
                 raise
@@ -173,11 +173,11 @@ class Parquet(Tables):
     """Parquet, read by row groups. Each row is a record."""
 
     name_endings = (r"\.parquet", ".parquet")
-    part_name, why_no_pipe = "row group", "a Parquet file's index is at its end"
+    part_name, why_no_pipe = "row group", "a Parquet file is read from its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
         """Returns (schema, file)."""
-        # A buffer instead of pre_buffer, so that memory need not hold a whole row group.
+        # A buffer, because pre_buffer would hold a whole row group in memory.
         file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         return file.schema_arrow, file
 
@@ -237,7 +237,7 @@ def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[
 
 def _check_offsets(column: pa.Array) -> None:
     """Raise ArrowInvalid if an offset points outside the column's memory, before any value is read. Invalid UTF-8
-    passes here: its error comes when the row is converted to Python, and then names the row."""
+    raises no error here: the later conversion of its row to Python raises one, which can name the row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -33,7 +33,7 @@ class RecordDocuments(CC100):
     def read_columns(self, given: Any) -> tuple[str, ...]:
         """The column that has the text, as the only entry. Raises ValueError unless `given` lists one name."""
         if not isinstance(given, list | tuple) or len(given) != 1 or not isinstance(given[0], str):
-            raise ValueError(f"columns are {given}: name the one that has the text")
+            raise ValueError(f"columns are {given}: name the one column that has the text")
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -71,7 +71,7 @@ class RecordDocuments(CC100):
 
 
 class RecordPairs(TableReader):
-    """Records with the sides of a pair in two columns, and perhaps a score in a third."""
+    """Records with the sides of a pair in two columns, and perhaps a score in a third column."""
 
     def __init__(self, files: RecordFile):
         super().__init__("source", "target", "score")
@@ -85,7 +85,7 @@ class RecordPairs(TableReader):
             isinstance(name, str) for name in names.values()
         ):
             raise ValueError(
-                f"columns are {given}: name those of the sides, and of the score if there is one, as in "
+                f"columns are {given}: name the column of each side, and of the score if there is one, as in "
                 'columns = {source = "translation.{src}", target = "translation.{tgt}"}'
             )
         return tuple(names[role] for role in self.columns if role in names)

@@ -37,7 +37,7 @@ _STARTS = {
 _ENCODING_DECLARATION = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)["']""")
 _FORBIDDEN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _CHARACTER_REFERENCE = re.compile(r"&#(?:x([0-9A-Fa-f]{1,8})|([0-9]{1,8}));")
-_MAX_REFERENCE = 12  # characters of the longest text that _CHARACTER_REFERENCE matches
+_MAX_REFERENCE = 12  # the largest number of characters that _CHARACTER_REFERENCE matches
 
 
 class Tmx(AlignedReader):
@@ -88,8 +88,9 @@ class _UnitHandler:
         self.languages = languages
         self.units: list[Unit] = []
         self.open_tags: list[str] = []
-        # Number of open tags from <tmx> to the open <seg>, and from <tmx> to the outermost open element whose text is
-        # skipped; 0 if there is no such element. In a segment of another language, <seg> itself is skipped.
+        # The depth of an element is the number of open tags from <tmx> to it. These are the depths of the open <seg>,
+        # and of the outermost open element whose text is skipped (0 without such an element). If a segment's language
+        # is none of `languages`, its <seg> is this outermost element.
         self.segment_depth = self.skipped_depth = 0
         self.language = ""  # the language of the latest <tuv>; empty for an unknown one
         self.segments: dict[str, str] = {}  # segments of the open unit, by language
@@ -144,7 +145,7 @@ class _UnitHandler:
 
     def entity_declared(self, name: str, *_: object) -> NoReturn:
         raise ValueError(
-            f"{self.name} declares the entity {name!r}: write its text in its place, because no declarations are read"
+            f"{self.name} declares the entity {name!r}, but declarations are not read: replace the entity by its text"
         )
 
     def _unit(self) -> Unit:
@@ -208,18 +209,18 @@ def _encoding(head: bytes, place: Place) -> str:
     encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
     try:
         codec = codecs.lookup(encoding)
-        # The pattern of the declaration matches only text with one byte per character. So a file that declares UTF-16
-        # or UTF-32 in this way was converted later, most likely to UTF-8.
+        # The pattern of the declaration matches only text with one byte per ASCII character. So a file that matches
+        # but declares UTF-16 or UTF-32 was converted after it was declared, most likely to UTF-8.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` empties and counts it
+_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts and removes them
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for decoders: writes U+FFFD in place of the invalid bytes, and notes their position."""
+    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds their position to `_replaced`."""
     assert isinstance(error, UnicodeDecodeError)
     _replaced.append(error.start)
     return "\ufffd", error.end

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 Pieces = dict[str, float]  # piece -> natural logarithm of its probability
-# A point (number of pieces, ALP) for each vocabulary of a language, the smallest first, which has only the characters.
-# ALP is the mean log-probability of a sentence.
+# A point (number of pieces, ALP) for each vocabulary of a language, the smallest vocabulary first. The smallest one has
+# only the characters. ALP is the mean log-probability of a sentence.
 Curve = Sequence[tuple[int, float]]
 
 
@@ -27,8 +27,8 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 
 
 def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
-    """The steps along all hulls, each as (language, size before the step, size after it), by falling gain per piece. A
-    step has at most `step` pieces.
+    """The steps along the hulls of all `curves`, by falling gain per piece. Each is (language, size before the step,
+    size after the step), and adds at most `step` pieces.
 
     The gain is the language's weight times the slope of its hull. A language's steps stay in order, because the slopes
     of a hull fall; steps of equal gain are sorted by language.
@@ -49,10 +49,10 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """The number of pieces that each language gets. These are the first pieces in the language's order. Together the
+    """The number of pieces that each language gets: so many of the first pieces in the language's order. Together the
     languages get `size` different pieces.
 
-    `orders` holds each language's pieces as `piece_order` sorts them. Every language gets its characters. Raises
+    `orders` holds each language's pieces as `piece_order` sorts them. Every language gets all its characters. Raises
     ValueError if the characters alone are more than `size`, or if all pieces together are fewer than `size`.
     """
     sizes = {language: min(curves[language])[0] for language in orders}

@@ -1,8 +1,9 @@
 """Add languages to a vocabulary that models were trained with: old pieces keep their ids and scores, new ones follow.
 
 A second vocabulary is trained on the new languages' text alone. Its pieces that the old vocabulary lacks are added. An
-added piece gets a hundredth of its probability in that text. Even so it is far likelier than the two or more old pieces
-that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
+added piece gets a hundredth of its probability in the second vocabulary. Even so it is far likelier than the two or
+more old pieces that it replaces, so it is used in the new languages. Text of the old languages is segmented almost as
+before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -16,8 +17,8 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 from data_prep.vocab.word_counts import count_words
 
 _PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the new text alone
-_SHRINK = 0.95  # ratio of two sizes of the new text's vocabulary that are tried one after the other
-_COUNTED_LINES = 10_000  # `segmentation` counts tokens in a language's first lines
+_SHRINK = 0.95  # size of the second vocabulary that is tried next / size tried before
+_COUNTED_LINES = 10_000  # number of a language's first lines in which `segmentation` counts tokens
 
 
 def room_for_pieces(path: Path, size: int) -> int:
@@ -34,8 +35,8 @@ def room_for_pieces(path: Path, size: int) -> int:
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
     """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`; returns the new model file.
 
-    `coverage` is the share of the text's characters that get a piece. Raises ValueError as `room_for_pieces` does, and
-    if the text has too few pieces or too many characters for `size`.
+    `coverage` is the share of the text's characters that get a piece. Raises ValueError if `size` is not larger than
+    the model's number of ids, or if the text has too few pieces or too many characters for `size`.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -54,7 +55,10 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             "lower --character-coverage"
         )
     if room > len(new):
-        raise ValueError(f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: take that")
+        raise ValueError(
+            f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: lower --size to this "
+            "number, or add text"
+        )
     # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:
@@ -85,6 +89,6 @@ def describe_change(code: str, before: Mapping[str, float], after: Mapping[str, 
     """One line of text that says how a language's segmentation changed, from two results of `segmentation`."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
-        f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "
+        f"{code}: {old:.3f} tokens a character, {before['unknown']:.1%} of the tokens unknown; now {new:.3f} "
         f"({new / old - 1 if old else 0:+.1%}) and {after['unknown']:.1%}"
     )

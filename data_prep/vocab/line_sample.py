@@ -5,7 +5,8 @@ smallest hashes are chosen, so the sample does not depend on the number of proce
 of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
 English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
 
-Inputs are read once: the lines that may be chosen (candidates) are written to files, with their hashes.
+The lines of an input that may be chosen (candidates) are written to files, with their hashes, so one reading of the
+input is enough. Rarely the candidates turn out too few: then the input is read again.
 """
 
 import shutil
@@ -32,10 +33,10 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-# The lines with the N smallest hashes of an input are candidates. For each language, N is _COUNTED_HASHES +
-# _CANDIDATE_FACTOR × lines wanted × the input's share of the bytes; the second term is at most the largest quota.
+# The candidates are the lines with the N smallest hashes of each language in each input. N is _COUNTED_HASHES +
+# min(_CANDIDATE_FACTOR × the language's quota × the input's share of the language's bytes, largest quota).
 _CANDIDATE_FACTOR = 8
-_COUNTED_HASHES = 1000  # of each input, this many smallest hashes serve to estimate the number of distinct lines
+_COUNTED_HASHES = 1000  # smallest hashes, for each language in each input, from which distinct lines are estimated
 _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 _LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
@@ -43,10 +44,10 @@ _BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
-    """Returns (inputs, settings): the inputs from which lines are sampled, and values that identify this text among the
-    settings of a stage.
+    """Returns (inputs, settings): the inputs from which lines are sampled, and the settings that a stage records to
+    recognise this text.
 
-    Raises ValueError for names that cannot work, and for a named pipe.
+    Raises ValueError if `text` names an input that cannot be used, such as a named pipe.
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
@@ -108,8 +109,8 @@ def sample_lines(
 def _first_bounds(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
-    """One dict per input: for each language, the number of smallest hashes whose lines are candidates. It is estimated
-    from the bytes of the inputs."""
+    """One dict per input: for each language, the number of smallest hashes whose lines are candidates. This number
+    depends on the quotas, which are estimated from the bytes of the inputs."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
@@ -125,12 +126,13 @@ def _first_bounds(
 
 
 def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """The number of distinct lines of each language. It is exact if every input has fewer than `_COUNTED_HASHES` of
-    them. Else it is estimated from the share of repeats among the lines with the smallest hashes."""
+    """The number of distinct lines of each language. The number is exact if every input has fewer than
+    `_COUNTED_HASHES` distinct lines of the language. Else it is estimated from the share of repeats among the lines
+    with the smallest hashes."""
     line_counts = sum((Counter(result["lines"]) for result in results), Counter[str]())
     for code, line_count in line_counts.items():
         smallest = [result["least"][code] for result in results if code in result["lines"]]
-        # Up to this hash the lists of all inputs are complete.
+        # A full list of an input leaves out the hashes above its last one, so only hashes up to `limit` are counted.
         limit = min((hashes[-1] for hashes, _ in smallest if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
         occurrences = Counter[int]()
         for hashes, counts in smallest:
@@ -153,8 +155,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
-    """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. `read` counts the text
-    as it was before the filters."""
+    """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. The counts in `read`
+    grow by the text as it is before the filters."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK_BYTES):
@@ -183,9 +185,11 @@ def _sample_file(stage: Stage, language: str) -> Path:
 def _read_lines(
     stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
-    """Read input `index`, and write its candidates and their hashes. Returns four dicts by language: `lines` is the
-    number of lines, `limits` the hash up to which all lines are candidates, and `candidates` the files of the
-    candidates and of their hashes. `least` holds the smallest distinct hashes, and how often each occurs."""
+    """Read input `index`, and write its candidates and their hashes. Returns a dict of four dicts by language:
+
+    `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
+    candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
+    """
     result = stage.task_result(_read_task(index))
     if result is not None:
         return result
@@ -216,8 +220,8 @@ def _read_lines(
     # `+` leaves out the languages without lines.
     result = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
     for code, path in zip(keys, hash_paths, strict=True):
-        hashes_and_counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)
-        result["least"][code] = [values[:_COUNTED_HASHES].tolist() for values in hashes_and_counts]
+        hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
+        result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
     stage.finish_task(_read_task(index), result)
     return result
 
@@ -250,7 +254,8 @@ def _choose_lines(
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
     distinct, first_index = np.unique(hashes, return_index=True)
-    # Up to the smallest limit, all lines of every input are candidates.
+    # Up to the smallest limit, all lines of every input are candidates. `distinct` is sorted, so the first `eligible`
+    # indices have the smallest hashes.
     eligible = first_index[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
     limited = [index for index, read in by_input.items() if read["limits"][code] < _MAX_HASH]
     if len(eligible) < quota[code] and limited:

@@ -15,7 +15,7 @@ def serialize(pieces: Mapping[str, float]) -> bytes:
     the logarithm of its probability."""
     model = proto.ModelProto()
     model.ParseFromString(spm.SentencePieceNormalizer(rule_name=NORMALIZATION).serialized_model_proto())
-    # The normaliser's model has the flags of a tool that only normalises. Set those that a trained model has.
+    # The normaliser's model has the flags of a tool that only normalises. Set the flags that a trained model has.
     model.normalizer_spec.MergeFrom(
         proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
     )

@@ -3,7 +3,8 @@
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
 expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
 likelihood least. So every vocabulary is a subset of the vocabulary before. Each distinct word is trained on once,
-weighted by its occurrences. The pieces that occur in a word are looked up once; pruning only deletes some of these.
+weighted by its occurrences. The pieces that occur in a word are looked up only at the beginning; later, pruning deletes
+some of the pieces that were found.
 
 Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, which have two
 characters or more. Number 0 is the unknown character.
@@ -43,7 +44,7 @@ _SEEDS = 1_000_000
 _SEEDS_PER_PIECE = 4
 # Seeds are substrings of the most frequent distinct words, which together have at most this many characters.
 _SEED_CHARACTERS = 20_000_000
-# SentencePiece has the same values for the next three constants and for _SEEDS.
+# SentencePiece has the same values of _SHRINK, _ROUNDS, _MIN_EXPECTED and _SEEDS.
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
 _ROUNDS = 2  # rounds of expectation maximisation after each pruning
 _MIN_EXPECTED = 0.5  # a longer piece with fewer expected occurrences is dropped
@@ -66,8 +67,9 @@ class _Words:
 
 @dataclass
 class _Lattice:
-    """The pieces that begin at each character of some texts: the first `fan[0]` of the `arcs` begin at the first
-    character, the next `fan[1]` at the second, and so on. Text t begins at character `starts[t]`."""
+    """The pieces that begin at each character of some texts. `arcs` has the numbers of the pieces: first of the
+    `fan[0]` pieces that begin at the first character, then of the `fan[1]` that begin at the second, and so on. Text t
+    begins at character `starts[t]`."""
 
     starts: Numbers
     fan: Numbers
@@ -92,14 +94,15 @@ class Unigrams:
 
 
 class UnigramPath:
-    """Vocabularies from all seeds down to the characters; each call of `at` prunes what the call before left."""
+    """Vocabularies from all seeds down to the characters. Each call of `at` prunes the vocabulary that the call before
+    left."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
-        """Train on the words of `text`. Raises ValueError if it has none.
+        """Train on the words of `text`. Raises ValueError if there are none.
 
         The vocabulary has the most frequent characters, which make up the share `coverage` of all occurrences of
-        characters; other characters are unknown. `largest` is the size of the largest vocabulary that will be asked
-        for.
+        characters; other characters are unknown. `largest` is the size of the largest vocabulary that `at` will be
+        asked for.
         """
         if not len(text.words):
             raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
@@ -116,7 +119,7 @@ class UnigramPath:
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))  # characters to the piece's end
-        # The pieces that occur in each longer piece: when it is removed, some of them replace it in the text.
+        # The pieces that occur in each longer piece. If the longer piece is removed, some of them replace it.
         self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
         self._reestimate()
@@ -127,9 +130,9 @@ class UnigramPath:
         return len(self._pieces)
 
     def at(self, size: int, min_expected: float = 0.0) -> Unigrams:
-        """The vocabulary of `size` pieces, or of all that are left if these are fewer. All characters stay, even if
-        they are more than `size`. In the end, longer pieces with fewer than `min_expected` expected occurrences are
-        dropped, so that the vocabulary may be smaller."""
+        """The vocabulary of `size` pieces, or of all pieces that are left, if these are fewer. All characters stay,
+        even if they are more than `size`. At the end, longer pieces with fewer than `min_expected` expected occurrences
+        are dropped, so the vocabulary may be smaller than `size`."""
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
             self._reestimate(_MIN_EXPECTED if self.size > size else 0.0, size)
@@ -164,7 +167,7 @@ class UnigramPath:
         """Keep at most `size` pieces: the characters, and the longer pieces whose removal would lower the text's
         log-probability most.
 
-        Pieces whose removal would not lower it are kept only to reach `min_size` pieces.
+        Pieces whose removal would not lower the log-probability are kept only to reach `min_size` pieces.
         """
         nested = self._nested.starts, self._nested.fan, self._nested.arcs
         losses = find_losses(*nested, self._lengths, self._scores, self._frequencies, self._first_longer)
@@ -193,7 +196,7 @@ class UnigramPath:
 
 
 def _starts(sizes: Numbers) -> Numbers:
-    """int64: the positions where sequences of these sizes start when they are concatenated, and where the last ends."""
+    """int64: for concatenated sequences of these sizes, the position where each starts, and where the last one ends."""
     return np.append(0, np.cumsum(sizes, dtype=np.int64))
 
 
@@ -209,8 +212,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words, each with a space before it, as numbers of characters. Words over LONGEST_WORD characters are cut, and
-    consecutive unknown characters become one.
+    """The words, each with SPACE before it, as numbers of characters. Words over LONGEST_WORD characters are cut, and
+    consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
@@ -259,17 +262,18 @@ def _scripts(alphabet: list[str]) -> Numbers:
 
 
 def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
-    """Returns (pieces, occurrences). `pieces` are the longer pieces with which training begins, by falling score; with
-    the characters there are at most `max_pieces`. `occurrences` holds a first guess for every piece, characters first:
-    a character's occurrences, and a longer piece's score.
+    """Returns (pieces, occurrences). `pieces` are the longer pieces with which training begins, by falling score;
+    together with the characters they are at most `max_pieces`. `occurrences` holds the first guess of every piece's
+    occurrences, characters first: a character's true occurrences, and a longer piece's score.
 
-    The score is occurrences × length. Candidates are the substrings that occur at least twice and do not always have
-    the same character after them (SentencePiece takes the inner nodes of a suffix tree).
+    The score is occurrences × length. The pieces are chosen from the substrings that occur at least twice and do not
+    always have the same character after them. SentencePiece chooses in the same way, from the inner nodes of a suffix
+    tree.
     """
     words = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
     # For the substrings of `length - 1` characters: `ids` has, by position, the id of the substring that begins there;
-    # `occurrences` and `positions` have, by id, its occurrences and its first position. `length` goes up to
+    # `occurrences` and `positions` have, by id, the substring's occurrences and first position. `length` goes up to
     # LONGEST + 1, because the characters after a substring of LONGEST characters decide whether it is a candidate.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
@@ -295,7 +299,7 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
 
 
 def _most_frequent(text: _Words) -> _Words:
-    """The most frequent words, which have at most _SEED_CHARACTERS characters in all."""
+    """The most frequent words: as many as have at most _SEED_CHARACTERS characters together."""
     sizes = np.diff(text.starts)
     if sizes.sum() <= _SEED_CHARACTERS:
         return text

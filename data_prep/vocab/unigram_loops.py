@@ -14,7 +14,7 @@ from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint6
 from xlme_ds.data.compiled import compiled, reads
 
 Numbers = np.ndarray
-LONGEST = 16  # characters of the longest piece, as in SentencePiece
+LONGEST = 16  # largest number of characters of a piece, as in SentencePiece
 LONGEST_WORD = 1024  # characters; a longer word is cut
 # Values in place of a script. In a piece, a character with ANY may come before a character of any script. A character
 # with MARK takes the script of the character before it.
@@ -32,8 +32,8 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """uint8: the length of the longest piece that could begin at each character. It is at most LONGEST + 1, because
-    `extend` also counts substrings of that length.
+    """uint8: the length of the longest piece that could begin at each character. The limit is LONGEST + 1, not LONGEST,
+    because `extend` also counts substrings of that length.
 
     A piece lies in one word, has no unknown characters, and has letters of one script. `scripts[n]` is the script of
     character number n.
@@ -91,7 +91,8 @@ def extend(
 
     Returns four arrays. The first has, by position, the id of the substring that begins there, or -1. The others have,
     by id, the substring's occurrences, the id of its prefix (all but the last character) and its first position. `ids`
-    and `occurrences` are such arrays of the prefixes; a prefix that occurs less than twice is not extended.
+    and `occurrences` are the first two arrays that the call for `length` - 1 returned. A prefix that occurs less than
+    twice is not extended.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
     longer_ids = np.full(len(ids), np.int32(-1))
@@ -185,8 +186,8 @@ def look_up(
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
-    """In a lattice, replace each piece number n by `numbers[n]`, or drop the arc if this is negative. Returns the
-    number of arcs that stay."""
+    """In a lattice, replace each arc's piece number n by `numbers[n]`, or drop the arc if `numbers[n]` is negative.
+    Returns the number of arcs that stay."""
     arc_count = arc = 0
     for i in range(len(fan)):
         first_arc = arc_count
@@ -266,8 +267,8 @@ def expect(
     """Add the expected occurrences of each piece, over all segmentations of the words, to `expected`.
 
     `forward[j]` is the sum of the probabilities of all segmentations of a word's first j characters, divided by the
-    probability of the best of them, so that sums neither vanish nor overflow. `backward[j]` is such that the expected
-    occurrences of an arc from character j to `end` are forward[j] × ratio × backward[end].
+    probability of the best of these segmentations, so that sums neither vanish nor overflow. `backward[j]` is scaled so
+    that the expected occurrences of an arc from character j to `end` are forward[j] × ratio × backward[end].
     """
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
@@ -308,8 +309,8 @@ def find_losses(
     frequencies: Numbers,
     first_longer: int,
 ) -> Numbers:
-    """float64: for each longer piece, how far the text's log-probability per piece falls when it is removed, estimated
-    as in SentencePiece.
+    """float64: for each longer piece, how far the text's log-probability per piece falls if the piece is removed,
+    estimated as in SentencePiece.
 
     The occurrences of a removed piece (`frequencies`) go to the pieces of its best other segmentation. The loss is -inf
     if the piece does not occur, or if its best other segmentation has a higher score than the piece. The words of the

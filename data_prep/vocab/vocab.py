@@ -1,5 +1,5 @@
-"""Stage `vocab`: train a SentencePiece unigram vocabulary on lines sampled by temperature over languages, or extend an
-existing one with new pieces."""
+"""Stage `vocab`: train a SentencePiece unigram vocabulary on lines sampled by temperature over languages, extend an
+existing one with new pieces, or copy an existing one."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ class VocabConfig(TextConfig):
     """An existing SentencePiece model, such as XLM-R's. Without text, it is taken over as it is. With text, it is
     extended up to --size: its pieces keep their ids, and new pieces from the text follow."""
     compare: Path | None = None
-    """Folder of text in the old languages, laid out as for --mono: shows how much the extended --model changes their
-    segmentation."""
+    """Folder of text in languages of the old --model, laid out as for --mono. The command prints how the old and the
+    extended model segment this text."""
     size: int = 250002
     """Number of ids in the whole vocabulary, <pad> and <mask> included; choose fewer for a small model or corpus."""
     alpha: float = 0.7
@@ -68,7 +68,7 @@ class VocabConfig(TextConfig):
             raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
         if not 0.98 <= self.character_coverage <= 1:
             raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
-        temperature_shares([1], self.alpha)
+        temperature_shares([1], self.alpha)  # raises ValueError for a wrong alpha
 
 
 def run(config: VocabConfig) -> None:
@@ -121,9 +121,9 @@ def _train(config: VocabConfig) -> None:
                 }
                 for code, count in distinct.items()
             }
-            sentences = read_lines(list(files.values()))
             if old is None:
-                on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
+                lines = read_lines(list(files.values()))
+                on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
             else:
                 on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
         on_root(lambda: discard_work(stage, SAMPLE))
@@ -137,10 +137,11 @@ def _write_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Write the extended vocabulary. Print how the old and the extended vocabulary segment the sampled lines and those
-    of --compare."""
+    """Write the extended vocabulary. Print how the old and the extended vocabulary segment the sampled lines and the
+    lines of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
-    old_model, changes = old.path.read_bytes(), {}
+    old_model = old.path.read_bytes()
+    changes = {}
     readers = {code: partial(read_lines, [path]) for code, path in files.items()}
     for code in sorted({source.name for source in compared}):
         of_code = [source for source in compared if source.name == code]
@@ -162,7 +163,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     allow `config.size`."""
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    other_ids = len(SPECIALS) + 2  # <pad> and <mask> are ids of the model, not pieces
+    other_ids = len(SPECIALS) + 2  # two more for <pad> and <mask>, which are in no SentencePiece file
     size = config.size - other_ids
     vocabularies = UnigramPath(count_words(sentences), config.character_coverage, size)
     trained = vocabularies.at(size).pieces
@@ -173,8 +174,8 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
         )
     if len(trained) < size:
         raise ValueError(
-            f"--size is {config.size}, but the sampled text allows no more than "
-            f"{len(trained) + other_ids}: take that, or more text"
+            f"--size is {config.size}, but the sampled text allows no more than {len(trained) + other_ids}: lower "
+            "--size to this number, or add text"
         )
     return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
@@ -202,7 +203,7 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove the working files of a finished stage, which are in `folders`. The tasks' markers, which list these files,
+    """Remove `folders`, which hold the working files of a finished stage. The tasks' markers list these files, so they
     are removed first."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:

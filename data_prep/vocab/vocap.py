@@ -2,7 +2,7 @@
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
-OUT/.curves/<language>/     the vocabularies of the language's curve, removed when the stage is complete
+OUT/.curves/<language>/     the vocabularies on the language's curve; removed when the stage is complete
 
 The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021). For language i:
 
@@ -15,8 +15,8 @@ q_i^β × slope, is optimal for every Σ t_i. A piece that languages share count
 the languages' pieces has the requested size, so the last step may end early.
 
 The probability of a piece x in the union is pooled: p(x) = Σ_i w_i p_i(x). Here p_i are the probabilities of language
-i's chosen pieces and w_i = q_i^β, both scaled to a sum of 1. This is the unigram model of a text drawn with these
-weights.
+i's chosen pieces, and w_i is q_i^β; the p_i of each language and the w_i are scaled to a sum of 1. This is the unigram
+model of a text in which language i has the share w_i.
 """
 
 import math
@@ -46,8 +46,11 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_RARE_REMOVED_AT = 1.25  # size / `largest` of the vocabulary from which rare pieces are dropped: enough others are left
-_MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes text
+# Rare pieces are dropped once, from a vocabulary of `largest` times this size, so that enough other pieces are left.
+_RARE_REMOVED_AT = 1.25
+_MIN_OCCURRENCES = (
+    2.0  # a longer piece with fewer expected occurrences is rare: it would memorize one place in the text
+)
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
@@ -62,14 +65,14 @@ class VocapConfig(TextConfig):
     size: int = 524_288
     """Number of ids in the whole vocabulary, <pad> and <mask> included."""
     step: int = 1000
-    """Most pieces that a language gets in one turn of the allocation; choose fewer with a small --size."""
+    """Largest number of pieces that a language gets in one step of the allocation; choose fewer with a small --size."""
     largest: int = 50_000
-    """Most pieces that a language can get; choose fewer with a small --size or little text."""
+    """Largest number of pieces that a language can get; choose fewer with a small --size or little text."""
     shrink: float = 0.8
     """Ratio of the sizes of neighbouring vocabularies on a language's curve; nearer to 1 gives a finer curve and takes
     more time."""
     sentences: int = 1_000_000
-    """Most lines to sample from a language; fewer need less time."""
+    """Largest number of lines to sample from a language; fewer lines need less time."""
     alpha: float = 0.7
     """Exponent that turns the languages' numbers of lines into their shares q: 1 keeps the shares of the text, 0 makes
     all shares equal."""
@@ -86,8 +89,8 @@ class VocapConfig(TextConfig):
         """Raise ValueError for settings that cannot work."""
         if min(self.step, self.sentences) < 1 or self.largest < self.step:
             raise ValueError(
-                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
-                "at least 1, and --largest at least --step"
+                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: each must be at "
+                "least 1, and --largest at least as large as --step"
             )
         if not 0.5 <= self.shrink <= 0.98:
             raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
@@ -97,7 +100,7 @@ class VocapConfig(TextConfig):
             raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
         if not 0.98 <= self.character_coverage <= 1:
             raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
-        temperature_shares([1], self.alpha)
+        temperature_shares([1], self.alpha)  # raises ValueError for a wrong alpha
 
 
 def run(config: VocapConfig) -> None:
@@ -141,19 +144,19 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
 
 
 def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
-    """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and finally one of the characters
-    alone.
+    """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and finally a vocabulary of the
+    characters alone.
 
     `smallest` is the setting `step`. Special pieces do not count. If the text has fewer than `largest` pieces, the
-    first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one repeatedly, because
-    each training from scratch would also start with many pieces and prune them.
+    first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one vocabulary
+    repeatedly, because each training from scratch would also start with many pieces and prune them.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     vocabularies = UnigramPath(text, coverage, largest)
     if vocabularies.characters >= largest:
         raise ValueError(
-            f"--largest is too small for a language with {vocabularies.characters} characters: take a larger one, or "
+            f"--largest is too small for a language with {vocabularies.characters} characters: raise --largest, or "
             "lower --character-coverage"
         )
     vocabularies.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
@@ -179,7 +182,7 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
     shares = dict(zip(distinct, map(float, temperature_shares(list(distinct.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_read_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    union_size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    union_size = config.size - len(SPECIALS) - 2  # two less for <pad> and <mask>, which are in no SentencePiece file
     sizes = allocate(orders, curves, weights, config.step, union_size)
     chosen = {code: _scored_pieces(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owner_counts = Counter(piece for pieces in chosen.values() for piece in pieces)
@@ -204,16 +207,16 @@ def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _scored_pieces(stage: Stage, code: str, points: Curve, pieces: Sequence[str]) -> Pieces:
-    """`pieces`, the first ones in a language's order, with their log-probabilities in the smallest vocabulary of its
-    curve that has them all."""
+    """Each of `pieces`, the first ones in a language's order, with its log-probability. It comes from the smallest
+    vocabulary on the language's curve that has all these pieces."""
     vocabulary = _read_pieces(stage, code, min(size for size, _ in points if size >= len(pieces)))
     return {piece: vocabulary[piece] for piece in pieces}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Plot the languages' curves with the chosen sizes, and the sizes against the numbers of lines. Returns an SVG
-    image, whose bytes are the same for the same input."""
-    # "none" stores letters as text, not as paths, so that the file has a third of the size.
+    image; equal input gives equal bytes."""
+    # "none" stores letters as text. Stored as paths, they would make the file three times as large.
     with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]

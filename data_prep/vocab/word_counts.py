@@ -17,7 +17,7 @@ import sentencepiece as spm
 NORMALIZATION = "nmt_nfkc"
 SPACE = "▁"  # SentencePiece writes it before every word
 _BATCH_LINES = 20_000  # normalised in one step
-# Memory of training in bytes, per distinct word and per character of these words; a little more than measured.
+# Memory of training in bytes, per distinct word and per character of the distinct words; a little more than measured.
 _WORD_BYTES, _CHARACTER_BYTES = 60, 45
 
 
@@ -47,7 +47,7 @@ def count_words(
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
         tables.append(_count_table(counted.field("values"), counted.field("counts")))
         new_rows += len(counted)
-        if new_rows > tables[0].num_rows:  # the rows have doubled: by merging only now, few merges are needed
+        if new_rows > tables[0].num_rows:  # merge only when the rows have doubled, so that there are few merges
             tables, new_rows = [_merged_table(tables)], 0
             _check_memory(tables[0], memory)
     table = _merged_table(tables)
@@ -59,8 +59,8 @@ def count_words(
 
 
 def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
-    """Count the words of all lines or, if training on these would take more than `memory` bytes, of every second,
-    fourth, eighth … line. Each call of `read` gives all lines."""
+    """Count the words of all lines. If training on these words would take more than `memory` bytes, count those of
+    every second, fourth, eighth … line. Each call of `read` gives all lines."""
     step = 1
     while True:
         try:

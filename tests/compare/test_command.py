@@ -95,7 +95,9 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
         content = {"format": 1, "languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
         (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
     assert scores(tmp_path, (1, 2))[0] == {"pos": 15.0}
-    with pytest.raises(ValueError, match=r"seed3/scores\.json has scores of other files than \S+seed1/scores\.json"):
+    with pytest.raises(
+        ValueError, match=r"seed3/scores\.json and \S+seed1/scores\.json have scores of different files"
+    ):
         scores(tmp_path, (1, 2, 3))
 
 
@@ -232,7 +234,7 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
     other = write_data(tmp_path / "other", rows=40, vocabulary=vocabulary.size, seed=7, sha256=vocabulary.sha256)
     (other / "vocab").symlink_to(folder / "data" / "vocab")
     for name, option in (("data_folder", "--data"), ("heldout", "--heldout")):
-        with pytest.raises(ValueError, match=f"was started with another {option}: give that one"):
+        with pytest.raises(ValueError, match=f"was started with another {option}: give the same"):
             plan_systems(replace(command, **{name: other}), settings)
     # Evaluation is done again; fine-tuning refuses what it was not started with.
     assert [name for name, _ in left_to_test(systems[0], replace(command, pairs=other))] == ["pairs"]
@@ -412,11 +414,11 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
             "xlmr+xlme",
             1e21,
             4096,
-            "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same",
+            "xlme has model.relative_bias gated, but starts from xlmr, which has none: give both the same",
         ),
         ("xlme", 1e6, 4096, "are less than a step of xlme"),
         ("xlme", 1e15, 4096, r"1e\+15 operations buy 1 step of xlme, and .*: shorten .*, or raise --budgets"),
-        ("xlme", 1e18, 7, "xlme reads 2048 rows of text to 2048 of pairs: --rows 7 does not divide so"),
+        ("xlme", 1e18, 7, "xlme reads 2048 rows of text for every 2048 rows of pairs, but --rows 7 cannot be divided"),
     ],
 )
 def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: str, tmp_path: Path) -> None:
@@ -424,7 +426,7 @@ def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: s
         plan_system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
     for given in ("--train.steps", "--train.save-every", "--train.save_every", "--seed"):
         flag = given.replace("_", "-")
-        with pytest.raises(ValueError, match=f"{flag} follows from --budgets and --seeds: leave it out"):
+        with pytest.raises(ValueError, match=f"{flag} follows from --budgets and --seeds: leave {flag} out"):
             plan_system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{given}=5"]}, tmp_path)
 
 

@@ -245,7 +245,7 @@ SOUND = tmx(unit("one", "eins") + unit("two", "zwei"))
         (tmx("<tu>" * 75_000), "over 100 elements inside of each other"),
         (tmx("<tu><tuv>" + "<seg/>" * 50_000), "mismatched tag"),
         (SOUND.replace("<body>", "<body><!--" + "x" * 9_000_000), "a tag or comment of over 8,000,000 bytes"),
-        ("<!DOCTYPE tmx [<!ENTITY a 'b'>]>" + SOUND, "declares the entity 'a': write its text in its place"),
+        ("<!DOCTYPE tmx [<!ENTITY a 'b'>]>" + SOUND, "declares the entity 'a', but declarations are not read: replace"),
         ("<!DOCTYPE tmx [<!ENTITY a SYSTEM 'file:///etc/passwd'>]>" + SOUND, "declares the entity 'a'"),
         ("<!DOCTYPE tmx [<!ENTITY % a SYSTEM 'file:///etc/passwd'> %a;]>" + SOUND, "declares the entity 'a'"),
         ("<?xml version='1.0' encoding='klingon'?>" + SOUND, "encoding 'klingon', which is unknown: convert it"),
@@ -811,8 +811,12 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
             'pairs = "any"\ncolumns = ["_", "source", "target", "_"]\n[filters.column._]\nmin = 1',
             "filter column needs a column '_'",
         ),
-        ({"format": "arrow_pairs"}, 'pairs = "any"', "name those of the sides, and of the score"),
-        ({"format": "arrow_pairs"}, 'pairs = "any"\ncolumns = {source = "a", tgt = "b"}', "name those of the sides"),
+        ({"format": "arrow_pairs"}, 'pairs = "any"', "name the column of each side, and of the score"),
+        (
+            {"format": "arrow_pairs"},
+            'pairs = "any"\ncolumns = {source = "a", tgt = "b"}',
+            "name the column of each side",
+        ),
         (
             {"line_end": "|"},
             'pairs = "any"',

@@ -212,7 +212,7 @@ def test_damaged_parquet_is_named_with_its_row_group(tmp_path: Path) -> None:
 def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
     path = tmp_path / "de.parquet"
     write(path, ["a"])
-    with pytest.raises(ValueError, match=r"has no column 'content', but id, text: name the one .* columns = \["):
+    with pytest.raises(ValueError, match=r"has no column 'content', but id, text: name the column .* columns = \["):
         read(path, "content")
     with pytest.raises(ValueError, match="column 'id' has type int64, not string"):
         read(path, "id")
@@ -232,7 +232,7 @@ def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
         read(path, "meta.text")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="is a named pipe, but a Parquet file's index is at its end"):
+    with pytest.raises(ValueError, match="is a named pipe, but a Parquet file is read from its end"):
         read(path)
 
 
@@ -467,7 +467,7 @@ def test_a_star_takes_no_file_of_another_language(languages: str, tmp_path: Path
     [
         ('"*.jsonl"', '"any"', "", r'files are .*but languages = "any" needs \{lang\} in the name'),
         *(
-            ('"{lang}.jsonl"', '["de"]', f"columns = {columns}", "name the one that has the text")
+            ('"{lang}.jsonl"', '["de"]', f"columns = {columns}", "name the one column that has the text")
             for columns in ('["a", "b"]', "[]", '"a"', "[1]", '{ a = "b" }')
         ),
         ('"{lang}.jsonl"', '"all"', "", r'set languages = \["en", …\] or languages = "any"'),

@@ -199,7 +199,7 @@ def test_described_corpora_are_sampled_after_their_filters(
 def test_a_change_of_segmentation_in_words() -> None:
     before, after = ({"tokens_per_character": n, "unknown": u} for n, u in ((0.5, 0.2), (0.4, 0.0125)))
     assert describe_change("eu", before, after) == (
-        "eu: 0.500 tokens a character and 20.0% of them unknown, now 0.400 (-20.0%) and 1.2%"
+        "eu: 0.500 tokens a character, 20.0% of the tokens unknown; now 0.400 (-20.0%) and 1.2%"
     )
 
 

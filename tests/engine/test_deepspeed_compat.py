@@ -33,13 +33,14 @@ def test_a_changed_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(deepspeed.DeepSpeedEngine, "buffered_allreduce_fallback", changed)
     with pytest.raises(
-        ValueError, match=f"{deepspeed.__version__} is installed, .* there {REDUCE} takes.*--force-reinstall"
+        ValueError,
+        match=f"{deepspeed.__version__} is installed, .* in which {REDUCE} has the parameters.*--force-reinstall",
     ):
         check_deepspeed()
 
 
 def test_a_part_that_is_gone_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"engine:DeepSpeedEngine.gone takes \(self\), not \(missing\) as here"):
+    with pytest.raises(ValueError, match=r"engine:DeepSpeedEngine.gone has the parameters \(self\), not \(missing\)"):
         check_deepspeed({"runtime.engine:DeepSpeedEngine.gone": "self"})
 
 

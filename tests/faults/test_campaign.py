@@ -43,9 +43,9 @@ def test_what_the_audit_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = out / "audit/rank_00000.jsonl"
     lines = path.read_text().split("\n")
     path.write_text("\n".join(lines[:-1]))
-    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, was read in []"
+    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps []"
     path.write_text("\n".join([*lines, lines[-1]]))
-    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, was read in [11, 11]"
+    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps [11, 11]"
     last = json.loads(lines[-1])
     last["rows"]["para"][0][1] ^= 1
     path.write_text("\n".join([*lines[:-1], json.dumps(last)]))

@@ -247,7 +247,7 @@ def test_what_is_not_finite_is_not_saved(data: Path, tmp_path: Path) -> None:
     with pytest.raises(SharedError, match="would hold weights or moments that are not finite and is left out"):
         save(checkpoints, trained, 2)
     first.detach().fill_(np.nan)
-    with pytest.raises(SharedError, match="after 3 steps the loss of the probe batch is nan: nothing is saved any"):
+    with pytest.raises(SharedError, match="after 3 steps the loss of the probe batch is nan, so nothing is saved any"):
         checkpoints.save(trained, 3, {})
     newest, complaints = checkpoints.newest()
     assert newest is not None and newest.name == "step_00000001" and not complaints
@@ -369,7 +369,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stays(
     first.chmod(0o500)
     without_rights(lambda: [save(checkpoints, engine_once(data), step) for step in (2, 3)] and None)
     assert [path.name for path in checkpoints.all()] == ["step_00000001", "step_00000003"]
-    assert f"{first} stays, it cannot be deleted" in capsys.readouterr().err
+    assert f"{first} cannot be deleted and stays" in capsys.readouterr().err
     first.chmod(0)
     without_rights(lambda: print(checkpoints.newest()))
     assert "step_00000003'), [])" in capsys.readouterr().out

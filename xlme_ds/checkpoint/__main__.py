@@ -1,7 +1,7 @@
 """`xlme checkpoint list|check|convert|weights --run DIR` for the checkpoints of a run that has stopped, and `xlme
 checkpoint average --model ...` for the mean of several models.
 
-Resuming needs none of these: every engine reads every checkpoint as it is.
+A run resumes without any of these commands, because every engine reads every checkpoint as it is.
 """
 
 import re
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def list_checkpoints(run: Path) -> None:
-    """List the checkpoints of a run. Each has its size and the number of processes that saved it, or its fault.
+    """List the checkpoints of a run, each with its size and the number of processes that saved it, or with its fault.
 
     Args:
         run: Run folder.
@@ -71,7 +71,7 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
-    # An export has no checkpoints. A folder that has neither checkpoints nor models fails in `_print_checkpoints`.
+    # An export has no checkpoints to print. For a folder without checkpoints and models, `_print_checkpoints` fails.
     sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:
         try:
@@ -96,10 +96,10 @@ def _require_same_files(weights: Path) -> None:
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
-    """Write a checkpoint as one file of complete parameters, however many ranks saved it.
+    """Write a checkpoint as one file of complete parameters, however many ranks saved the checkpoint.
 
-    Any engine resumes from the new checkpoint if it is in `checkpoints/` of a run. The command needs 0.2 GiB of memory,
-    whatever the size of the model.
+    Any engine resumes from the new checkpoint if it lies in `checkpoints/` of a run. The command needs 0.2 GiB of
+    memory, whatever the size of the model.
 
     Args:
         run: Run folder.
@@ -110,8 +110,8 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     source = complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
-            f"--out {out.name} is the name of a checkpoint of step {saved_step(out)}, and {source} is of another step: "
-            f"name it {source.name}"
+            f"--out {out.name} names step {saved_step(out)}, but {source} has another step: name the new folder "
+            f"{source.name}"
         )
     with atomic_folder(out) as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
@@ -129,7 +129,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         run: Run folder of pre-training.
         out: Folder to make.
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
-        vocab: Folder or file of the vocabulary, if the run has none.
+        vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
     _require_no_step(run)
     settings = read_settings(run)
@@ -154,19 +154,20 @@ def _require_no_step(run: Path) -> None:
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
     """Write the mean of the weights of several models as a new model, which every command reads.
 
-    Compare it with these models by `xlme evaluate losses`.
+    Compare the new model with these models by `xlme evaluate losses`.
 
     Args:
-        models: A run, a checkpoint (RUN@STEP) or an export. Repeat --model for each model; all must be of one kind and
-            shape.
+        models: A run, a checkpoint (RUN@STEP) or an export. Repeat --model for each model; all models must be of one
+            kind and shape.
         out: Folder to make.
     """
     if len(models) < 2 or len(set(models)) < len(models):
-        raise ValueError("--model must name two or more models, each once: there is nothing to average")
+        raise ValueError("there is nothing to average: repeat --model to name two or more models, each once")
     are_exports = ["config" not in read_config(folder) for folder in models]
     if any(are_exports) and not all(are_exports):
         raise ValueError(
-            f"{models[are_exports.index(True)]} is an export and others are runs: export those, or name runs"
+            f"{models[are_exports.index(True)]} is an export, but other models are runs: name exports only, or runs "
+            "only"
         )
     write_average = _average_exports if all(are_exports) else _average_runs
     with atomic_folder(out) as partial:
@@ -184,7 +185,9 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
     def state_of(folder: Path) -> dict[str, Tensor]:
         run = load_run(folder)
         if run.vocabulary.sha256 != first.vocabulary.sha256:
-            raise ValueError(f"{folder} has another vocabulary than {models[0]}: average models of one")
+            raise ValueError(
+                f"{folder} has another vocabulary than {models[0]}: average models that have the same vocabulary"
+            )
         _require_alike(folder, kind_of(run), models[0], kind_of(first))
         return in_blocks(run.state, first.model)
 
@@ -200,9 +203,13 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     for folder in models:
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
         for path in folder.rglob("pytorch_model*.bin"):
-            raise ValueError(f"{path} cannot be averaged: save the model as {WEIGHTS_FILE}, and remove it")
+            raise ValueError(
+                f"{path} cannot be averaged: save the model's weights as {WEIGHTS_FILE}, and remove this file"
+            )
         if not names or sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
-            raise ValueError(f"{folder} has other files of weights than {models[0]}: average exports of one kind")
+            raise ValueError(
+                f"{folder} and {models[0]} differ in the names of their files of weights: average exports of one kind"
+            )
     shutil.copytree(models[0], out, dirs_exist_ok=True)
     checksums = [""] * len(models)  # for each model, the checksums of its files joined
     for name in names:
@@ -212,7 +219,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     _require_different(models, checksums)
     if (out / DIFFERENCE_FILE).exists():
         # The discriminator's embedding is generator's embedding + difference, rounded. The mean of such rounded sums
-        # is not exactly the sum of the two means, so the sum is computed again.
+        # is not exactly the sum of the two means, so it is replaced by this sum.
         generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)
         discriminator = read_weights(out / WEIGHTS_FILE)
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
@@ -220,14 +227,14 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         save_weights(discriminator, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
         averaged = ", ".join(f"`{folder.name}`" for folder in models)
-        notice = f"The weights are the mean of those of {averaged}. What follows is the card of the first."
+        notice = f"The weights are the mean of the weights of {averaged}. What follows is the card of the first model."
         # `header`: the YAML lines at the head of the card, or empty.
         _, header, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
         card.write_text(f"{header}{notice}\n\n{text}", encoding="utf-8")
 
 
 def _require_alike(folder: Path, settings: Mapping[str, Any], first: Path, expected: Mapping[str, Any]) -> None:
-    """Raise ValueError if the model in `folder` differs from the first in a setting that changes what it computes."""
+    """Raise ValueError if the models in `folder` and `first` differ in a setting that changes what a model computes."""
     for key in sorted(settings.keys() | expected.keys()):
         if settings.get(key) != expected.get(key) and key not in RUNTIME_SETTINGS and key != "_name_or_path":
             raise ValueError(
@@ -245,8 +252,8 @@ def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None
 
 
 def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns (means, checksums): for each name, the mean of the tensors that `read` gives for the paths; and for each
-    path, a checksum of its tensors.
+    """Returns (means, checksums): for each name, the mean over the paths of the tensors that `read` returns; and for
+    each path, a checksum of its tensors.
 
     Memory holds the float64 sums, and the tensors of only one path at a time.
     """
@@ -270,8 +277,8 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 
 
 def _print_checkpoints(run: Path, checksums: bool) -> bool:
-    """Print a line for every checkpoint of `run`. Returns whether none has a fault. Raises ValueError if there are no
-    checkpoints."""
+    """Print a line for every checkpoint of `run`. Returns True if no checkpoint has a fault. Raises ValueError if there
+    are no checkpoints."""
     require_folder(run, "name a run folder")
     folders = checkpoints_of(run)
     sound = True

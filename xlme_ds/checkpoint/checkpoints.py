@@ -1,8 +1,9 @@
-"""Checkpoints of a run: a thread writes each under a temporary name, and it is renamed when complete.
+"""Checkpoints of a run: a thread writes each under a temporary name, and the complete checkpoint is renamed.
 
-A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file). `complete.json` is the marker: it is written
-once everything else is on the disk. Other names in `checkpoints/` are ignored.
+A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (step, data fingerprints, loss of
+the probe) and `complete.json` (bytes and CRC-32 of every file). The probe is a fixed batch, whose loss shows whether a
+loaded model is the saved one. `complete.json` is the marker: it is written once everything else is on the disk.
+Entries of `checkpoints/` with other names are ignored.
 """
 
 import math
@@ -33,8 +34,8 @@ from .state_files import (
 _PARTIAL_SUFFIX = ".partial"
 _LATEST_FILE = "latest.json"
 
-# The largest relative difference allowed between the probe's loss and the stored one. They differ because another
-# number of ranks adds in another order (fp32), and another processor or kernel rounds differently (bf16).
+# The largest relative difference allowed between the probe's loss after loading and the stored loss. They differ if
+# another number of ranks adds in another order (fp32), or another processor or kernel rounds differently (bf16).
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -59,8 +60,8 @@ class Checkpoints:
         probe = engine.probe_loss()
         if not math.isfinite(probe):
             raise SharedError(
-                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved "
-                "any more, start a run with a lower optimizer.learning_rate"
+                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}, so nothing is saved "
+                "any more: start a run with a lower optimizer.learning_rate"
             )
         partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL_SUFFIX}"
         on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)
@@ -74,7 +75,7 @@ class Checkpoints:
             self.wait(engine)
 
     def wait(self, engine: Engine) -> None:
-        """Complete the checkpoint that is being written, if there is one. Raises SharedError when it cannot be."""
+        """Complete the checkpoint that is being written, if there is one. Raises SharedError if writing it failed."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -83,7 +84,7 @@ class Checkpoints:
         on_all_ranks(lambda: self._finish(writer.path.parent, state, files) if engine.rank == 0 else None)
 
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
-        """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
+        """The newest sound checkpoint or None, and a sentence for each newer, damaged checkpoint; collective."""
         complaints: list[str] = []
         for folder in reversed(broadcast(on_all_ranks(self.all))):
             fault = find_fault(folder, rank, world)
@@ -93,11 +94,12 @@ class Checkpoints:
         return None, complaints
 
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
-        """Load `folder` into `engine`, whatever engine and ranks saved it, and return the number of steps done.
+        """Load the checkpoint `folder` into `engine`, whatever engine and ranks saved it. Returns the number of steps
+        done.
 
         `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
-        relative difference between the loaded model's probe loss and the stored one. Raises SharedError if either is
-        not met.
+        relative difference allowed between the loaded model's probe loss and the stored loss. Raises SharedError if a
+        value or the loss differs.
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
@@ -108,13 +110,14 @@ class Checkpoints:
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"the loss of the probe batch was {state['probe']:.7g} when {folder} was saved and is {probe:.7g} "
-                "after loading it: the loaded state is not the saved one, resume from another checkpoint, or with the "
-                "engine and version that saved it"
+                "after loading it, so the loaded state is not the saved one: resume from another checkpoint, or with "
+                "the engine and version that saved this one"
             )
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether a run that now has no usable checkpoint has had one. A run that never had one may start anew.
+        """Whether a run that has no usable checkpoint had one earlier. A run that never had a checkpoint may start
+        anew.
 
         `steps_logged`: number of steps that the run recorded; `save_every`: steps between its checkpoints.
         """
@@ -130,14 +133,16 @@ class Checkpoints:
         return checkpoints_of(self.folder.parent)
 
     def _begin(self, partial: Path) -> None:
-        """Make the folder `partial`, after deleting failed saves, which may take the space that the new one needs."""
+        """Delete failed saves, which may take the space that the new checkpoint needs. Then make the folder
+        `partial`."""
         for leftover in self.folder.glob(f"*{_PARTIAL_SUFFIX}"):
             if is_checkpoint_name(leftover.stem):
                 _remove(leftover)
         partial.mkdir(parents=True)
 
     def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
-        """Complete the checkpoint, name it in latest.json, and delete checkpoints that the settings do not keep."""
+        """Complete the checkpoint, write its name into latest.json, and delete checkpoints that the settings do not
+        keep."""
         final = complete(partial, state, files)
         with naming(self.folder / _LATEST_FILE):
             write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})
@@ -152,8 +157,8 @@ class Checkpoints:
 
 
 def _was_copied(folder: Path, run: str | None) -> bool:
-    """Whether a user copied or renamed the checkpoint: its state is of another run than `run`, or of another step than
-    its name says. False if the state cannot be read."""
+    """Whether a user copied or renamed the checkpoint: its state has another run than `run`, or another step than its
+    name. False if the state cannot be read."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -162,23 +167,23 @@ def _was_copied(folder: Path, run: str | None) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint, or only the link to it; if that fails, print the reason to stderr."""
+    """Delete a checkpoint, or, if `path` is a link, only the link. On failure, print the reason to stderr."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
         else:
             shutil.rmtree(path)
     except OSError as error:
-        print(f"{path} stays, it cannot be deleted: {in_words(error)}", file=sys.stderr, flush=True)
+        print(f"{path} cannot be deleted and stays: {in_words(error)}", file=sys.stderr, flush=True)
 
 
 def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
-    """Turn the folder `X.partial` into the checkpoint `X`; its state files, listed in `files`, are on the disk already.
-    Returns the path of `X`."""
+    """Turn the folder `X.partial` into the checkpoint `X`, and return the path of `X`. The state files, listed in
+    `files`, are on the disk already."""
     final = partial.with_suffix("")
     with naming(partial):
         seal(partial, state, files)
-        if final.is_symlink() or final.is_dir():  # a damaged checkpoint of that step
+        if final.is_symlink() or final.is_dir():  # a damaged checkpoint of the same step
             _remove(final)
         elif final.exists():  # a user's file
             final.rename(final.with_name(f"{final.name}.moved"))
@@ -207,7 +212,7 @@ def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, An
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(
-                f"{folder} was saved with {key} {state.get(key)}, this run has {value}: resume with the same, "
+                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the same {key}, "
                 "or choose another --out"
             )
     return state

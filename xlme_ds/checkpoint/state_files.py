@@ -1,9 +1,10 @@
 """Training state in files: every rank writes the parts that it owns, and any number of ranks can read them.
 
 A file has safetensors' format and holds flat float32 tensors named `parameter/kind/start`. Such a tensor is a part: the
-elements from `start` on of the flattened parameter (kind `fp32`, the master weights) or of its optimizer state (the
-kind is that state's name, for example `exp_avg`). Nothing in a file depends on the engine. This module also reads and
-checks checkpoint folders without an engine; `checkpoints.py` writes and removes them.
+elements from `start` on of the flattened parameter or of its flattened optimizer state. The kind is `fp32` for the
+parameter's master weights, and else the name of the optimizer state, such as `exp_avg`. Nothing in a file depends on
+the engine. This module also reads and checks checkpoint folders without an engine; `checkpoints.py` writes and removes
+them.
 """
 
 import json
@@ -31,9 +32,9 @@ STATE = "state.json"
 # A parameter TABLE_N is block N of a vocabulary table. Readers join the blocks, because the model that loads them may
 # store the table in another number of blocks.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
-_MOST_ELEMENTS = 1 << 40  # more elements than any parameter has
+_MAX_ELEMENTS = 1 << 40  # more elements than any parameter has
 _NO_PARTS = np.zeros((0, 4), np.int64)  # used where `StateReader._parts` lacks a tensor, because no file has it
-CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
+CHUNK = 1 << 24  # elements that are copied, written or read in one step: 64 MiB
 
 
 def state_file(rank: int, world: int) -> str:
@@ -44,7 +45,7 @@ def state_file(rank: int, world: int) -> str:
 class StateWriter:
     """Writes one rank's file in a thread, so that training continues once everything is copied to host memory.
 
-    `buffer_bytes` limits the copies that wait to be written: `put` blocks until there is room for another one. Errors
+    `buffer_bytes` limits the copies that wait to be written: `put` blocks until there is room for another copy. Errors
     of the thread are raised by `result`, never by `put`, because no rank may fail alone in the middle of a collective.
     """
 
@@ -91,15 +92,16 @@ class StateWriter:
     def result(self) -> dict[str, int]:
         """Wait until the file is on the disk. Returns its `bytes` and its `crc32`.
 
-        Raises OSError if it could not be written, ValueError if a number in it is not finite.
+        Raises OSError if the file could not be written, ValueError if a number in it is not finite.
         """
         self._thread.join()
         if self._error is not None:
             raise OSError(self._error.errno, self._error.strerror, str(self.path))
         if not self._finite:
             raise ValueError(
-                f"{self.path} would hold weights or moments that are not finite and is left out: continue from the "
-                "checkpoint before with train.spike_sigma 6, or start a run with a lower optimizer.learning_rate"
+                f"{self.path} is not saved, because it would hold weights or moments that are not finite: continue "
+                "from the checkpoint before with train.spike_sigma 6, or start a run with a lower "
+                "optimizer.learning_rate"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 
@@ -135,15 +137,15 @@ class Headers(NamedTuple):
     """The headers of some files of a checkpoint."""
 
     tensors: list[tuple[str, str]]  # (parameter, kind) of each tensor
-    steps: set[int]  # the steps that the headers name; in an undamaged checkpoint all name the same
+    steps: set[int]  # the steps that the headers name; in an undamaged checkpoint all name the same step
     # [parts, 5]: index of the part's tensor in `tensors`, first element, element count, index of the part's file in the
     # checkpoint, and first byte in that file.
     parts: np.ndarray
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The headers of those of a checkpoint's `files` that rank `rank` of `world` ranks reads: each rank reads an equal
-    share. Raises ValueError for a file that is no state file."""
+    """The headers that rank `rank` of `world` ranks reads: each rank reads an equal share of a checkpoint's `files`.
+    Raises ValueError for a file that is no state file."""
     begin = len(files) * rank // world
     end = len(files) * (rank + 1) // world
     tensors: dict[tuple[str, str], int] = {}
@@ -155,8 +157,8 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
 def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
     """Returns (step, parts): the step in a file's header, and the file's rows of `Headers.parts`.
 
-    `tensors` has the index of each (parameter, kind); those that it lacks are added to it. Raises ValueError if a
-    tensor's bytes are not all in the file.
+    `tensors` has the index of each (parameter, kind); new ones are added to `tensors`. Raises ValueError if a tensor's
+    bytes are not all in the file.
     """
     try:
         size = path.stat().st_size
@@ -174,8 +176,8 @@ def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int
             begin, end = entry["data_offsets"]
             if entry["dtype"] != "F32" or not 0 <= begin <= end <= size - 8 - length or end - begin != 4 * numel:
                 raise ValueError(f"{key} is at {begin} to {end}")
-            if not 0 <= start < _MOST_ELEMENTS:
-                raise ValueError(f"{key} is from {start} on")
+            if not 0 <= start < _MAX_ELEMENTS:
+                raise ValueError(f"{key} begins at element {start}")
             tensor_index = tensors.setdefault((name, kind), len(tensors))
             parts.append((tensor_index, start, numel, file_index, 8 + length + begin))
         return step, np.array(parts, np.int64).reshape(-1, 5)
@@ -197,13 +199,14 @@ def _block_starts(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
 
 
 class StateReader:
-    """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
+    """Reads any part of the state from the files of a checkpoint. Raises ValueError if the files do not fit
+    together."""
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
-        """`files` are the state files that the checkpoint's marker lists. `headers` are their headers, if these were
-        read already."""
+        """`files` are the state files that the checkpoint's marker lists. `headers` are the files' headers, if they
+        were read already."""
         if not files:
-            raise ValueError("the checkpoint lists no state files: resume from another one")
+            raise ValueError("the checkpoint lists no state files: resume from another checkpoint")
         self.files = files
         self.folder = files[0].parent
         headers = [read_headers(files)] if headers is None else headers
@@ -218,10 +221,10 @@ class StateReader:
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors. Every file that is needed is opened once and read in order.
 
-        Each of `parts` is (parameter, kind, first element, tensor to fill with the elements from there on). The tensor
-        is flat, of any float type, on any device. `sizes` has the element count of every parameter of the model to
-        fill; it is needed if the model may store vocabulary tables in other blocks. Raises ValueError if the files lack
-        elements.
+        Each of `parts` is (parameter, kind, first element, tensor to fill from this element on). The tensor is flat, of
+        any float type, on any device. `sizes` has the element count of every parameter of the model to fill; it is
+        needed if the model may store vocabulary tables in other blocks than the files. Raises ValueError if the files
+        lack elements.
         """
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
         byte_ranges = [byte_range for part in parts for byte_range in self._byte_ranges(block_starts, *part)]
@@ -261,16 +264,16 @@ class StateReader:
                 done += count
         if done != out.numel():
             raise ValueError(
-                f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
-                "it belongs to another model, resume from another checkpoint"
+                f"{self.folder} belongs to another model, because it has only {done} of {out.numel()} elements of "
+                f"{kind} of {name} from {start} on: resume from another checkpoint"
             )
         return byte_ranges
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
     """Returns (sizes, parts). `sizes` has the element count of every parameter. For each (parameter, kind), `parts` has
-    its rows of `Headers.parts` without the tensor index, sorted by first element. In `parts`, the blocks of a
-    vocabulary table are joined into one parameter."""
+    the rows of `Headers.parts` of this tensor, without the tensor index, sorted by first element. In `parts`, the
+    blocks of a vocabulary table are joined into one parameter."""
     indices: dict[tuple[str, str], int] = {}  # (parameter, kind) -> index of this tensor over all headers
     reindexed = []
     for tensors, _, parts in headers:
@@ -296,8 +299,8 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Write every parameter and its optimizer state with `writer`, each as one tensor. They are copied in chunks, which
-    need little memory."""
+    """Write every parameter and its optimizer state with `writer`, each as one tensor. The tensors are copied in
+    chunks, which need little memory."""
     tensors = {f"{name}/{kind}/0": size for name, size in reader.sizes.items() for kind in reader.kinds}
     writer.begin(tensors, reader.step)
     for name, size in reader.sizes.items():
@@ -345,13 +348,13 @@ def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
     # A marker from elsewhere must not name files in other folders.
     if STATE not in files or any(Path(name).name != name for name in files):
-        raise ValueError(f"{path} lists other files than a checkpoint has: resume from another checkpoint")
+        raise ValueError(f"{path} does not list the files of a checkpoint: resume from another checkpoint")
     return files
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """The fault of a file, or None. A read error is returned too, because if one rank raised it, the other ranks would
-    wait for ever."""
+    """The fault of a file, or None. A read error is returned as a fault, because if one rank raised it, the other ranks
+    would wait for ever."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"

@@ -2,10 +2,11 @@
 
 xlme compare --recipes xlme,xlmr+ernie_m --budgets 1e19 3e19 --data mixed --heldout heldout --out runs/compare
 
-Trains every recipe for the same numbers of operations, each time with a complete schedule, scores the models, and
-writes compare.md, compare.json and the plot. `A+B` trains A for half of a budget, then B from A's weights for the other
-half. Settings of `xlme pretrain` after `--` apply to all recipes. Every run and every test is a command, which is
-printed before it starts. Finished runs and tests are skipped if their settings and data have not changed.
+For each budget, trains every recipe for this number of operations, with a learning rate schedule that ends when the
+budget is spent. Then scores the models and writes compare.md, compare.json and the plot. `A+B` trains A for half of a
+budget, then B from A's weights for the other half. Settings of `xlme pretrain` after `--` apply to all recipes. Every
+run and every test is a command, which is printed before it starts. Finished runs and tests are skipped if their
+settings and data have not changed.
 """
 
 import math
@@ -50,8 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
-    """The systems to train, for all budgets and seeds, after all checks that need no training. `shared_settings` apply
-    to every recipe. Raises ValueError if a check fails."""
+    """Check all that can be checked before training, and return the systems to train, for all budgets and seeds.
+    `shared_settings` apply to every recipe. Raises ValueError if a check fails."""
     for name in settings.recipes.replace("+", ",").split(","):
         recipe(name)  # raises ValueError for an unknown one
     names, budgets, seed_counts = settings.recipes.split(","), settings.budgets, settings.seeds
@@ -73,12 +74,12 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
             raise ValueError(f"--seeds has {count}: it must be at least 1")
     for name in ("rows", "processes", "tuning_seeds"):
         if getattr(settings, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is below 1: it must be at least 1")
-    row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}: it must be at least 1")
+    row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ has the same, or training refuses it
     require_tests(settings)
     own = own_settings(settings.own, names)
     if len(seed_counts) == 1:
-        seed_counts *= len(budgets)
+        seed_counts = seed_counts * len(budgets)
     systems = [
         plan_system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
         for budget, count in zip(budgets, seed_counts, strict=True)
@@ -97,6 +98,7 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     config = leg.config
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
     run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]
+    # Raises ValueError if the data do not fit the run.
     loader, heldout, _ = read_inputs(config, data, settings.heldout, run_folder, [], 0, settings.processes)
     if not (leg.folder / "config.json").exists():
         return
@@ -107,7 +109,9 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     }
     for option, (before, now) in recorded_and_now.items():
         if before != now:
-            raise ValueError(f"{leg.folder} was started with another {option}: give that one, or choose another --out")
+            raise ValueError(
+                f"{leg.folder} was started with another {option}: give the same {option} again, or choose another --out"
+            )
 
 
 def _train_and_test(system: System, settings: CompareSettings) -> None:
@@ -119,13 +123,15 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
             options = [*leg.arguments, *data, "--out", str(leg.folder)]
             run(launch("xlme_ds.pretrain", settings.processes, options), variables)
             if not (leg.folder / FINISHED).exists():
-                sys.exit(1)  # stopped: the same command continues
+                sys.exit(1)  # the run was stopped; its user continues it with the same command
     for name, command in left_to_test(system, settings):
         module, *options = command
         run(launch(module, 1, options), variables, quiet=True)
         if not record(system, name, command, settings):
             print(
-                f"{system.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr
+                f"{system.model}: {module} was stopped before it wrote its scores: give the same command again to "
+                "continue",
+                file=sys.stderr,
             )
             sys.exit(1)
 

@@ -58,7 +58,7 @@ class RunScores:
     losses: dict[str, float]  # loss term (mlm, tlm) -> loss on held-out text
     languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
     scores: dict[str, float]  # measure -> score
-    untrained: dict[str, float]  # measure -> score of the untrained model; empty if that was not tested
+    untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
@@ -85,8 +85,8 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """The mean number of times that the first `rows` rows of a mixed folder read an example, all languages together;
-    None if its manifest lacks the counts that `xlme prep mix` writes."""
+    """The mean number of times that training reads an example if it reads `rows` rows of a mixed folder; over all
+    languages together. None if the folder's manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
@@ -102,9 +102,9 @@ def finetune_score_files(folder: Path, task: str, seeds: Sequence[int]) -> list[
 
 
 def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns (trained, untrained): by measure, the scores in `folder` of the trained model, and of the untrained model
-    (empty if that was not tested). Raises ValueError for a malformed file, and if the files of one fine-tuning task are
-    from several models, settings or tests."""
+    """Returns (trained, untrained): by measure, the scores in `folder` of the trained and of the untrained model; the
+    second dict is empty if the untrained model was not tested. Raises ValueError for a malformed file, and if the files
+    of one fine-tuning task are from several models, settings or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
@@ -118,7 +118,8 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                 for key in ("weights", "training", "files"):
                     if content.get(key) != first.get(key):
                         raise ValueError(
-                            f"{path} has scores of other {key} than {files[0]}: score one model on the same test files"
+                            f"{path} and {files[0]} have scores of different {key}: score one model on the same test "
+                            "files"
                         )
                 means.append(fmean(metrics["f1"] for code, metrics in content["languages"].items() if code != "en"))
             if means:
@@ -138,8 +139,8 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
 
 
 def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Returns two dicts of the held-out losses in `folder`: by loss term, and by loss term and language. Both are empty
-    for a model that does not predict masked tokens."""
+    """Returns two dicts of the held-out losses in `folder`: by loss term, and by loss term and language. Both dicts are
+    empty for a model that does not predict masked tokens."""
     path = folder / "losses.json"
     try:
         result = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
@@ -151,21 +152,21 @@ def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, 
 
 def _malformed(path: Path, error: Exception) -> ValueError:
     """The error to raise for a score file that does not have the expected form."""
-    return ValueError(f"{path} lacks {error} or has another form: delete it, and the same command repeats the test")
+    return ValueError(f"{path} lacks {error} or has another form: delete it, and give the same command again")
 
 
 def _models(path: Path) -> list[dict[str, Any]]:
-    """The models' entries in the file of a test, the trained model first; none if there is no file."""
+    """The models' entries in the file of a test, the trained model first; an empty list if there is no file."""
     return list(read_object(path)["models"]) if path.exists() else []
 
 
 def read_results(path: Path) -> list[RunScores]:
-    """The runs in a compare.json. Raises ValueError for another file."""
+    """The runs in a compare.json. Raises ValueError for a file of another form."""
     content = read_object(path)
     try:
         return [RunScores(**run) for run in content["runs"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a compare.json of this version ({error}): make it again") from None
+        raise ValueError(f"{path} is not a compare.json of this version ({error}): write it again") from None
 
 
 def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
@@ -178,7 +179,7 @@ def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
             if run != first:
                 raise ValueError(
                     f"{first_source} and {source} have different runs of {run.system} with {run.budget:.3g} operations "
-                    f"and seed {run.seed}: leave one out"
+                    f"and seed {run.seed}: leave one of them out"
                 )
     return [run for _, run in first_runs.values()]
 
@@ -198,12 +199,12 @@ def measures_of(runs: Sequence[RunScores]) -> list[str]:
 
 
 def tables(runs: Sequence[RunScores]) -> list[ResultTable]:
-    """A table of the scores by budget and, if there are enough budgets, one of their trends."""
+    """A table of the scores by budget and, if there are enough budgets, a table of the scores' trends."""
     return [_scores_table(runs), *_trends_tables(runs)]
 
 
 def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
-    """The table of scores: a row for each budget and system, and one for its untrained model if that was tested."""
+    """The table of scores: a row for each budget and system, and a row for its untrained model if this was tested."""
     measures = measures_of(runs)
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
     columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs"]
@@ -214,7 +215,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
             seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
             if not seeds:
                 continue
-            first = seeds[0]  # the runs of the other seeds read as many tokens
+            first = seeds[0]  # its tokens and passes are those of all seeds
             passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
             cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
             cells += _cells([run.losses for run in seeds], losses, decimals=2)
@@ -249,8 +250,8 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
         ]
         table.rows.append([f"{first} against {other}", *cells])
     table.notes.append(
-        f"Straight lines over the logarithm of the operations, with {100 * LEVEL:.0f}% intervals (Student; a "
-        "crossing's is Fieller's). Beyond the largest budget they are extrapolated."
+        f"Straight lines over the logarithm of the operations, with {100 * LEVEL:.0f}% intervals (Student's; Fieller's "
+        "for a crossing). Beyond the largest budget the lines are extrapolated."
     )
     return [table]
 

@@ -50,16 +50,20 @@ def require_tests(settings: CompareSettings) -> None:
     if replace(tuned, tuning=default.tuning, engine=default.engine, train=default.train) != default:
         raise ValueError(f"--tuning {settings.tuning} may have only settings of --tuning., --engine. and --train.")
     if settings.pos is None and settings.ner is None and (options or settings.tuning_seeds != 1):
-        raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")
+        raise ValueError(
+            "--tuning and --tuning-seeds are for --pos and --ner: name a folder with --pos or --ner, or leave the "
+            "--tuning settings out"
+        )
 
 
 def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English, because the score
-    is a mean over such languages."""
+    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
+    over these languages."""
     tests = choose_sets(find_task_files(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
     if not any(have_labels(read_examples(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
-            f"--{task} {folder} has no test with labels in a language other than English: name a folder that has some"
+            f"--{task} {folder} has no test with labels in a language other than English: name a folder with such a "
+            "test"
         )
 
 
@@ -82,7 +86,7 @@ def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[st
 
 
 def record(system: System, name: str, command: list[str], settings: CompareSettings) -> bool:
-    """Record the command of a test that has ended. Returns False, and records nothing, if it wrote no scores."""
+    """Record the command of a test that has ended. Returns False, and records nothing, if the test wrote no scores."""
     if written := _has_scores(system, name, settings):
         write_object(system.model / SCORES / COMMANDS, _recorded(system) | {name: _entry(command)})
     return written
@@ -95,7 +99,7 @@ def _entry(command: list[str]) -> dict[str, Any]:
 
 @cache
 def data_sha256(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files in a folder, or of the manifests alone if it is mixed data."""
+    """SHA-256 of the names and bytes of all files in a folder; of a folder of mixed data, only of the manifests."""
     manifests = [folder / task / "manifest.json" for task in ROW_TASKS if (folder / task / "manifest.json").exists()]
     paths = manifests or sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
@@ -117,8 +121,8 @@ def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
 
 
 def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget there are also tests of the
-    untrained model."""
+    """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget the untrained model is tested
+    too."""
     out = system.model / SCORES
     untrained = ["--random"] if system.budget == min(settings.budgets) else []
     predicts_masked = set(LOSSES) & set(objective_of(system.legs[-1].config.objective).terms)

@@ -30,19 +30,20 @@ class CompareSettings:
     """Number of seeds (1, 2, …) with which each system is trained: one number for all budgets, or one for each budget.
     Several seeds show how much scores vary by chance."""
     own: tuple[str, ...] = ()
-    """Settings of single recipes, such as "xlme: --optimizer.learning-rate 1e-3"."""
+    """Settings that apply to one recipe only, such as "xlme: --optimizer.learning-rate 1e-3"."""
     processes: int = 1
     """Training processes on this machine."""
     pairs: Path | None = None
     """Folder of held-out pairs as text, in place of the pairs of --heldout."""
     tatoeba: Path | None = None
-    """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without it that test is left out."""
+    """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without the folder this test is left out."""
     align: Path | None = None
-    """Folder of word alignment tests, as `xlme evaluate align` reads it; without it that test is left out."""
+    """Folder of word alignment tests, as `xlme evaluate align` reads it; without the folder these tests are left
+    out."""
     pos: Path | None = None
-    """Folder of parts of speech, as `xlme finetune --task pos` reads it; without it that test is left out."""
+    """Folder of parts of speech, as `xlme finetune --task pos` reads it; without the folder this test is left out."""
     ner: Path | None = None
-    """Folder of PAN-X, as `xlme finetune --task ner` reads it; without it that test is left out."""
+    """Folder of PAN-X, as `xlme finetune --task ner` reads it; without the folder this test is left out."""
     tuning: str = ""
     """Settings of fine-tuning in one string, such as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
     tuning_seeds: int = 1

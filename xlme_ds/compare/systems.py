@@ -1,6 +1,6 @@
 """The systems of a comparison: recipes, or chains of recipes, each trained to a budget of operations.
 
-Operations are counted by `counting.py`. They are all operations of a step, including those of the generator.
+`counting.py` counts the operations. A step's operations include those of the generator.
 """
 
 import shlex
@@ -20,9 +20,10 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-# Difference between the seeds of a system's runs. Each run reads the same rows from the start, so it needs other masks.
+# Difference between the seeds of two runs in a chain. All runs of the chain read the same rows, from the first on, so
+# their masks must differ.
 _SEED_STEP = 1000
-_SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
+_SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of the run
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class System:
 
     @property
     def model(self) -> Path:
-        """Folder of the trained model, which is that of the last run."""
+        """Folder of the trained model: the folder of the last run."""
         return self.legs[-1].folder
 
     @property
@@ -71,15 +72,16 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class _LegSettings:
-    """The dataclass that tyro fills from the command line of a run. The empty name leaves out the prefix `run.` of all
-    settings."""
+    """The dataclass that tyro fills from the command line of a run. With the empty name, no setting has the prefix
+    `run.`."""
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
 def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The settings of single recipes by name, from entries of the form "RECIPE: SETTINGS". `names` are the names of the
-    systems. Raises ValueError if an entry has another form, or names a recipe of no system or a recipe twice."""
+    """The settings of single recipes, by recipe, from entries of the form "RECIPE: SETTINGS". `names` are the names of
+    the systems. Raises ValueError for an entry of another form, for a recipe of no system, and for a repeated
+    recipe."""
     settings_of: dict[str, list[str]] = {}
     recipes = [part for name in names for part in name.split("+")]
     for entry in entries:
@@ -89,7 +91,7 @@ def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
         if name not in recipes:
             raise ValueError(f"--own names {name}, which is not in --recipes: name one of {', '.join(recipes)}")
         if name in settings_of:
-            raise ValueError(f"--own names {name} twice: give all of its settings in one")
+            raise ValueError(f"--own names {name} twice: give all settings of {name} in one entry")
         settings_of[name] = shlex.split(settings)
     return settings_of
 
@@ -107,7 +109,7 @@ def plan_system(
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(options, flag) != list(options) for options in (settings, *own.values())):
-            raise ValueError(f"{flag} follows from --budgets and --seeds: leave it out")
+            raise ValueError(f"{flag} follows from --budgets and --seeds: leave {flag} out")
     recipes = [(recipe_name, _row_options(recipe_name, budget.rows)) for recipe_name in name.split("+")]
     share = budget._replace(flops=budget.flops / len(recipes))
     legs: list[Leg] = []
@@ -125,20 +127,21 @@ def _row_options(name: str, rows: int) -> list[str]:
     mono, rest = divmod(rows * data.mono_rows, data.mono_rows + data.para_rows)
     if rest:
         raise ValueError(
-            f"{name} reads {data.mono_rows} rows of text to {data.para_rows} of pairs: --rows {rows} does not divide so"
+            f"{name} reads {data.mono_rows} rows of text for every {data.para_rows} rows of pairs, but --rows {rows} "
+            "cannot be divided in this proportion: choose another --rows"
         )
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
 
 def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed_folder: str) -> Leg:
-    """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, if there is
-    one. Raises ValueError if `share` is less than a step, or if `before` has another shape."""
+    """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, unless this is
+    None. Raises ValueError if `share` is less than a step, or if the model of `before` has another shape."""
     run = validate(parse(program("compare"), _LegSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)
     if steps < 1:
         raise ValueError(
-            f"{share.flops:g} operations are less than a step of {name}, {step_flops:.3g}: raise --budgets"
+            f"{share.flops:g} operations are less than a step of {name} ({step_flops:.3g}): raise --budgets"
         )
     prefix = ""
     if before is not None:
@@ -147,8 +150,8 @@ def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: 
             theirs, ours = getattr(before.config.model, setting), getattr(run.model, setting)
             if theirs != ours:
                 raise ValueError(
-                    f"{name} starts from {before.config.name}, whose model.{setting} is {theirs} and its own {ours}: "
-                    "give both the same after --"
+                    f"{name} has model.{setting} {ours}, but starts from {before.config.name}, which has {theirs}: "
+                    f"give both the same --model.{setting.replace('_', '-')} after --"
                 )
         objective = before.config.objective
         take = "all" if objective.name == run.objective.name else main_encoder(objective_of(objective).encoders)
@@ -156,7 +159,7 @@ def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: 
     options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     try:
         config = validate(parse(program("compare"), _LegSettings, "", options).run)
-    except ValueError as error:  # the settings fit before they had this number of steps
+    except ValueError as error:  # the settings were valid with the recipe's number of steps, but not with this number
         bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
     folder = out / f"{prefix}{name}-{steps}" / seed_folder

@@ -1,9 +1,9 @@
 """Trends of scores with training: a straight line through each system's scores over log10 of the operations, and the
 crossings of two lines.
 
-The lines of a measure share one residual variance. Differences between seeds raise it, and so does a curve that is not
-straight. Intervals are from Student's t; the interval of a crossing is Fieller's (1954), which is exact for two such
-lines.
+The lines of a measure share one residual variance. Differences between seeds raise this variance, and so does a curve
+that is not straight. Intervals are from Student's t; the interval of a crossing is Fieller's (1954), which is exact for
+two lines that share a residual variance.
 """
 
 import functools
@@ -48,14 +48,15 @@ class Crossing(NamedTuple):
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
     """A line for every system that has several budgets, from the (operations, score) of its runs.
 
-    Empty if there are not more scores than parameters of the lines: then the residual variance is unknown.
+    The dict is empty if the lines have as many parameters as there are scores, because the residual variance is then
+    unknown.
     """
     # system -> (parameters of its line [2], inverse of the normal matrix [2, 2])
     lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     squares, freedom = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
-        if len(x) == 0 or np.ptp(x) < 0.1:  # a single budget; operations differ a little, as runs end at whole steps
+        if len(x) == 0 or np.ptp(x) < 0.1:  # one budget: its runs differ only a little, because they end at whole steps
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)
@@ -72,12 +73,12 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
 
 
 def crossing(first: Trend, other: Trend) -> Crossing | None:
-    """The crossing of `first` and `other`. None if the slopes do not differ significantly: the lines may then cross
-    anywhere, or nowhere."""
+    """The crossing of `first` and `other`. None if the slopes do not differ significantly, because the lines may then
+    cross anywhere, or nowhere."""
     at_zero, slope = first.at_zero - other.at_zero, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)
-    # With x = log10 of the operations, the interval of the crossing is all x at which the interval of the difference
-    # contains 0: (at_zero + slope x)² ≤ a + 2 b x + c x², which is square x² + 2 linear x + constant ≤ 0.
+    # With x = log10 of the operations, the interval of the crossing is all x at which the interval of the two lines'
+    # difference contains 0: (at_zero + slope x)² ≤ a + 2 b x + c x², which is square x² + 2 linear x + constant ≤ 0.
     square, linear, constant = slope**2 - c, at_zero * slope - b, at_zero**2 - a
     if square <= 0:
         return None

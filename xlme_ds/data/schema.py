@@ -1,12 +1,12 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-From `xlme_ds`, `data_prep` imports only this module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io`.
-This module needs no library except pyarrow and numpy.
+`data_prep` may import only these parts of `xlme_ds`: `io` and, from `data`, this module, `shards`, `vocabulary`,
+`corrupt` and `compiled`. This module needs no library except pyarrow and numpy.
 
 There are three kinds of shard. All are uncompressed Arrow IPC files, which can be read through a memory map:
 
-* documents, written by `xlme prep encode`: a record is a document, its token ids and a `</s>` at the end. So the
-  column's values, without the borders of the records, are a stream of tokens, and a training row is a slice of it.
+* documents, written by `xlme prep encode`: a record is the token ids of one document, with `</s>` as the last. So the
+  records one after the other are a stream of tokens. Unless `mix` packs rows, it cuts them from this stream.
 * pairs, written by `xlme prep encode`: a record is a translation pair, both sides without special tokens.
 * rows, written by `xlme prep mix`: a record is a training row, in training order.
 """
@@ -37,9 +37,10 @@ def row_schema(row_tokens: int) -> pa.Schema:
     """Schema of a training row.
 
     `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: the number of tokens of each item,
-    special tokens included. In the layout xlme (the manifest's setting `layout`; see `LAYOUTS`) an item is
-    `<s> text </s>` (task mono, one per row unless packed) or `<s> e </s> f </s>` (task para, several per row).
-    `languages`: indices into the manifest's `languages`: one for each item (mono), or two (para).
+    special tokens included. In the layout xlme an item of the task mono is `<s> text </s>`, one per row unless packed,
+    and an item of the task para is `<s> source </s> target </s>`, several per row. `LAYOUTS` has the other layouts; the
+    manifest's setting `layout` names the one of its rows. `languages`: indices into the manifest's `languages`, one for
+    each item (mono) or two (para).
     """
     return pa.schema(
         [
@@ -106,7 +107,7 @@ _MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "voca
                    "shards": list, "counts": dict}  # fmt: skip
 _SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers that mix writes into the manifest for each language
-_TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
+_TYPE_WORDS = {str: "a string", dict: "an object", list: "a list", int: "a whole number"}
 
 
 def _require_manifest(fields: Any) -> None:
@@ -120,7 +121,7 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"shard {index} is {shard['name']!r}, outside of the folder")
     codes = fields["languages"]
     if not all(type(code) is str for code in codes) or len(set(codes)) != len(codes):
-        raise ValueError("its languages are not different codes")
+        raise ValueError("its languages are not a list of distinct codes")
     by_language = fields["counts"].get("by_language", {})
     if type(by_language) is not dict or not all(type(counts) is dict for counts in by_language.values()):
         raise ValueError("its counts by language are not JSON objects")
@@ -130,7 +131,7 @@ def _require_manifest(fields: Any) -> None:
         if fields["settings"]["layout"] not in LAYOUTS:
             raise ValueError(f"no layout is called {fields['settings']['layout']}")
         if fields["settings"]["row_tokens"] >= 2**31:
-            raise ValueError("settings has rows of 2³¹ tokens or more")
+            raise ValueError("settings has row_tokens of 2³¹ or more")
         mix_counts = [counts.get(name) for counts in by_language.values() for name in _MIX_COUNTS]
         if not all(type(count) in (int, float) for count in mix_counts):
             raise ValueError(f"its counts by language lack {', '.join(_MIX_COUNTS)}")
@@ -149,17 +150,17 @@ def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which marks `folder` as complete, after the directory entries of its shards are flushed to
-    the disk."""
+    """Flush the directory entries of the shards to the disk, then write the manifest: it marks `folder` as complete."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
         to_disk(parent)
     write_signed(folder / "manifest.json", asdict(manifest))
 
 
 def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
-    """The manifest of a finished stage folder, which the command `writer` made.
+    """The manifest of a finished stage folder. Errors name `writer` as the command that writes such a folder.
 
-    Raises ValueError if the folder has none (the stage did not finish), or if it is damaged or of another format.
+    Raises ValueError if the folder has no manifest (the stage did not finish), or if the manifest is damaged or of
+    another format.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
@@ -170,9 +171,8 @@ def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
         _require_manifest(fields)
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
-        manifest = Manifest(**fields)
+        return Manifest(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
         ) from None
-    return manifest

@@ -1,7 +1,7 @@
 """Adapters for DeepSpeed: a check of its version, because we replace private parts of it; the loading of its compiled
 extensions; and the reading of gradients that it keeps on a disk.
 
-While torch compiles or loads an extension, a file `lock` lies next to it, and other processes wait until that file is
+While torch compiles or loads an extension, a file `lock` lies next to it, and other processes wait until this file is
 gone. A killed process leaves the file, and then all later processes wait for ever. So our processes compile and load
 extensions one at a time, in our own folder, under a second lock that the system releases when its holder ends. The
 holder may delete a file `lock` in that folder: only a killed process can have left it.
@@ -69,8 +69,8 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
             signature = "missing"
         if signature != expected:
             raise ValueError(
-                f"{installed}, but not as released: there {name} takes ({expected}), not ({signature}) as here: pip "
-                f"install --force-reinstall --no-deps {requirement}"
+                f"{installed}, but differs from the release, in which {name} has the parameters ({expected}), not "
+                f"({signature}): pip install --force-reinstall --no-deps {requirement}"
             )
 
 
@@ -81,8 +81,8 @@ _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Context for code that may load an extension: makes `cpp_extension.load` safe, and keeps DeepSpeed's messages off
-    stdout."""
+    """Context for code that may load an extension: `cpp_extension.load` runs in one process at a time, and DeepSpeed's
+    messages stay off stdout."""
     cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks `load` up at each use
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -92,8 +92,8 @@ def loading_extensions() -> Iterator[None]:
 
 
 def _load_alone(name: str, **arguments: Any) -> Any:
-    """Call torch's `load` with a build folder of this environment, in one process at a time, after removing the file
-    `lock` of a killed process.
+    """Take our lock, remove the file `lock` of a killed process, and call torch's `load` with a build folder of this
+    environment.
 
     The folder is below TORCH_EXTENSIONS_DIR, or below torch's folder in the user's cache. Each environment has its own:
     the build's commands contain torch's path, so environments that shared a folder would compile again at each switch.
@@ -103,23 +103,23 @@ def _load_alone(name: str, **arguments: Any) -> Any:
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     path_hash = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
     folder = parent / f"xlme_ds-{python}-torch{torch.__version__}-{path_hash}" / name
-    with contextlib.ExitStack() as contexts:
+    with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _wait_for(contexts.enter_context(open(folder / ".xlme_ds.lock", "w")))
+            _wait_for(stack.enter_context(open(folder / ".xlme_ds.lock", "w")))
             _wait_until(
-                lambda: not _compiling(folder),
+                lambda: not _compiler_runs_in(folder),
                 f"waiting for the compilers of a killed process, which write into {folder}",
             )
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
-                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR to "
-                "a folder that this user can write and lock"
+                f"DeepSpeed's extensions cannot be compiled in {folder} ({error.strerror}): set TORCH_EXTENSIONS_DIR "
+                "to a folder that this user can write and lock"
             ) from None
         if not (folder / f"{name}.so").exists():
             print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
-        contexts.enter_context(_own_ninja_first())
+        stack.enter_context(_own_ninja_first())
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
@@ -133,25 +133,26 @@ def _wait_for(file: IO[str], patience: float = 60.0) -> None:
             return False
         return True
 
-    message = "waiting for another process of this user, which compiles or loads an extension and holds"
-    _wait_until(taken, f"{message} {file.name}", patience)
+    message = f"waiting for another process of this user, which compiles or loads an extension and holds {file.name}"
+    _wait_until(taken, message, patience)
 
 
-def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) -> None:
-    """Wait until `over()` is true; print `message` after `patience` seconds."""
+def _wait_until(done: Callable[[], bool], message: str, patience: float = 10.0) -> None:
+    """Wait until `done()` is true; print `message` after `patience` seconds."""
     print_at = time.monotonic() + patience
-    while not over():
+    while not done():
         if time.monotonic() > print_at:
             print(message, file=sys.stderr, flush=True)
             print_at = math.inf
         time.sleep(0.1)
 
 
-def _compiling(folder: Path) -> bool:
+def _compiler_runs_in(folder: Path) -> bool:
     """Whether a compiler runs in `folder`: a compiler may outlive the process that started it and held the lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
+            command = (process / "cmdline").read_bytes().split(b"\0")[0]
+            program = command.rpartition(b"/")[2].decode(errors="replace")
             if program in _COMPILERS and os.path.samefile(process / "cwd", folder):
                 return True
     return False
@@ -159,8 +160,8 @@ def _compiling(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_ninja_first() -> Iterator[None]:
-    """Context in which PATH begins with the folder of this environment's ninja: another ninja would compile everything
-    anew."""
+    """Context in which PATH begins with the folder of this environment's ninja. Another version of ninja may not accept
+    the folder's build log, and would compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
@@ -170,8 +171,8 @@ def _own_ninja_first() -> Iterator[None]:
 
 
 def align_gradients(optimizer: Any) -> None:
-    """Make a ZeRO-3 optimizer whose state is on a disk read gradients only into aligned memory. Other optimizers stay
-    unchanged.
+    """If the optimizer is ZeRO-3 with its state on a disk, let it read gradients only into aligned memory. Other
+    optimizers stay unchanged.
 
     DeepSpeed 0.19.8 reads with direct I/O, which fails if the address in memory is no multiple of 512 bytes. DeepSpeed
     ignores the failure, and the buffer keeps its old content. A gradient may begin at any address in its group's
@@ -193,9 +194,9 @@ def _cut_to_alignment(
     for tensor, offset in zip(tensors, offsets, strict=True):
         cuts = [0, tensor.numel()]
         if swapper.is_swappable_tensor(tensor=tensor):
-            first = -offset % alignment
-            last = first + (tensor.numel() - first) // alignment * alignment
-            cuts = [0, first, last, tensor.numel()]
+            aligned_begin = -offset % alignment
+            aligned_end = aligned_begin + (tensor.numel() - aligned_begin) // alignment * alignment
+            cuts = [0, aligned_begin, aligned_end, tensor.numel()]
         for begin, end in pairwise(cuts):
             if begin < end:
                 part = tensor[begin:end]
