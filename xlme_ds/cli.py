@@ -1,5 +1,5 @@
-"""Parse command lines `--recipe NAME [--section.key value ...]`, which change the settings of a recipe or a file; and
-print errors, remarks, progress and numbers in the form that all commands share."""
+"""Parse command lines `--recipe NAME [--section.key value ...]`, which change the settings of a recipe or a settings
+file; and print errors, remarks, progress and numbers in the form that all commands share."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ from .settings_file import dotted, help_of, near_settings, read, with_values
 Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
-_RANK_0_SECONDS = 30.0  # other ranks wait this long for rank 0, which by then should have read its command line
+_RANK_0_SECONDS = 30.0  # the time that other ranks give rank 0 to read its command line and find the mistake there
 _HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
 _CONFIG_HELP = "File of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
@@ -50,9 +50,9 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """`xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout and tyro. If no launcher starts the command, it also
-    removes a launcher's variables from the environment. Another process left them there, and `note` would print nothing
-    if they named another rank than 0.
+    Every command begins with this call, which also prepares stdout and tyro. If `command` is one that no launcher
+    starts, a launcher's variables in the environment are left from another process. They are removed, because `note`
+    would print nothing if they named another rank than 0.
     """
     prepare_tyro()
     open_output()
@@ -82,7 +82,7 @@ def run_subcommand(
     description: str | None = None,
 ) -> None:
     """Call the function that the first argument names, with the other arguments. Raises ValueError for a name that is
-    not in `functions`; the message calls it a `kind`."""
+    not in `functions`. `kind` is the word for such a name in the error."""
     import tyro
 
     from .io.help import read_command
@@ -102,8 +102,8 @@ def parse(
     """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of the --recipe, of the
     --config file or of `base`, changed by the other options.
 
-    A value of the wrong type or an unknown setting ends the program with a message. For an unknown setting it names the
-    nearest one. Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
+    A value of the wrong type or an unknown setting ends the program with a message; for an unknown setting, the message
+    suggests the nearest known one. Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
     """
     import tyro
 
@@ -115,12 +115,12 @@ def parse(
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
     sources = [flag for flag, value in values_by_flag.items() if value is not None]
     if len(sources) > 1:
-        raise ValueError(f"{' and '.join(sources)} exclude each other: leave all but one out")
+        raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
     asks_for_help = not _HELP_FLAGS.isdisjoint(rest)
     if not sources and not asks_for_help:
         if rest[:1] and rest[0] in RECIPES:
             raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
-        raise ValueError("--recipe is missing: name one, for example --recipe quickstart, or a file with --config")
+        raise ValueError("--recipe is missing: name a recipe, as in --recipe quickstart, or a file with --config")
     if file_name is not None:
         run = _settings_of(Path(file_name))
     elif recipe_name is not None:
@@ -147,10 +147,10 @@ def parse(
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:
     """Raise ValueError for a mistake that `refuse_mistakes` names, and for a flag that nearly names a setting; the
-    message suggests the right flag. The section may be missing (--steps), the name may be its initials (--lr or
-    --optimizer.lr for --optimizer.learning-rate), or it may have a mistake (--train.step).
+    message suggests the right flag. The flag may lack the section (--steps), may have initials in place of the name
+    (--lr or --optimizer.lr for --optimizer.learning-rate), or may be misspelt (--train.step).
 
-    The fields of the dataclasses `commands` are the flags and the sections.
+    The fields of the dataclasses `commands` are the known flags and sections.
     """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
     settings = dotted(hints)
@@ -234,12 +234,12 @@ def _entry(flag: str, about: str) -> str:
 
 
 def without_launcher(arguments: list[str]) -> list[str]:
-    """`arguments` without --local_rank, which DeepSpeed's launcher adds; LOCAL_RANK in the environment has it too."""
+    """`arguments` without --local_rank, which DeepSpeed's launcher adds. The environment has the rank as LOCAL_RANK."""
     return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """(`arguments` without `flag` and its value, the value); the value is None if the flag is not there."""
+    """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag."""
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
             return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
@@ -263,13 +263,13 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`.
 
-    An error that is no SharedError comes before the ranks have met. Then the other ranks wait before they exit, because
-    a launcher ends all ranks once one has failed, and rank 0 may have started later. A rank that is still running after
-    the wait prints the mistake too, because rank 0 may not have found it.
+    An error that is no SharedError comes before the ranks have met. A launcher ends all ranks once one rank has failed,
+    and rank 0 may have started later than the others. So the other ranks wait before they exit. A rank that is still
+    running after the wait prints the mistake too, because rank 0 may not have found it.
     """
     prints = getattr(error, "prints", None)
     if prints is None and not _on_rank_0():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a signal of the launcher ends this rank: nothing is to be saved
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's signal ends this rank: it has nothing to save
         time.sleep(_RANK_0_SECONDS)
         prints = True
     note(f"{program}: error: {in_words(error)}", bool(prints))
@@ -277,7 +277,7 @@ def fail(program: str, error: Exception) -> None:
 
 
 def note(text: str, here: bool = False) -> None:
-    """Print a remark for the user on stderr: on rank 0 only, or with `here` on this rank too."""
+    """Print a remark for the user on stderr, on rank 0 only; with `here`, on the calling rank whatever its number."""
     if here or _on_rank_0():
         print(text, file=sys.stderr, flush=True)
 
@@ -289,8 +289,8 @@ def _on_rank_0() -> bool:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """Yield `items`. Every ten seconds, print to stderr how much of `total` is done, which is the sum of `amount(item)`
-    over the items so far."""
+    """Yield `items`. Every ten seconds, print to stderr how much of `total` is done: the sum of `amount(item)` over the
+    items so far."""
     done = 0
     last_printed = time.monotonic()
     for item in items:

@@ -1,7 +1,7 @@
 """The settings of a run: frozen dataclasses with each setting's type, range, default and help text.
 
-`xlme_ds.validate` checks the ranges and the relations between settings. A recipe (`xlme_ds.recipes`) returns one
-`RunConfig`; each part of the program takes the section that it needs. Nothing here imports torch.
+`xlme_ds.validate` checks the ranges and the relations between settings. A recipe (`xlme_ds.recipes`) returns a
+`RunConfig`; each part of the program takes the section that it needs. This module imports no torch.
 """
 
 import math
@@ -22,7 +22,7 @@ class Range:
     """Completes the error "SETTING is VALUE: it must …"."""
     contains: Callable[[float], bool] = field(repr=False)
     most: float = 1e9
-    """The largest number allowed: a larger one would overflow, or the run would never finish."""
+    """The largest number allowed: with a larger one, numbers would overflow or the run would never finish."""
 
 
 Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
@@ -61,7 +61,8 @@ def weight_at(points: Sequence[str], step: int) -> float:
     rising = all(a < b for (a, _), (b, _) in pairwise(pairs))
     if (pairs and pairs[0][0] != 0) or not rising or not all(0 <= weight < math.inf for _, weight in pairs):
         raise ValueError(
-            f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
+            f"the weights {' '.join(points)} do not have the form STEP:WEIGHT with rising steps from 0 on, as in 0:1 "
+            "100000:0.1 300000:0"
         )
     weight, last_step = 0.0, -1  # not used: the first point, at step 0, replaces both
     for point_step, point_weight in pairs:
@@ -72,7 +73,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
 
 
 def point_steps(points: Sequence[str]) -> list[int]:
-    """Step 0 and the steps of `points`, which have the form that `weight_at` takes; sorted, each once."""
+    """Step 0 and the steps of `points`, which have the form that `weight_at` takes; sorted, without repeats."""
     return sorted({0, *(int(point.partition(":")[0]) for point in points)})
 
 
@@ -80,15 +81,16 @@ def point_steps(points: Sequence[str]) -> list[int]:
 class ModelConfig:
     """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9).
 
-    Objectives with one encoder use the discriminator's settings for it and ignore the generator's.
+    Objectives with one encoder use the discriminator's settings for this encoder and ignore the generator's settings.
     """
 
     vocabulary: Count = 250_002
-    """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data (`xlme prep vocab --size`)."""
+    """Vocabulary size, `<pad>` and `<mask>` included; must equal the data's vocabulary size (`xlme prep vocab
+    --size`)."""
     width: Size = 768
     """Hidden size (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
     heads: Size = 12
-    """Attention heads of a layer; XLM-E's heads have size 64, so change it with `width`."""
+    """Attention heads of a layer; a head of XLM-E has size 64, so change `heads` together with `width`."""
     feed_forward: Size = 3072
     """Inner size of the feed-forward network; four times `width` in all published sizes."""
     generator_layers: SmallCount = 4
@@ -134,22 +136,22 @@ class ModelConfig:
     """Layer norm after each sublayer, as in Base, or before it, as in Large and XL; deep models train more stably with
     pre."""
     embedding_norm: bool = False
-    """Normalise the embedded tokens in pre-LN models too; post-LN models always normalise them."""
+    """Normalise the embedded tokens in models with `norm` pre too; models with `norm` post always normalise them."""
     norm_epsilon: Positive = 1e-5
     """Added to the variance in every layer norm; change it only to match published weights (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
     """Bias of attention by distance. gated: with a gate (XLM-E section 3.3); plain: without the gate; none: no bias
     (the paper's ablation)."""
     relative_buckets: Buckets = 32
-    """Distance buckets of the relative bias, both directions together; more for longer rows."""
+    """Distance buckets of the relative bias, both directions together; raise it for longer rows."""
     relative_max_distance: Count = 128
     """Distances of this many tokens and more share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """tied: both networks learn one embedding; gdes: the discriminator's embedding is a gradient-stopped copy of the
     generator's plus a learned difference (DeBERTa-v3), which takes the memory of a second table."""
     masked_head: Literal["dense", "linear"] = "dense"
-    """Layers before the output projection, which is tied to the embedding. dense: a dense layer, GELU and norm, as in
-    BERT and XLM-R; linear: none, as in XLM."""
+    """Layers of the masked head before its output projection, which is tied to the embedding. dense: a dense layer,
+    GELU and norm, as in BERT and XLM-R; linear: none, as in XLM."""
     vocabulary_blocks: SmallCount = 1
     """Store the embedding as this many parameters. One is fastest on a GPU. With more, offloading engines need smaller
     buffers (XL on NVMe: 16). A run may be resumed with another number."""
@@ -160,8 +162,8 @@ class ModelConfig:
     where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers", "graphs"] = "auto"
     """Compilation for speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step;
-    graphs: it also replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a
-    CPU or for translation."""
+    graphs: torch also replays the layers as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and
+    none on a CPU or for translation."""
     head_chunk: Count = 8192
     """Vocabulary entries whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False
@@ -175,7 +177,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """The training objective; every term of the loss is a mean over its task's global batch."""
+    """The training objective; every term of the loss is a mean over the term's task in the global batch."""
 
     name: str = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as in XLM and XLM-R;
@@ -228,18 +230,18 @@ class DataConfig:
     para_rows: NotNegative[int] = 2048
     """Rows of packed translation pairs in a step."""
     micro_batch: Count = 16
-    """Rows of each task that one process runs at once, at most; lower it if memory runs out, the loss curve stays the
-    same. The task with fewer rows in a step is cut into as many micro-batches as the other task."""
+    """Largest number of rows of each task that one process runs at once; lower it if memory runs out: the loss curve
+    stays the same. The task with fewer rows in a step is cut into as many micro-batches as the other task."""
     alternate: bool = False
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM; no step reads both."""
     phase_steps: tuple[int, ...] = ()
     """Number of steps that read each of several `--data` folders, except the last folder, which is read until the end
-    of the run. It may change on resume if the finished steps would have read the same rows. In a phase whose rows are k
-    times as long, a step reads k times fewer rows."""
+    of the run. The setting may change on resume if the finished steps would have read the same rows. In a phase whose
+    rows are k times as long, a step reads k times fewer rows."""
     phase_mask_fractions: tuple[float, ...] = ()
     """objective.mask_fraction for each folder, if it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
     phase_rotary_bases: tuple[Positive, ...] = ()
-    """model.rotary_base for each of `phase_steps`, if it differs from that of the last phase (ModernBERT: 10,000
+    """model.rotary_base for each of `phase_steps`, if the base differs from the last phase's base (ModernBERT: 10,000
     before the last phase, which has rows of 8,192 tokens)."""
 
     @property
@@ -297,19 +299,19 @@ class EngineConfig:
     on one process, the reference for the others."""
     deepspeed: str = "zero1"
     """auto, a file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine
-    keys only; a higher stage partitions more state. auto takes zero3 if a step has one micro-batch, else zero1: by the
-    planner's estimates, each is the faster one in its case."""
+    keys only; a higher stage partitions more state. auto takes zero3 if a step has one micro-batch, else zero1: this
+    choice is the faster one by the planner's estimates."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3. bf16 takes half the memory,
     and its error grows with the number of processes. fp32 and auto add in fp32, over the processes and over a step's
-    micro-batches; auto under ZeRO-1 stores them in bf16 if a step has one micro-batch."""
+    micro-batches; under ZeRO-1, auto stores the gradients in bf16 if a step has one micro-batch."""
     pipeline_stages: Stages = field(default=2, metadata=PRETRAINING_ONLY)
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = field(default="1f1b", metadata=PRETRAINING_ONLY)
-    """Processes are idle for less time with dualpipev than with 1f1b. With dualpipev, a process holds two parts of the
-    model, and a step needs two micro-batches for each stage."""
+    """Order of the work in the pipeline. With dualpipev, processes are idle for less time than with 1f1b. But a process
+    holds two parts of the model, and a step needs two micro-batches for each stage."""
     balance: tuple[int, ...] = field(default=(), metadata=PRETRAINING_ONLY)
     """Number of layers of the discriminator, or of the only encoder, in each part of the pipeline. Empty: the counted
     operations of the parts are balanced. Set it if measurements show a slower stage. The first part may have no
@@ -334,7 +336,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Length and cadence of a run, in optimizer steps."""
+    """Length of a run, and intervals of its logs, evaluations and checkpoints, in optimizer steps."""
 
     steps: Count = field(default=125_000, metadata=PRETRAINING_ONLY)
     """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the finished steps
@@ -345,7 +347,7 @@ class TrainConfig:
     """Steps between two evaluations on held-out text, which also update the report page; the last step has one too. 0:
     only the last step has one."""
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
-    """Held-out rows of each task that an evaluation reads, from the start; more give steadier figures."""
+    """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500
     """Steps between two checkpoints; a crash loses at most as many steps."""
     keep_last: Count = 3
@@ -353,8 +355,8 @@ class TrainConfig:
     keep_every: NotNegative[int] = 25_000
     """Checkpoints at multiples of this step are never deleted; 0: only the newest (`keep_last`) are kept."""
     save_buffer_gib: NotNegative[float] = 4.0
-    """Host memory of a process, in GiB, for copies of state that are written while training continues; 0: training
-    waits for every save."""
+    """Host memory of a process, in GiB, for the copies of the state that are written while training continues; 0:
+    training waits for every save."""
     max_bad_steps: Count = 10
     """The run stops after this many skipped steps in a row (loss or gradient not finite, or a spike)."""
     spike_sigma: NotNegative[float] = 0.0
@@ -372,8 +374,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that every training run has, of pre-training and of fine-tuning; engines and the training loop read
-    them."""
+    """The settings that every run of pre-training or fine-tuning has; engines and the training loop read them."""
 
     name: str
     """Name of the run in its report and records."""
@@ -394,13 +395,14 @@ class StartConfig:
 
     folder: str = ""
     """The model to start from: a run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face
-    stores it. An unfinished run gives its newest checkpoint. The layers of that model must have the shape of this run's
-    layers. The data must have that model's vocabulary, or one that begins with all of its pieces."""
+    stores it. An unfinished run gives its newest checkpoint. The layers of the model in `folder` must have the shape of
+    this run's layers. The data must have this model's vocabulary, or a vocabulary that begins with all of its
+    pieces."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
-    the number of steps of a run (`--branch` sets this); generator, discriminator, or encoder for a model with only one,
-    such as XLM-R: every encoder of this run starts from that encoder, with its embedding and head, and a shallower
-    encoder takes its first layers (ELECTRA's head start)."""
+    the number of steps of a run (`--branch` sets this); generator, discriminator, or encoder (of a model with only one,
+    such as XLM-R): every encoder of this run starts from the named encoder, with its embedding and head, and a
+    shallower encoder takes its first layers (ELECTRA's head start)."""
     into: Literal["both", "encoder", "decoder"] = "both"
     """mt: the side that starts from the encoder that was taken. The decoder's cross-attention starts from random
     weights, unless `decoder` is interleaved."""

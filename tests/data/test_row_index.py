@@ -88,7 +88,7 @@ def test_a_damaged_or_foreign_index_is_told(data: Path, tmp_path: Path) -> None:
             RowStore(folder).read(np.arange(16))
     foreign = write_data(tmp_path / "other", ROWS, rows_per_batch=6, seed=1) / "mono" / "00000.index"
     index.write_bytes(foreign.read_bytes())
-    with pytest.raises(ValueError, match="its index is not that of the file that the manifest lists"):
+    with pytest.raises(ValueError, match="its index belongs to another file than the manifest lists"):
         RowStore(folder).read(np.arange(16))
     index.write_bytes(content)
     (folder / "00000.arrow").write_bytes(b"")

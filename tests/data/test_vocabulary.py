@@ -38,8 +38,8 @@ def trained(folder: Path, **settings: Any) -> Path:
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix True"),
         ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces False"),
         ({"add_dummy_prefix": False}, "add_dummy_prefix False"),
-        ({"user_defined_symbols": ["<special>"]}, "the piece '<special>', which is no ordinary one"),
-        ({"control_symbols": ["<mask>"]}, "the piece '<mask>', which is no ordinary one"),
+        ({"user_defined_symbols": ["<special>"]}, "the piece '<special>', which is no ordinary piece"),
+        ({"control_symbols": ["<mask>"]}, "the piece '<mask>', which is no ordinary piece"),
         ({"split_by_whitespace": False}, "which is longer than a word"),
     ],
 )

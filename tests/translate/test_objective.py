@@ -37,9 +37,13 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
             "data.mono_rows is 8: objective.name mt needs monolingual rows if .*, and reads none otherwise",
         ),
         ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: objective.name mt needs monolingual rows if"),
-        ("objective", dict(back_translation=("5:1",)), "the weights 5:1 are not STEP:WEIGHT from step 0 on"),
-        ("objective", dict(back_translation=("0:1", "0:2")), "are not STEP:WEIGHT"),
-        ("objective", dict(back_translation=("0:x",)), "are not STEP:WEIGHT"),
+        (
+            "objective",
+            dict(back_translation=("5:1",)),
+            "the weights 5:1 do not have the form STEP:WEIGHT with rising steps from 0",
+        ),
+        ("objective", dict(back_translation=("0:1", "0:2")), "do not have the form STEP:WEIGHT"),
+        ("objective", dict(back_translation=("0:x",)), "do not have the form STEP:WEIGHT"),
         ("objective", dict(mask_fraction=0.15), "predicts every token: set it to 1"),
         (
             "objective",

@@ -1,4 +1,4 @@
-"""The input of one forward pass: rows of both tasks, the masked positions, and a random number for each of them, with
+"""The input of one forward pass: rows of both tasks, the masked positions, and for each of these a random number, with
 which the generator samples a token.
 
 B rows, T tokens, M masked positions of the batch, N values to add up.
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     """A micro-batch. Integers are int64. All randomness of a forward pass comes from `keys_B` and `uniforms_M`."""
 
     tokens_BT: Tensor  # original ids, padded with PAD
-    # The position in the item, from 0. In XLM's layout the second side starts at 0 again. Padding has 0.
+    # The position of the token in its item, from 0. In XLM's layout the second side starts at 0 again. Padding has 0.
     positions_BT: Tensor
     segments_BT: Tensor  # 1 + the index of the item in its row; 0 at padding
     sides_BT: Tensor  # 1 on the second side of a pair, else 0
@@ -63,11 +63,11 @@ class Batch(NamedTuple):
 def sum_by_language(
     values_N: Tensor, counted_N: Tensor, term_N: Tensor, language_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """Returns float64 [2, terms, languages]: for each term of the loss and each language, the sum of its values, and
-    their count.
+    """Returns float64 [2, terms, languages]: for each term of the loss and each language, the sum of the values, and
+    the number of values.
 
-    `counted_N` is 1 for a value that counts and 0 for one that does not. `term_N` and `language_N`: the index of each
-    value's term, and of its language.
+    `counted_N` is 1 for a value that counts and 0 for a value that does not. `term_N` and `language_N` are the index of
+    each value's term and of its language.
     """
     both_2N = torch.stack([values_N * counted_N, counted_N]).double()
     sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 # What a batch is for.
 # train: it may depend on the step.
 # evaluate: it is made as in training, but is the same in every step.
-# compare: it has only tokens of the data, and none that a model writes, so that all models read the same tokens.
-# show: it is as in `compare`; and if the objective corrupts text in several ways, the batch is corrupted in only one.
+# compare: it has only tokens of the data, and no tokens that a model writes, so that all models read the same tokens.
+# show: it is as in `compare`; if the objective corrupts text in several ways, only one of these is used.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
@@ -73,8 +73,8 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
 
 
 def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
-    """The languages that monolingual `rows` hold text of, as indices into `rows.languages`. If `rows` are pairs, or if
-    the manifest has no counts by language, the indices of all languages in the manifest."""
+    """The languages in which monolingual `rows` have text, as indices into `rows.languages`. For pairs, and for a
+    manifest without counts by language, the indices of all languages in the manifest."""
     counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
     codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
     return tuple(rows.languages.index(code) for code in codes)
@@ -87,8 +87,8 @@ def _lay_out(
     """Write tokens, positions, segments, sides and languages (see `Batch`) to the five arrays of `text_5BT`, from row
     `first_row` on. `lengths` and `languages` are those of `Rows`; `pairs` is true if each item has two sides.
 
-    The first side of a pair ends with the first `</s>` after the item's first token. If the first token is itself a
-    `</s>`, the rows have XLM's layout, and positions restart on the second side.
+    The first side of a pair ends with the first `</s>` after the item's first token. If the first token is a `</s>`
+    too, the rows have XLM's layout, and positions restart on the second side.
     """
     sides = 2 if pairs else 1
     if len(languages) != len(lengths) * sides:

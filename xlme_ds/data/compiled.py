@@ -32,9 +32,9 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     NUMBA_DISABLE_JIT=1 the function stays Python.
 
     The machine code is cached in NUMBA_CACHE_DIR, else next to the module or in the user's cache folder. Numba compiles
-    again only when the function's file changes. But the code also contains constants that this file imports, so the
-    name of the cache folder has a hash of these constants. A compiled function may call only functions of its own file,
-    because numba does not notice that another file has changed.
+    again only when the function's file changes. But the machine code also contains constants that the file imports from
+    other files, so the name of the cache folder has a hash of these constants. A compiled function may call only
+    functions of its own file, because numba does not notice that another file has changed.
     """
 
     def compile_one(function: Kernel) -> Kernel:
@@ -54,7 +54,7 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 def _cache_folder(function: Kernel) -> Path | None:
     """The folder for a function's machine code; None if no folder can be written to."""
     preferred = Path(config.CACHE_DIR or Path(function.__code__.co_filename).parent / "__pycache__")
-    for parent in (lambda: preferred, lambda: user_cache() / "numba"):  # `user_cache` may fail, so it is called last
+    for parent in (lambda: preferred, lambda: user_cache() / "numba"):  # called only if needed: `user_cache` may fail
         with suppress(OSError):
             folder = parent() / f"numba-{constants_hash(function)}"
             folder.mkdir(parents=True, exist_ok=True)

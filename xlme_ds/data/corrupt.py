@@ -1,5 +1,5 @@
-"""Draws the masked positions of rows, and for each of them a uniform: the random number in [0, 1) with which a token is
-sampled there. Both depend on (seed, task, row number) alone.
+"""Draws the masked positions of rows, and for each masked position a uniform: the random number in [0, 1) with which
+the generator samples a token there. Both depend on (seed, task, row number) alone.
 
 The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so a row
 gets the same masks and uniforms on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
@@ -50,7 +50,7 @@ def _choose(
     keys_T: Array, buckets_T: Array, start: int, stop: int, fraction: float, sizes: Array, chosen: Array, end: int
 ) -> int:
     """Write the columns to mask of the item [start, stop) to `chosen`, ascending, from index `end` on. Returns the
-    index after the last one.
+    index after the last column written.
 
     The masked tokens are those with the smallest keys. First all tokens of buckets 0 … b − 1 are chosen, with the
     smallest b that gives enough tokens. Then the chosen tokens with the largest keys are removed until the count is
@@ -66,7 +66,7 @@ def _choose(
         buckets += 1
     begin = end
     for column in range(start, stop):
-        chosen[end] = column  # overwritten later if it is not chosen; an `if` would be slower, as it is unpredictable
+        chosen[end] = column  # overwritten if the column is not chosen; an `if` would be slower: it is unpredictable
         end += buckets_T[column] < buckets
     for _ in range(available - count):
         surplus, largest = begin, np.uint64(0)
@@ -100,10 +100,10 @@ def _corrupt(
     end: int,
 ) -> int:
     """Write the masked positions of the rows of one task, and their uniforms, to `masked` and `uniforms` from index
-    `end` on. Returns the index after the last one.
+    `end` on. Returns the index after the last position written.
 
-    `first_row`: index of the first row in the batch. `masked` and `uniforms` have one element more than the batch has
-    tokens, because `_choose` may write a column that it does not choose after the last chosen one.
+    `first_row`: index in the batch of the task's first row. `masked` and `uniforms` have one element more than the
+    batch has tokens, because `_choose` may write one more column, not chosen, after the last chosen one.
     """
     batch, width = tokens_BT.shape
     keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
@@ -121,9 +121,9 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            # The fraction 1 is for causal models, which also predict </s>: it gets an ordinary bucket, so that it is
-            # chosen. Two are not: a </s> that opens the item, and the last </s> of monolingual text, because it marks
-            # where the row was cut and not the end of a sentence.
+            # The fraction 1 is for causal models, which also predict </s>: a </s> gets an ordinary bucket, so that it
+            # is chosen. Two are not chosen: a </s> that opens the item, and the last </s> of monolingual text, because
+            # this one marks where the row was cut and not the end of a sentence.
             if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
@@ -154,8 +154,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions. All sets of so many ordinary
     tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64 random bits and
     the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A fraction of 1, for
-    causal models, also masks every `</s>` of an item except a `</s>` that opens it and the last one of monolingual
-    text. Raises ValueError for items that are empty, or longer than their row.
+    causal models, also masks each `</s>`, except a `</s>` that opens an item and the last `</s>` of monolingual text.
+    Raises ValueError for items that are empty, or longer than their row.
     """
     positions = sum(rows.tokens.size for _, rows, _ in task_rows)
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
@@ -168,8 +168,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
 
 
 def row_bits(row_numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
-    """64 random bits for every row, uint64 [B]. The low half is word 0 of `philox` for the counter of `column` in that
-    row, the high half is word 1."""
+    """64 random bits for every row, uint64 [B]: word 1 (high half) and word 0 (low half) of `philox` for the counter of
+    the token in `column` of the row."""
     return _row_bits(row_numbers, _unsigned(seed), np.uint64(task), np.uint64(column))
 
 

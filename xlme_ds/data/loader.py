@@ -66,15 +66,15 @@ class Loader:
         if phase_count != folder_count:
             raise ValueError(
                 f"data.phase_steps must have {folder_count - 1} number{'s' * (folder_count != 2)} for {folder_count} "
-                f"folder{'s' * (folder_count > 1)}, not {phase_count - 1}: give the steps that read each folder except "
-                f"the last, or name {phase_count} folder{'s' * (phase_count > 1)}"
+                f"folder{'s' * (folder_count > 1)}, not {phase_count - 1}: give the number of steps of each folder "
+                f"except the last, or name {phase_count} folder{'s' * (phase_count > 1)}"
             )
         for folder in self.folders:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
             for task, content in enumerate(("monolingual text", "pairs")):
                 if self.plan.rows[task] and any(has_task) and not has_task[task]:
                     raise ValueError(
-                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or name a folder that has some"
+                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or name a folder with {content}"
                     )
         opened = {
             folder: {
@@ -92,7 +92,7 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """`fingerprints` of only the phases that begin in the first `steps` steps; of all phases if `steps` is None."""
+        """`fingerprints`, but only of the phases that begin in the first `steps` steps; None: of all phases."""
         fingerprints = {}
         for phase, stores in zip(self.phases, self._stores, strict=True):
             if steps is None or phase.first_step < max(steps, 1):
@@ -160,8 +160,8 @@ class Loader:
         return self.first_rows(1)
 
     def first_rows(self, count: int) -> Batch:
-        """A batch of the first `count` rows of every task, or all if there are fewer, masked as in step 0. It is equal
-        on all ranks."""
+        """A batch of the first `count` rows of every task, or of all rows if the task has fewer, masked as in step 0.
+        It is equal on all ranks."""
         task_rows = []
         for task, store in self.stores.items():
             row_numbers = np.arange(min(count, store.rows))
@@ -194,9 +194,10 @@ class HeldOutLoader(Loader):
     monolingual rows and the first `data.para_rows` rows of pairs.
 
     The engine's collectives need the same number of micro-batches, with the same sizes, on all ranks. So each
-    micro-batch has rows of one task only, and all ranks have equally many. A rank's rows that do not fill a micro-batch
-    become micro-batches of one row each. If the rows of a task do not divide equally among the ranks, the first ranks
-    read one row more; each other rank reads the task's row 0 again, in a micro-batch that does not count.
+    micro-batch has rows of one task only, and all ranks have the same number of micro-batches. A rank's rows that do
+    not fill a micro-batch become micro-batches of one row each. If the rows of a task do not divide equally among the
+    ranks, the first ranks read one row more. Each other rank then reads the task's row 0 in addition, in a micro-batch
+    that does not count.
     """
 
     purpose: Purpose = "evaluate"
@@ -255,11 +256,11 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
 def unigram_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Returns float64 [2, languages]: the sum and the count of a unigram model's losses in each language, a baseline
-    for the masked-token losses.
+    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. They are a
+    baseline for the masked-token losses.
 
-    The losses are −log p (nats, `unigram_costs` of `train`) of the ordinary tokens in the first `rows` held-out rows of
-    a task.
+    A loss is −log p in nats (`unigram_costs` of `train`) of an ordinary token in the first `rows` held-out rows of a
+    task.
     """
     row_numbers = np.arange(min(rows, heldout.rows))
     # Collated for `languages_BT`; the masks are not used.

@@ -1,11 +1,11 @@
 """The rows that each step reads. They depend on the step's index alone, not on ranks, micro-batches and restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is the task's number of rows in a step. If tasks
-alternate, it reads rows [k·B, (k+1)·B) of one task, with k = s/2 rounded down. Row numbers never end: row n is record n
-mod N of the N records of the data, so in a second pass over the data every record has a new row number, and with it new
-masks. A run that changes its data has phases: row numbers continue from one phase to the next, and N is the number of
-records in the phase's data. All steps have the same number of tokens: if rows become c times as long, B is divided by
-c.
+alternate, step s reads rows [k·B, (k+1)·B) of one task, with k = s/2 rounded down. Row numbers never end: row n is
+record n mod N of the N records of the data. So in a second pass over the data every record has a new row number, and
+with it new masks. A run that changes its data has phases: row numbers continue from one phase to the next, and N is the
+number of records in the phase's data. All steps have the same number of tokens: if rows become c times as long, B is
+divided by c.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ class Phase(NamedTuple):
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
-    """The phases of a run. `mask_fraction` holds for all phases if `data` does not set one for each.
+    """The phases of a run. All have `mask_fraction`, unless `data` sets a fraction for each phase.
 
     Raises ValueError if the number of mask fractions or rotary bases does not fit the number of phases.
     """
@@ -45,7 +45,7 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
     if len(bases) != len(data.phase_steps):
         raise ValueError(
             f"data.phase_rotary_bases has {len(bases)} numbers, but data.phase_steps has {len(data.phase_steps)}: give "
-            "one number per folder except the last, which is read with model.rotary_base"
+            "one number per folder, except for the last folder, which has model.rotary_base"
         )
     return [Phase(*phase) for phase in zip(starts, fractions, (*bases, None), strict=True)]
 
@@ -69,7 +69,7 @@ class StepPlan:
     micro: tuple[int, ...]  # number of rows of each task in a micro-batch
     accumulation: int  # number of micro-batches of a rank in a step
     world: int
-    alternate: bool = False  # whether even steps read only monolingual rows, and odd ones only pairs
+    alternate: bool = False  # whether even steps read only monolingual rows, and odd steps only pairs
     first_step: int = 0  # the phase's first step
     read: tuple[int, ...] = (0,) * len(TASKS)  # number of rows of each task that earlier phases read
 

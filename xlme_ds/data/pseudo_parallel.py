@@ -1,7 +1,8 @@
 """Pseudo-parallel rows: open positions after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the positions y hold `<pad>`, which occurs nowhere
-else inside an item. If the row has no room for y, the end of x is removed. B rows, T tokens, P open positions.
+`<s> x </s>` becomes `<s> x </s> y </s>`. The positions y are open: until the model fills them, they hold `<pad>`, which
+occurs nowhere else inside an item. If the row has no room for y, the end of x is removed. B rows, T tokens, P open
+positions.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: t
 class PseudoSides:
     """Opens a random number of positions after each sentence, which the model fills with text in a random language."""
 
-    fractions: tuple[float, ...]  # open positions per token of x: each row draws one of these numbers
-    languages: tuple[int, ...]  # indices of the rows' languages: each row draws one for y, other than the language of x
+    fractions: tuple[float, ...]  # open positions per token of x; one of these numbers is drawn for each row
+    languages: tuple[int, ...]  # indices of languages; one of these, but not the language of x, is drawn for each y
 
     def collate(self, task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
-        """The batch of monolingual rows, of one item each, with open positions as the second side; only tokens of x
-        are masked.
+        """The batch of monolingual rows, of one item each, with open positions as the second side. Only tokens of x are
+        masked.
 
         The batch has the added tensor `open_P`: the open positions, as ascending indices into the flattened tokens.
         """
@@ -44,10 +45,10 @@ class PseudoSides:
     def append(self, rows: Rows, row_numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """Returns (rows, languages): the rows with open positions, and the language of y in each row, int64 [B].
 
-        The first n tokens of x are kept: all, but at most (T − 3) / (1 + fraction). After them max(1, round(fraction ·
-        n)) positions are opened, or as many as the row has left. Fraction and language are a function of (seed, row
-        number). They are drawn from the random numbers of the row's first token, which masking does not use, because
-        this token is never masked.
+        The first n tokens of x are kept, where n is the length of x, but at most (T − 3) / (1 + fraction). After these
+        tokens max(1, round(fraction · n)) positions are opened, or as many as the row has room for. Fraction and
+        language depend on (seed, row number) alone. They are drawn from the random numbers of the row's first token.
+        Masking does not use these numbers, because this token is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)
@@ -59,7 +60,7 @@ class PseudoSides:
         tokens[np.arange(count), x_lengths + 1] = EOS
         tokens[np.arange(count), lengths - 1] = EOS
         languages = np.sort(self.languages)
-        # A shift of 1 to the number of languages − 1 leads to any other language; a single language shifts by 0.
+        # With n languages, a shift by 1 to n − 1 leads to any other language. With a single one, the shift is 0.
         shift = _draw_below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
         y_languages = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
         return Rows(tokens, rows.items, lengths, rows.languages), y_languages

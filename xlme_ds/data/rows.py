@@ -8,7 +8,7 @@ import numpy as np
 
 # XLM-R's id layout: four special tokens, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
-PIECE_OFFSET = 1  # a piece's XLM-R id − its SentencePiece id: SentencePiece's first ids are <unk>, <s>, </s>, no <pad>
+PIECE_OFFSET = 1  # a piece's XLM-R id − its SentencePiece id, because SentencePiece has no id for <pad>
 
 TASKS = ("mono", "para")  # monolingual text, translation pairs
 

@@ -1,7 +1,8 @@
 """Segments normalised text into the same ids as SentencePiece, in a third of SentencePiece's time.
 
 `▁`, the mark of a space, occurs in a piece only at its start. So the best segmentation of a line (Kudo, 2018: the path
-with the largest sum of log probabilities) consists of the best segmentations of its words. These are cached.
+with the largest sum of log probabilities) consists of the best segmentations of its words. The words' segmentations are
+cached.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ _UNKNOWN_PENALTY = 10.0  # an unknown character scores 10 nats less than the lea
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of the trie's array, in which a row is called a unit
 _FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the root
 _CACHED_WORDS = 1 << 17  # number of words at which the cache is full; it is then emptied
-_LONGEST_CACHED = 32  # a cached word has at most so many bytes: longer ones (text without spaces) rarely occur again
+_LONGEST_CACHED = 32  # bytes of the longest word to cache: longer words (text without spaces) rarely occur again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # constants of the hash FNV-1a
 # Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, the result of `_reach`.
 _COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
@@ -33,8 +34,8 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     """A trie of pieces as a double array (Aoe, 1989), int32 [units, 4]. Piece i has the bytes
     `letters[starts[i] : starts[i + 1]]`; pieces are sorted.
 
-    The child of unit u for a byte is unit v = base(u) ^ byte if the parent of v is u; else u has no such child. A unit
-    in which a piece ends has the piece's id and score (the bits of a float32); in all others the id is 0.
+    The child of unit u for a byte is unit v = base(u) ^ byte if the parent of v is u; else u has no child for the byte.
+    A unit in which a piece ends has the piece's id and score (the bits of a float32); in all other units the id is 0.
     """
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
@@ -62,8 +63,8 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
         if count:
             while units[first_free, _PARENT] != _FREE:
                 first_free += 1
-            # The search tries one unit after the other for the first child. Several children rarely fit among units far
-            # before `top`, so it skips these.
+            # The search tries one unit after the other for the first child. Several children rarely fit among the units
+            # far before `top`, so the search for them skips these units.
             candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
                 if candidate | 255 >= len(units) - 1:
@@ -94,8 +95,8 @@ def _best_path(
 
     `total`: the score of the line before the word. Sums are rounded to float32, as in SentencePiece. `log_probs`: the
     memory of `units` as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three
-    hold, for each byte where a path may end, the best score, the id of the last piece, and the byte where that piece
-    begins (−1: no path yet). The ids of the best path are written to the end of the fourth buffer.
+    hold, for each byte where a path may end, the best score, the id of the last piece, and the byte where this last
+    piece begins (−1: no path yet). The ids of the best path are written to the end of the fourth buffer.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -143,8 +144,8 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
     The segmentation was found after the score `total`; `margin` is the smallest difference between compared scores. The
     further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding errors of sums of up to
-    `characters` terms could exceed the margin; r is −1 if they could at any score. Whatever the segmentation of the
-    word, it adds at least `word_score`, a negative number, to the line's score.
+    `characters` terms could exceed the margin; r is −1 if they could exceed it at any score. The word lowers the line's
+    score at most by −`word_score`, where `word_score` is that of a word of unknown characters.
     """
     word_score = unknown * characters
     safe_margin = margin + characters * (word_score + total) * 2.0**-23

@@ -2,7 +2,7 @@
 
 Each shard has an index: where its data are in the Arrow file, and a checksum of every group of four rows. So a process
 reads only the rows that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A file
-that was truncated raises an error; with a memory map it would kill the process. The file NAME.index contains:
+that was truncated raises an error, while a memory map of it would kill the process. The file NAME.index contains:
 
     64 bytes   header: "XLMEROWS"; version, rows, ids of a row, rows of a group, rows of a record batch, record batches
                (uint32 each); SHA-256 of the shard
@@ -36,7 +36,7 @@ from .compiled import compiled, reads
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest
 
-_MOST_OPEN_SHARDS = 16
+_MAX_OPEN_SHARDS = 16
 GROUP = 4  # number of rows that share a checksum
 Array = np.ndarray
 _LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # for the checksum
@@ -97,7 +97,7 @@ def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
         batch_rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
-    rows_of_first = batch_rows[0] if batch_rows else 0  # every batch but the last has this many
+    rows_of_first = batch_rows[0] if batch_rows else 0  # every batch but the last has this number of rows
     sizes = sum(batch_rows), width, GROUP, rows_of_first, len(batch_rows)
     head = _HEADER.pack(_MAGIC, _VERSION, *sizes, bytes.fromhex(sha256)) + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
@@ -113,8 +113,8 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard that is read with its index; what is read is compared with its checksums. Raises ValueError or OSError if
-    a file cannot be read, or differs from the expected file."""
+    """A shard that is read with its index; what is read is compared with the index's checksums. Raises ValueError or
+    OSError if a file cannot be read, or differs from the expected file."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
         """`size`: number of bytes of the shard. `scattered`: reads skip rows, so the system should not read ahead."""
@@ -127,7 +127,7 @@ class IndexedShard:
                 raise ValueError("its index is cut off")
             *magic_and_version, count, width, self._group, self._batch_rows, batches, digest = _HEADER.unpack(header)
             if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != (rows, row_tokens, sha256):
-                raise ValueError("its index is not that of the file that the manifest lists")
+                raise ValueError("its index belongs to another file than the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
                 raise ValueError("its index changed since it was written")
@@ -138,11 +138,11 @@ class IndexedShard:
         if ((self._offsets < 0) | (self._offsets > size)).any():
             raise ValueError("its index has offsets that are not in the file")
         if path.stat().st_size != size:
-            raise ValueError("it is not the file that the manifest lists, its bytes changed")
+            raise ValueError("it is not the file that the manifest lists: its size changed")
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
         for descriptor in (self._file, self._index) if scattered else ():
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # else the system would read ahead
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
 
     def __del__(self) -> None:
         for descriptor in (getattr(self, "_file", None), getattr(self, "_index", None)):
@@ -151,16 +151,16 @@ class IndexedShard:
 
     def prefetch(self, first: int, stop: int) -> None:
         """Ask the system to fetch the ids of rows `first` … `stop` − 1, which are read next. If the range ends in the
-        next record batch, ids of that batch may be missed, which only makes the read slower."""
+        next record batch, some ids of this next batch may not be fetched, which only makes reading them slower."""
         batch, row = divmod(first, self._batch_rows)
         row_bytes = 4 * self.row_tokens
         at = int(self._offsets[batch][0]) + row * row_bytes
         os.posix_fadvise(self._file, at, (stop - first) * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Read the N rows `first` … `stop` − 1, without those after the record batch of row `first`. Returns (tokens,
-        lists): the ids, int32 [N, T], and two pairs (offsets [N + 1], values), for the rows' lengths and for their
-        languages."""
+        """Read rows `first` … `stop` − 1, but none after the record batch of row `first`. Returns (tokens, lists) of
+        the N rows read: the ids, int32 [N, T], and two pairs (offsets [N + 1], values), for the rows' lengths and for
+        their languages."""
         batch, wanted_begin = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
@@ -177,7 +177,7 @@ class IndexedShard:
             offsets = self._array(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
             # An item has at least one token and at most two languages, so a list has at most two values per token.
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * tokens.size:
-                raise ValueError("it is not the file that the manifest lists, its bytes changed")
+                raise ValueError("it is not the file that the manifest lists: its bytes changed")
             values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
             lists += [_readonly(offsets - offsets[0]), values]
         groups = range(begin // self._group, -(-end // self._group))
@@ -226,7 +226,7 @@ class RowStore:
         if missing:
             raise ValueError(
                 f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
-                f"set it to {' '.join(self.manifest.languages)}"
+                f"set model.language_embeddings to {' '.join(self.manifest.languages)}"
             )
         # For each index into the manifest's languages, the index of that language in `self.languages`.
         self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
@@ -275,13 +275,13 @@ class RowStore:
         return self.folder / self.manifest.shards[shard].name
 
     def _opened(self, shard: int) -> IndexedShard:
-        """The shard, opened if it is not open yet; if too many are open, the one opened first is closed."""
+        """The shard, opened if it is not open yet. If too many shards are open, the shard opened first is closed."""
         if shard not in self._open:
             listed = self.manifest.shards[shard]
             with self._naming_shard(shard):
                 identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
                 opened = IndexedShard(self._path(shard), *identity, self._scattered)
-            while len(self._open) >= _MOST_OPEN_SHARDS:
+            while len(self._open) >= _MAX_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
             self._open[shard] = opened
         return self._open[shard]
@@ -294,7 +294,7 @@ class RowStore:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
-                f"{self._path(shard)} cannot be read ({why}): check the folder with `xlme prep verify`, "
+                f"{self._path(shard)} cannot be read ({why}): check the folder with `xlme prep verify`, then "
                 "restore the file or mix again"
             ) from None
 
@@ -309,8 +309,8 @@ def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]])
 def _is_valid(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
 ) -> bool:
-    """Whether all ids, lengths and language indices of the rows are possible. They are checked because another program
-    may have written wrong rows with right checksums."""
+    """Whether all ids, lengths and language indices of the rows are possible. The checksums do not tell, because
+    another program may have written wrong rows with right checksums."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):
@@ -332,8 +332,8 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
     """−log p (nats) of every id in a unigram model, float64 [V].
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
-    `train` may be several stores with their shares of a run: then the count is the mean over the stores, weighted by
-    the shares. Counts of a store with fewer rows are first scaled up to the number of rows that the largest store
+    `train` may be several stores with their shares of a run. Then the count is the mean over the stores, weighted by
+    the shares. Before, the counts of a store with fewer rows are scaled up to the number of rows that the largest store
     gives.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train

@@ -36,8 +36,8 @@ class Vocabulary:
     """A SentencePiece model with XLM-R's ids. `model` is a model file (XLM-R's own can be used too), or a folder with
     the file `sentencepiece.model`.
 
-    Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file that differs from
-    the checksum in the manifest that `data_prep` wrote next to it.
+    Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file whose checksum
+    differs from the one in the manifest next to the file, which `data_prep` wrote.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the id of `<mask>`, the last one.
     """
@@ -77,7 +77,7 @@ class Vocabulary:
         return self.from_pieces(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
-        """int32 ids of a `text` right after a `<mask>`: it begins a new word only if it starts with a space.
+        """int32 ids of a `text` right after a `<mask>`: the text begins a new word only if it starts with a space.
 
         A space is any character that the model normalises to a space, in most models U+200B too.
         """
@@ -113,7 +113,7 @@ class Vocabulary:
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns (ids, offsets): the ids of `text`, int32, and for each id the [start, end) of the characters of
-        `text` that it covers, int64 [ids, 2], without white space at their start."""
+        `text` that the id covers, int64 [ids, 2]. White space at the start of these characters is left out."""
         pieces = self.processor.encode(text, return_type="proto").pieces
         character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # index of the character that starts at a byte
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
@@ -129,7 +129,8 @@ class Vocabulary:
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 
     def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        """The int32 ids into which this vocabulary segments each of another vocabulary's `pieces`, as inside a text."""
+        """For each of another vocabulary's `pieces`, the int32 ids into which this vocabulary segments it inside a
+        text."""
         ids, id_counts = self._segmenter([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(id_counts)[:-1]) if len(id_counts) else []
 
@@ -145,7 +146,7 @@ class Vocabulary:
         return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
 
     def piece(self, token: int) -> str:
-        """The piece of an id as SentencePiece writes it: `▁` marks a space before it."""
+        """The piece of an id as SentencePiece writes it: `▁` stands for a space."""
         if token == self.mask:
             return "<mask>"
         if token <= UNK:
@@ -162,12 +163,12 @@ def _require_exportable(path: Path) -> None:
             if value != expected:
                 raise ValueError(
                     f"{path} was trained with {name} {value}, so the tokenizer of an export would give other ids: take "
-                    f"a unigram model with {name} {expected}, such as XLM-R's"
+                    f"a unigram model with {name} {expected}, such as XLM-R's model"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
     for piece in model.pieces[3:]:  # without <unk>, <s>, </s>
         if piece.type != ordinary or "▁" in piece.piece[1:]:
-            fault = "no ordinary one" if piece.type != ordinary else "longer than a word"
+            fault = "no ordinary piece" if piece.type != ordinary else "longer than a word"
             raise ValueError(
                 f"{path} has the piece {piece.piece!r}, which is {fault}, so the tokenizer of an export would give "
                 "other ids: train a model without such pieces"

@@ -21,8 +21,8 @@ def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
     real parameter is aligned.
 
     Fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 each of the `ranks` owns an
-    equal part of a group, so the group's size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks
-    gathers every parameter into memory of its own, which is aligned anyway.
+    equal part of a group, so the group's size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks needs
+    no fillers, because it gathers every parameter into memory of its own, which is aligned.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():
@@ -30,7 +30,7 @@ def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
         group["params"] = placed = []
         for count, parameter in enumerate(parameters, start=1):
             placed.append(parameter)
-            size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
+            size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 empties the parameter's own tensor
             gap = -size % (ALIGNMENT * ranks if count == len(parameters) else ALIGNMENT)
             if gap:
                 fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))

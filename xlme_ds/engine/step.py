@@ -32,7 +32,7 @@ class StepContext:
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's contribution to the step's loss. If it is not finite, its gradient is not finite either, so
+        """The micro-batch's contribution to the step's loss. If the loss is not finite, its gradient is made NaN, so
         that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
@@ -44,8 +44,8 @@ class StepContext:
         return self.recorded((self.weights * sums).sum(), batch)
 
     def recorded(self, loss: Tensor, batch: Any) -> Tensor:
-        """Record `loss`, in training only, and return it. A loss that is not finite becomes NaN, and so does its
-        gradient."""
+        """Return `loss`, and in training record it. A loss that is not finite is returned as NaN, with the gradient
+        NaN."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
