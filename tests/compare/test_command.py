@@ -343,7 +343,9 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(
 ) -> None:
     folder, words, _ = compared
     command = CompareSettings("xlme,xlm", (1e9,), folder / "data", folder / "heldout", tmp_path, rows=4)
-    with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
+    with pytest.raises(
+        ValueError, match=r"was mixed with --layout xlme, but model.layout is xlm: set model.layout to xlme"
+    ):
         plan_systems(command, words[words.index("--") + 1 :])
     assert not list(tmp_path.iterdir())
 

@@ -321,10 +321,10 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
     model = ModelConfig(vocabulary=loaders["all"].vocabulary_size, max_positions=64)
     for theirs, ours in (("heldout", "train"), ("all", "train")):
         require_fit(loaders[theirs], model, loaders[ours])
-    with pytest.raises(ValueError, match="have the same text, so it is not held out"):
+    with pytest.raises(ValueError, match="have the same text, so no text is held out"):
         require_fit(loaders["all"], model, loaders["all"])
     for theirs, ours in (("heldout", "all"), ("heldout", "heldout"), ("train", "train"), ("train", "all")):
-        with pytest.raises(ValueError, match=rf"is text of encode --split {theirs} .* of --split {ours}"):
+        with pytest.raises(ValueError, match=rf"was encoded with --split {theirs} .* with --split {ours}"):
             require_fit(loaders[theirs], model, loaders[ours])
     units = "mixed/mono and .* with different --sentences or --block-bytes"
     for other, words in (  # under which other texts are held out

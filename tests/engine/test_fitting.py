@@ -35,7 +35,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Loader:
     [
         ({"vocabulary": 99}, r"the model has 99: set model\.vocabulary to "),
         ({"max_positions": 16}, r"rows of 32 tokens, but model\.max_positions is 16: raise model\.max_positions to 32"),
-        ({"layout": "xlme"}, r"mixed with --layout xlm, model\.layout is xlme: set it to xlm"),
+        ({"layout": "xlme"}, r"mixed with --layout xlm, but model\.layout is xlme: set model\.layout to xlm"),
     ],
 )
 def test_a_setting_that_differs(loader: Loader, changes: dict[str, object], words: str) -> None:

@@ -57,7 +57,7 @@ def test_one_process_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, caps
             except SharedError as error:
                 fail("xlme pretrain", error)
         assert left.value.code == 2
-    assert capsys.readouterr().err.count("a node has more processes than the 2 GPUs that they see") == 1
+    assert capsys.readouterr().err.count("a node has more processes than its 2 visible GPUs") == 1
 
 
 @pytest.mark.parametrize(("rank", "visible", "number"), [("3", 1, "0"), ("3", 4, "3"), ("0", 2, "0")])

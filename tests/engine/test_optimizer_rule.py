@@ -61,6 +61,6 @@ def test_every_engine_takes_it(ranks: list[dict[str, Any]], engine: str, rule: s
 def test_a_rule_that_checkpoints_cannot_hold_fails(ranks: list[dict[str, Any]], engine: str) -> None:
     message = ranks[0][f"{engine}, Adafactor"]
     assert message.startswith(
-        "Adafactor keeps step, row_var, col_var of every parameter, but a checkpoint holds only its step"
+        "Adafactor keeps step, row_var, col_var of every parameter, but a checkpoint holds only the step"
     )
     assert ranks[1][f"{engine}, Adafactor"] == message

@@ -3,13 +3,13 @@ by default in float32.
 
 The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
 DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
-another one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. The
-operating system maps new buffers page by page, so filling one with a Base model's gradients takes as long as computing
-several layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never
-exists as one tensor. docs/lab/engines.md has the time that each change saves.
+another buffer, all-reduce this one in bf16, convert it back and copy it into the flat buffers, even on one process. The
+operating system maps new buffers page by page, so filling a new buffer with a Base model's gradients takes as long as
+computing several layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile
+and never exists as one tensor. docs/lab/engines.md has the time that each change saves.
 
-A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32 it
-sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
+A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32
+the reduce-scatter sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
 """
 
 import math
@@ -31,11 +31,11 @@ _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
-    """Cut the optimizer's groups into smaller ones, which have at most `size` elements or only one parameter. They are
-    in the order in which the backward pass completes them: from the last layer to the first.
+    """Cut the optimizer's groups into smaller ones, which have at most `size` elements or only one parameter. Sort the
+    new groups in the order in which the backward pass completes them: from the last layer to the first.
 
-    The groups of the vocabulary tables come last and are marked `late`, as the tables get gradients at both ends of the
-    model.
+    The groups of the vocabulary tables come last and are marked `late`, because the tables get gradients at both ends
+    of the model.
     """
     backward_order = {p: index for index, p in enumerate(reversed(list(module.parameters())))}
     late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
@@ -55,8 +55,8 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
 def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
     """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
-    `halved`: the buffers are bf16, the type of the gradients from the backward pass. The sums over ranks are in the
-    engine's `communication_data_type`.
+    `halved`: the buffers are bf16, like the gradients from the backward pass. The sums over ranks are in the engine's
+    `communication_data_type`.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
@@ -79,9 +79,9 @@ class _GradientSums:
     this rank's part of the gradients: first their sum over the replicas, then their mean.
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
-    `late` is sent during the last backward pass, once the gradients of this group and of all groups before it are
-    complete. `late` groups are sent after that pass. So are all groups of a pipeline, because the tied table's gradient
-    arrives only then.
+    `late` is sent during the step's last backward pass, once the gradients of this group and of all groups before it
+    are complete. `late` groups are sent after the last backward pass. In a pipeline all groups are, because the tied
+    table's gradient arrives only then.
     """
 
     def __init__(self, engine: Any):
@@ -100,7 +100,7 @@ class _GradientSums:
     def _begin(self) -> None:
         self.sent = 0  # number of groups sent in this step
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(group) for group in self.with_gradients]  # indices whose gradient has not arrived
+        self.missing = [set(group) for group in self.with_gradients]  # by group, indices whose gradient is outstanding
 
     def arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
@@ -123,7 +123,7 @@ class _GradientSums:
             return
         flat, part = optimizer.fp32_groups_gradients_flat[group], optimizer.fp32_groups_gradient_flat_partition[group]
         if flat.dtype != self.dtype:
-            # At most two copies exist at a time: more would take the memory that bf16 saves.
+            # Wait until at most two copies exist: more copies would take the memory that bf16 saves.
             for work, _ in self.in_flight[:-1]:
                 work.wait()
             del self.in_flight[:-1]
@@ -156,7 +156,7 @@ class _GradientSums:
 
 
 def _halve_buffers(optimizer: BF16_Optimizer) -> None:
-    """Replace the gradients' buffers by bf16 ones, before the first backward pass."""
+    """Replace the gradients' buffers by bf16 buffers, before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
         # The old buffer must be free before the new one is made.
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None
@@ -199,7 +199,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
         master = optimizer.fp32_groups_flat_partition[group_index]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         tensors = master.detach(), sums.parts[group_index], *states[master].values()
-        for any_group in groups:  # `take_step` updates all groups: empty all but the piece's
+        for any_group in groups:  # `take_step` updates all groups, so only the group of the piece has a parameter
             any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
             piece.grad = gradient.float().div_(clip_divisor)
@@ -216,7 +216,8 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """One entry for each piece of `master`: that slice of a flat `tensor`, or a copy of a scalar (the step count)."""
+    """One entry for each piece of `master`: the same slice of a flat `tensor`, or a copy of a scalar (the step
+    count)."""
     size = _PIECE_SIZES[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -265,9 +266,9 @@ def _add_gradient(
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
-    """Add a gradient of any type, sparse or dense, to `total`. On the CPU bf16 is added to float32 slice by slice:
-    torch would convert the whole bf16 tensor first."""
-    if part.is_sparse:  # the many gradients of a frequent token's row add up in float32, whatever the type of `total`
+    """Add a gradient of any type, sparse or dense, to `total`. On the CPU, bf16 is added to float32 slice by slice,
+    because torch would first convert the whole bf16 tensor."""
+    if part.is_sparse:  # a frequent token's row gets many gradients: they add up in float32, whatever `total` is
         rows = torch.sparse_coo_tensor(
             part._indices(), part._values().float(), part.shape, check_invariants=False
         ).coalesce()
@@ -282,5 +283,6 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
 
 
 def _forget_gradients(optimizer: BF16_Optimizer) -> None:
-    """Replaces `clear_hp_grads`, which would fill the buffers with zeros: the next gradients overwrite them anyway."""
+    """Replaces `clear_hp_grads`, which would fill the buffers with zeros. The next gradients overwrite the buffers
+    anyway."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

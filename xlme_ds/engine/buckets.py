@@ -23,7 +23,8 @@ class Piece:
 
 
 def state_kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for every parameter, without `step` (see `build_optimizer`)."""
+    """Names of the tensors that the optimizer keeps for every parameter, without `step`; `build_optimizer` has put
+    them into each parameter group."""
     kinds: tuple[str, ...] = optimizer.param_groups[0]["kinds"]
     return kinds
 
@@ -47,7 +48,7 @@ class Bucket:
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
         """Context that yields a dict: the flat buffers by kind, and the tensor `step`. `to_write`: the caller changes
-        the buffers; without it, changes of buffers on a disk are lost."""
+        the buffers. If it is false, changes of buffers that are on a disk are lost."""
         states = self.optimizer.state
         state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
@@ -74,7 +75,7 @@ def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
 @torch.no_grad()
 def read_buckets(buckets: Sequence[Bucket], reader: StateReader, sizes: Mapping[str, int]) -> None:
     """Fill all buffers from `reader`; `sizes`: element count of every parameter that this rank holds. Raises ValueError
-    if the saved state is another model's."""
+    if the saved state belongs to another model."""
     for bucket in buckets:
         with bucket.opened(to_write=True) as buffers:
             parts = (

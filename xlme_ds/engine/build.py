@@ -47,13 +47,13 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
     """The precision in which the gradients of a step's `accumulation` micro-batches are added.
 
     `auto` takes bf16 if ZeRO-1 computes in bf16 without offloading, and a step has one micro-batch. Then no bit is
-    lost: a single micro-batch's gradients are added to nothing, and sums over ranks are in float32.
+    lost, because the gradients of a single micro-batch are not added up, and sums over ranks are in float32.
 
     Raises ValueError if the setting is bf16 and the run computes in fp32.
     """
     if engine.gradient_precision == "bf16" and precision == "fp32":
         raise ValueError(
-            "engine.gradient_precision bf16 needs a run that computes in bf16, but this one computes in fp32: set it "
+            "engine.gradient_precision bf16 needs a run that computes in bf16, but this run computes in fp32: set it "
             "to auto"
         )
     if engine.gradient_precision != "auto":
@@ -78,8 +78,8 @@ def open_data(
     """The loader with which `rank` of `world` reads its rows of `folders`: training data, or held-out data if `rows` is
     given.
 
-    `rows`: how many held-out rows of each task are evaluated, and their micro-batch; `folders` is then one held-out
-    folder. `like`: the loader of the training data, which held-out data must fit (`require_fit`).
+    `rows`: the number of held-out rows of each task, and the micro-batch for evaluating them; `folders` is then a
+    single held-out folder. `like`: the loader of the training data, which held-out data must fit (`require_fit`).
     """
     loader_class = Loader if rows is None else HeldOutLoader
     objective = objective_of(config.objective)
@@ -100,9 +100,9 @@ def open_data(
 
 
 def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
-    """Raise ValueError if the data of `loader` do not fit `model`. If `like`, the loader of training data, is given,
-    raise it also if the data of `loader` cannot be held-out data for them. The message names the setting or the
-    folder."""
+    """Raise ValueError if the data of `loader` do not fit `model`. `like` may be the loader of training data: then
+    raise ValueError also if the data of `loader` cannot be held-out data for the training data. The message names the
+    setting or the folder."""
     folder = loader.folders[0]
     with_other_vocabulary = [
         other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
@@ -115,21 +115,21 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
     longest, longest_folder = max(zip(loader.row_lengths, loader.folders, strict=True))
     if longest > model.max_positions:
         raise ValueError(
-            f"{longest_folder} has rows of {longest} tokens, model.max_positions is {model.max_positions}: raise it to "
-            f"{longest}"
+            f"{longest_folder} has rows of {longest} tokens, but model.max_positions is {model.max_positions}: raise "
+            f"model.max_positions to {longest}"
         )
     if loader.layout != model.layout:
         raise ValueError(
-            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
-            f"{loader.layout}"
+            f"{folder} was mixed with --layout {loader.layout}, but model.layout is {model.layout}: set model.layout "
+            f"to {loader.layout}"
         )
     if with_other_vocabulary:
         raise ValueError(
-            f"{with_other_vocabulary[0]}/vocab is not the vocabulary of the rows next to it: mix them again"
+            f"{with_other_vocabulary[0]}/vocab is not the vocabulary of the rows next to it: mix the rows again"
         )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(
-            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with the same"
+            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with the same one"
         )
     if like is not None:
         _require_split(loader, like)
@@ -138,10 +138,10 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
 def _require_split(unseen: Loader, trained: Loader) -> None:
     """Raise ValueError if text of `unseen` may be in the training data. Three things must hold:
 
-    - The two were not made from the same text.
-    - If `unseen` was split (`xlme prep encode --split`), it is the held-out side, and the training data are the other
-      side, split with the same --heldout-share.
-    - Then both sides were also split by the same unit (`_split_unit`).
+    - The data of the two loaders were not made from the same text.
+    - If the data of `unseen` were split (`xlme prep encode --split`), they are the held-out side, and the training data
+      are the other side, split with the same --heldout-share.
+    - In this case, both sides were split by the same unit (`_split_unit`).
     """
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
@@ -152,25 +152,25 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
         trained_split, trained_share = _split_side(trained_manifest)
         if split != "all" and (split, trained_split, trained_share) != ("heldout", "train", share):
             raise ValueError(
-                f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
-                f"of --split {trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the "
-                "training text with --split train and this text with --split heldout, with the same --heldout-share"
+                f"{store.folder} was encoded with --split {split} --heldout-share {share}, but {folder} with --split "
+                f"{trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the training "
+                "text with --split train and the held-out text with --split heldout, with the same --heldout-share"
             )
         if manifest.shares_text(trained_manifest):
             raise ValueError(
-                f"{store.folder} and {folder} have the same text, so it is not held out: name a folder whose text is "
-                "not trained on"
+                f"{store.folder} and {folder} have the same text, so no text is held out: name a folder with text that "
+                "is not trained on"
             )
         if split != "all" and _split_unit(manifest) != _split_unit(trained_manifest):
             raise ValueError(
-                f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one "
-                "may be in the other: encode both with the same"
+                f"{store.folder} and {folder} were encoded with different --sentences or --block-bytes, so text of one "
+                "may be in the other: encode both with the same settings"
             )
 
 
 def _split_side(manifest: Manifest) -> tuple[str, Any]:
-    """Returns (side, share): which side of a split a folder's text is (`all`: it was not split), and the held-out
-    fraction of the split (None: not split)."""
+    """Returns (side, share): the side of a split to which a folder's text belongs, and the held-out fraction of the
+    split. Text that was not split has `all` and None."""
     return manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")
 
 
@@ -207,7 +207,7 @@ def build_engine(
 
 
 def _check_kernels(config: Training) -> None:
-    """Raise SharedError if the model's Triton kernels cannot run, or compute wrong results on a rank's GPU or in
+    """Raise SharedError if the model's Triton kernels cannot run, or if their results are wrong, on a rank's GPU or in
     Triton's interpreter."""
     in_bf16 = resolve_precision(config.engine) == "bf16"
     triton_chosen = config.model.kernels == "triton"
@@ -259,7 +259,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
         if resolve_compile(model, config.model, on_gpu()) != "none":
-            # ZeRO-3 then gathers and releases all parameters of a layer at once, outside of the layer's compiled code.
+            # Then ZeRO-3 gathers and releases all parameters of a layer together, outside of the layer's compiled code.
             deepspeed.utils.set_z3_leaf_modules(model, [layer_class(config.model)])
         gather_parameter = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
     else:
@@ -296,7 +296,8 @@ def _require_nvme(folder: Path) -> None:
 
 
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
-    """DeepSpeed's configuration for a run; `gradients`: the precision in which micro-batches are added."""
+    """DeepSpeed's configuration for a run; `gradients`: the precision in which the gradients of micro-batches are
+    added."""
     require_engine_file(config.engine)
     if config.engine.nvme_folder:
         on_all_ranks(lambda: _require_nvme(Path(config.engine.nvme_folder)))

@@ -1,6 +1,6 @@
 """The engine that the training loop uses, and the training step that all engines share. Losses are exact means over the
-global batch, whatever the micro-batches and ranks. `Engine` itself is plain torch on one process: the reference with
-which every other engine is compared."""
+global batch, for any micro-batches and number of ranks. `Engine` itself is plain torch on one process: the reference
+with which every other engine is compared."""
 
 import math
 import time
@@ -31,15 +31,15 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 class StepStats:
     """Result of one optimizer step, equal on every rank.
 
-    A step is skipped if its loss or gradient is not finite, or its gradient norm exceeds the limit. It then leaves
-    weights, moments and Adam's step count unchanged.
+    A step is skipped if its loss or gradient is not finite, or its gradient norm exceeds the limit. A skipped step
+    leaves weights, moments and Adam's step count unchanged.
     """
 
     metrics: dict[str, float]  # the objective's means over the global batch; empty unless they were asked for
     gradient_norm: float  # over all parameters, before clipping
     learning_rate: float
     applied: bool = True  # false: the step was skipped
-    suspects: tuple[str, ...] = ()  # if it was skipped: the rows of each micro-batch whose loss is not finite
+    suspects: tuple[str, ...] = ()  # of a skipped step: the rows of each micro-batch whose loss is not finite
 
 
 class Engine:
@@ -60,8 +60,8 @@ class Engine:
         optimizer: Any,
         clip: float = math.inf,
     ):
-        """`optimizer`: torch's, or DeepSpeed's wrapper of it. `clip`: the norm to which a larger gradient is scaled
-        down in plain torch (DeepSpeed has its own setting for it)."""
+        """`optimizer`: torch's, or DeepSpeed's wrapper of torch's. `clip`: the norm to which a larger gradient is
+        scaled down in plain torch (DeepSpeed has its own setting for this)."""
         self.module = module
         self.objective = objective
         self.loader = loader
@@ -71,7 +71,7 @@ class Engine:
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
         self._reads_rows = True
-        self._counts_rows = True  # false in a pipeline's last stage, which reads the same rows as the first
+        self._counts_rows = True  # false in a pipeline's last stage: the first stage reads and counts the same rows
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -82,8 +82,8 @@ class Engine:
         loss.backward()
 
     def _update(self, context: StepContext) -> float:
-        """Clip, take the optimizer step if `_accepts` allows the norm, and clear the gradients; returns the global norm
-        before clipping, and sets `context.applied`."""
+        """Clip, take the optimizer step if `_accepts` allows the norm, and clear the gradients. Sets `context.applied`,
+        and returns the global norm before clipping."""
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
         context.applied = self._accepts(context, norm)
         if context.applied:
@@ -139,7 +139,8 @@ class Engine:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # The last element counts failed ranks. The sum is taken on the host: a GPU would first finish the last step.
+        # The last element counts failed ranks. The sum is taken on the host, because on a GPU it would have to wait
+        # until the step before is finished.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
@@ -169,7 +170,7 @@ class Engine:
         return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:
-        """Whether to take a step with this global gradient norm (DeepSpeed gives −1 for one that is not finite)."""
+        """Whether to take a step with this global gradient norm (−1: DeepSpeed's value if it is not finite)."""
         if not (math.isfinite(norm) and norm >= 0):
             return False
         return math.isinf(context.norm_limit) or not self.any(norm > context.norm_limit)
@@ -203,8 +204,8 @@ class Engine:
     @torch.no_grad()
     def dimensions(self, rows: int) -> list[float]:
         """The effective rank (`effective_rank`) of the first encoder's token states, one number for the embedding and
-        one per layer. The tokens are those of the first `rows` held-out rows of each task, so the result is the same
-        under any engine and number of ranks."""
+        one per layer. The tokens come from the first `rows` held-out rows of each task, so the result is the same under
+        any engine and number of ranks."""
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
@@ -237,7 +238,7 @@ class Engine:
         self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
     ) -> dict[str, Tensor]:
         """`_totals` of an evaluation of `batches`. `counted`: a bool for each batch, false to leave it out of the
-        totals; empty if all count."""
+        totals; an empty `counted` leaves none out."""
         batches = [batch.to(self.device) for batch in batches]
         context = self._evaluation_context(languages=languages)
         self._forward(context, batches)
@@ -257,7 +258,8 @@ class Engine:
         write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
-        """Read weights and optimizer state that any engine saved. Raises SharedError if they are another model's."""
+        """Read weights and optimizer state that any engine saved. Raises SharedError if they belong to another
+        model."""
         # Under ZeRO-3 `numel` is not the size of the whole parameter.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
         on_all_ranks(lambda: read_buckets(self._buckets(), reader, sizes))

@@ -17,8 +17,8 @@ from .ranks import SharedError
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
     """The optimizer that every engine uses; `objective` may scale the learning rates of some parameters. Only this
-    function chooses the update rule. The rule must be one of torch's and elementwise, because engines update pieces of
-    parameters.
+    function chooses the update rule. The rule must be an optimizer of torch, and elementwise, because engines update
+    pieces of parameters.
 
     Raises SharedError for a rule whose state checkpoints cannot hold.
     """
@@ -28,7 +28,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
     scales = [1.0] * len(names) if objective is None else objective.learning_rates(names, cfg)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for parameter, scale in zip(all_parameters, scales, strict=True):
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 empties the parameter's own tensor
         groups.setdefault((scale, has_weight_decay(len(shape))), []).append(parameter)
     return rule(
         [
@@ -39,10 +39,11 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
-    """Names of the tensors that the rule keeps for each parameter, without `step`. They are found by one step on a
-    small matrix. `first_state` assumes that they start as zeros.
+    """Names of the tensors that the rule keeps for each parameter, without `step`, found by one step on a small matrix.
+    `first_state` assumes that these tensors start as zeros.
 
-    Raises SharedError for a rule that keeps anything else, because checkpoints cannot hold it.
+    Raises SharedError for a rule whose state is not `step` and tensors of the parameter's shape, because checkpoints
+    hold nothing else.
     """
     matrix = nn.Parameter(torch.zeros(2, 3))
     matrix.grad = torch.zeros(2, 3)
@@ -52,7 +53,7 @@ def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
     names = [name for name in state if name != "step"]
     if "step" not in state or any(getattr(state[name], "shape", None) != matrix.shape for name in names):
         raise SharedError(
-            f"{type(optimizer).__name__} keeps {', '.join(state)} of every parameter, but a checkpoint holds only its "
+            f"{type(optimizer).__name__} keeps {', '.join(state)} of every parameter, but a checkpoint holds only the "
             "step and tensors of the parameter's shape: choose another rule in engine/optimizer.py"
         )
     return tuple(names)

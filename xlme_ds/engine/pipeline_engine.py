@@ -1,7 +1,7 @@
 """DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
-They exchange the tied embedding and predictions in addition to the activations.
+Besides the activations, these two stages exchange the tied embedding and predictions.
 
 The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
 last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
@@ -9,8 +9,8 @@ the embedding's gradient over the replicas.
 
 An objective's rows may have open positions, for which the model must first predict a token. Then a first pass
 over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first stage
-fills the open positions with the last stage's predictions. The last stage sends only these: the first stage knows the
-positions, because it reads the same rows.
+fills the open positions with the last stage's predictions. The last stage sends no positions, because the first stage
+reads the same rows.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class _PartSpec(LayerSpec):
 
 
 class PipelineEngine(ZeroEngine):
-    """DeepSpeed's schedule runs forward pass, backward pass and update; the rest is `ZeroEngine`'s."""
+    """A `ZeroEngine` in which DeepSpeed's schedule runs forward pass, backward pass and update."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class PipelineEngine(ZeroEngine):
         self._counts_rows = self.engine.is_first_stage()
         self._reads_rows = self.engine.is_first_stage() or self.engine.is_last_stage()
         self._min_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
-        # DeepSpeed 0.19.8 gives DualPipeV as many buffers as training has micro-batches. In an evaluation of more
-        # micro-batches two of them would share a buffer.
+        # DeepSpeed 0.19.8 gives DualPipeV one buffer for each micro-batch of a training step. In an evaluation with
+        # more micro-batches, two micro-batches would share a buffer.
         self._max_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
         self._last_part = own_parts[-1]
         self._predicted: list[Tensor] = []  # predictions of the first pass, by micro-batch
@@ -105,8 +105,8 @@ class PipelineEngine(ZeroEngine):
         return Batch.of_tensors(tensors, self._last_part.added)
 
     def enter(self, step: int) -> None:
-        """As `Engine.enter`; also makes DeepSpeed forget the activations' shape where a phase begins, because the new
-        phase may have rows of another length."""
+        """As `Engine.enter`. At a phase's first step, also make DeepSpeed forget the activations' shape, because the
+        phase may have rows of another length than the phase before."""
         super().enter(step)
         if any(step == phase.first_step for phase in self.loader.phases):
             self.engine.reset_activation_shape()
@@ -133,7 +133,7 @@ class PipelineEngine(ZeroEngine):
                 filled = self._filled(chunk, micro_batches)
                 self.engine.module.loss_fn = partial(self._scheduled_loss, context)
                 self._evaluate_by_schedule(filled, micro_batches)
-                del context.gathered[gathered_before + len(chunk) :]  # the sums of repeated batches
+                del context.gathered[gathered_before + len(chunk) :]  # sums of batches that the schedule repeated
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
@@ -170,7 +170,7 @@ class PipelineEngine(ZeroEngine):
             for open_batch in open_batches:
                 self._predicted.append(torch.empty_like(open_batch.masked_M))
                 dist.recv(self._predicted[-1], src=last_stage)
-        # There are more predictions than batches if the schedule repeated some.
+        # There are more predictions than batches if the schedule repeated batches.
         triples = zip(batches, open_batches, self._predicted, strict=False)
         return [self._last_part.second_pass(*triple) for triple in triples]
 
@@ -184,7 +184,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0: the first process of every other stage sends it that stage's parameters."""
+        """All parameters, on rank 0: the first process of every other stage sends its stage's parameters to rank 0."""
         state = super().full_state()
         shapes_by_rank = gather({name: value.shape for name, value in state.items()})
         for source in range(1, self.world):
@@ -200,8 +200,8 @@ class PipelineEngine(ZeroEngine):
 
 class _TiedTable:
     """The tied embedding on a process that holds `parts`. The process with the first part owns the table; the process
-    with the last part, the borrower, has a copy. Any other process has nothing to send, so its `blocks` are empty; they
-    are also empty if one process has both parts."""
+    with the last part, the borrower, has a copy. `blocks` are empty where there is nothing to send: on any other
+    process, and if one process has both parts."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
@@ -224,7 +224,7 @@ class _TiedTable:
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def share(self) -> None:
-        """Send the owner's values to the borrower. Collective over the two."""
+        """Send the owner's values to the borrower. Collective over owner and borrower."""
         for block in self.blocks:
             if self.owns:
                 dist.send(block.detach(), dst=self.peer)
@@ -244,7 +244,7 @@ class _TiedTable:
 
 
 def _move_gradient(total: Tensor, block: Tensor) -> None:
-    """Add the gradient of a micro-batch to the float32 sum `total` and free it."""
+    """Add the gradient of a micro-batch to the float32 sum `total`, and free the gradient."""
     assert block.grad is not None
     total.add_(block.grad)
     block.grad = None

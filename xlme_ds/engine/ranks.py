@@ -1,8 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
-translated into torch's. Several processes that do not know of each other would silently become one run each, so that is
-an error.
+translated into torch's. Several processes that do not know of each other would each become a run of its own without a
+word, so they are an error.
 """
 
 import datetime
@@ -30,12 +30,12 @@ _FIRST_PORT = 10_000
 _PORT_COUNT = 20_000
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
-_SLOW_SECONDS = 30.0  # a longer wait prints a message; imports on a busy machine take less
+_SLOW_SECONDS = 30.0  # a longer wait prints a message; on a busy machine, imports take less time than this
 _UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """torch's five variables for this process; empty if no launcher started it, so that it runs alone.
+    """torch's five variables for this process; empty if the process runs alone, because no launcher started it.
 
     Raises ValueError if a launcher started several processes that would each run alone, or if a variable is wrong.
     """
@@ -44,7 +44,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         missing = [name for name in TORCH_VARIABLES if name not in environment]
         if missing:
             raise ValueError(
-                f"RANK is set without {' and '.join(missing)}: set all five as a launcher does, or unset RANK"
+                f"RANK is set without {' and '.join(missing)}: set all five variables as a launcher does, or unset RANK"
             )
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
             if not environment[name].isdecimal():
@@ -95,7 +95,8 @@ Result = TypeVar("Result")
 class SharedError(ValueError):
     """A user's mistake that all ranks raise with the same message, and rank 0 prints.
 
-    Before the process group exists, only some ranks may raise it: then each rank that sets `prints` prints it.
+    Before the process group exists, perhaps only some ranks raise the error. Then each rank that sets `prints` prints
+    it.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -123,14 +124,14 @@ def start_process_group(
     if on_gpu():
         torch.cuda.set_device(_device())
     timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
-    # DeepSpeed's engines make groups and give no timeout, so torch takes these defaults (they were 30 and 10 minutes).
+    # DeepSpeed's engines make groups without a timeout, so torch takes these defaults (its own are 30 and 10 minutes).
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
         waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
-            build_shm_op()  # compiled before the timeout below starts, which is for waiting for other processes
+            build_shm_op()  # compiled here, so that the timeout below limits only the wait for other processes
             with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET_ADVICE}"):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
@@ -139,25 +140,26 @@ def start_process_group(
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
             raise SharedError(
                 f"rank {rank} waited {timeout.total_seconds() / 60:g} minutes for the others of {world} at "
-                f"{address}:{port}: start them too, or, where no launcher started this one, {_UNSET_ADVICE}",
+                f"{address}:{port}: start the other ranks too, or, if no launcher started this one, {_UNSET_ADVICE}",
                 prints=True,
             ) from None
         if "EADDRINUSE" not in str(error):  # other trouble with the network may be over at the next try
             raise
         raise SharedError(
-            f"port {port} of {address}, where the processes meet, is in use by another program: choose another "
+            f"port {port} of {address}, where the processes meet, is in use by another program: choose another port "
             "(deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
         ) from None
-    # If a process is killed, DeepSpeed 0.19.8 leaves its shared buffer for reductions on CPUs (69 MB) in memory, where
-    # a run on the same port would find it. Once all ranks have opened the buffer, its name is not needed.
+    # If a process is killed, DeepSpeed 0.19.8 leaves the process's shared buffer for reductions on CPUs (69 MB) in
+    # memory, where a run on the same port would find it. After all ranks have opened the buffer, its name is not
+    # needed, and without the name the buffer goes when the processes end.
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
 
 
 def extend_timeout() -> None:
-    """Raise the timeout of collectives to a day, for work without a watchdog in which one rank may take longer than the
-    others."""
+    """Raise the timeout of collectives to a day. This is for work without a watchdog, in which one rank may take longer
+    than the others."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(_DAY)
 
@@ -185,15 +187,14 @@ def _alone() -> dict[str, str]:
 
 
 def _device() -> int:
-    """The index of this process's GPU; sets LOCAL_RANK, which DeepSpeed reads, to the same."""
+    """The index of this process's GPU. Sets LOCAL_RANK, which DeepSpeed reads, to this index."""
     index = int(os.environ["LOCAL_RANK"])
     visible = torch.cuda.device_count()
     if visible == 1:  # a launcher may show each process only one GPU (srun --gpus-per-task=1)
         index = 0
     if index >= visible:
         raise SharedError(
-            f"a node has more processes than the {visible} GPUs that they see: start one process per GPU "
-            "(--ntasks-per-node)",
+            f"a node has more processes than its {visible} visible GPUs: start one process per GPU (--ntasks-per-node)",
             prints=index == visible,
         )
     os.environ["LOCAL_RANK"] = str(index)
@@ -233,9 +234,9 @@ def process_group(
 def exit_now() -> NoReturn:
     """End a process that is done, at once and with exit code 0.
 
-    Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills them, and
-    sometimes one aborts ("terminate called without an active exception"). The launcher would then report a run that was
-    saved as failed.
+    Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills these threads,
+    and sometimes one aborts ("terminate called without an active exception"). The launcher would then report that a run
+    failed, although it was saved.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -243,7 +244,7 @@ def exit_now() -> NoReturn:
 
 
 def on_gpu() -> bool:
-    """Whether this run computes on GPUs; DS_ACCELERATOR=cpu keeps it off them."""
+    """Whether this run computes on GPUs: there is one, and DS_ACCELERATOR is not cpu."""
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
 
 

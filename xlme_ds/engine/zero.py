@@ -30,8 +30,8 @@ from .step import StepContext
 class ZeroEngine(Engine):
     """An engine in which DeepSpeed runs the backward pass, the reduction and the update.
 
-    DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum over its micro-batches,
-    so `_backward` undoes the averaging.
+    DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum of the losses of all ranks
+    and micro-batches, so `_backward` undoes the averaging.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ZeroEngine(Engine):
             adam = build_optimizer(module, optimizer, objective)
             zero = ds_config["zero_optimization"]
             in_bf16 = ds_config["bf16"]["enabled"]
-            # With these settings DeepSpeed uses its BF16_Optimizer.
+            # Whether DeepSpeed takes its BF16_Optimizer for these settings.
             uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
             if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
@@ -59,11 +59,11 @@ class ZeroEngine(Engine):
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for the GPU
+        self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # for sums that do not wait for the GPU
         # A factor of the loss: DeepSpeed divides gradients by the accumulation steps and averages them over the ranks.
         self._loss_factor = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # the context of the step that is being taken
-        self._norm = 0.0  # the global gradient norm of that step
+        self._norm = 0.0  # the global gradient norm of this step
         # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -95,8 +95,8 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients. If `_step_if_accepted` stored it, DeepSpeed is not asked, because that
-        would wait for the update on the GPU."""
+        """The norm of the step's gradients. DeepSpeed is asked only if `_step_if_accepted` has not stored the norm,
+        because the question waits for the update on the GPU."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
@@ -147,7 +147,7 @@ class _SubGroup(Bucket):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
-        # With an offload ratio below 1 some sub-groups are not offloaded, and have another optimizer.
+        # With an offload ratio below 1 some sub-groups are not offloaded: `backup_optimizer` updates these.
         not_offloaded = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"
         optimizer = zero.backup_optimizer if not_offloaded else zero.optimizer
         super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index], state_kinds(zero.optimizer))
@@ -156,7 +156,7 @@ class _SubGroup(Bucket):
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """As `Bucket.opened`. Buffers on a disk are read, and written back if `to_write`."""
+        """As `Bucket.opened`. Buffers that are on a disk are read from it, and written back if `to_write`."""
         swapped = self.zero._swappable_optimizer_subgroup(self.index)
         if swapped:
             self.zero._optimizer_states_and_gradient_swap_in(self.index)
@@ -182,8 +182,8 @@ def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
 
 
 def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces of a sub-group with ZeRO-3: each rank owns an equal part of every parameter, and the last part
-    is padded."""
+    """This rank's pieces of a sub-group with ZeRO-3: each rank owns an equal part of every parameter. The last parts
+    are padded, so a piece may be shorter than its part, or missing."""
     pieces, offset = [], 0
     for parameter in group:
         size = parameter.partition_numel()
