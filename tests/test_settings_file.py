@@ -135,7 +135,7 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
     assert parse("plan", PlanSettings, "", ["--seed", "3"], branch).run == replace(branch, seed=3)
     with pytest.raises(ValueError, match="--recipe and --branch exclude each other"):
         parse("plan", PlanSettings, "", ["--recipe", "base"], branch)
-    with pytest.raises(ValueError, match="--recipe is missing: name one"):
+    with pytest.raises(ValueError, match="--recipe is missing: name a recipe"):
         settings()
     with pytest.raises(ValueError, match=r"--recipe is missing: did you mean --recipe base\?"):
         settings("base", "--gpus", "8")

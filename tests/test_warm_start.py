@@ -523,7 +523,9 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"one and .*copy have the same weights: name each model once"):
         average([exports[0], tmp_path / "copy"], tmp_path / "none")
     (tmp_path / "copy/model.safetensors").rename(tmp_path / "copy/pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be averaged: save the model as model\.safe"):
+    with pytest.raises(
+        ValueError, match=r"pytorch_model\.bin cannot be averaged: save the model's weights as model\.safe"
+    ):
         average([tmp_path / "copy", exports[0]], tmp_path / "none")
     path = exports[1] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"relative_max_distance": 6}))

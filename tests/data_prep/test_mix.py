@@ -591,7 +591,9 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     del old["settings"]["order"]
     write_signed(settings, old)
     (tmp_path / "mono" / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r'order was null, now "every example of a language once .* delete this one'):
+    with pytest.raises(
+        ValueError, match=r'order was null, now "every example of a language once .* delete this folder'
+    ):
         run(corpus.config(tmp_path, mono_rows=100))
 
 

@@ -511,7 +511,7 @@ def test_a_described_corpus_behind_its_filters(corpus: Path, lines: dict[str, li
         ({"mono": None}, "neither --mono nor --para nor --corpus is given"),
         ({"shrink": 1.0}, "--shrink is 1.0"),
         ({"beta": 1.5}, "--beta is 1.5"),
-        ({"step": 200}, "--largest at least --step"),
+        ({"step": 200}, "--largest at least as large as --step"),
     ],
 )
 def test_settings_that_cannot_work(corpus: Path, tmp_path: Path, settings: dict[str, object], words: str) -> None:

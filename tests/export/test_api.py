@@ -233,11 +233,13 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
         text = " ".join([one] * count)
         assert len(model._encoder.vocabulary.encode(text)) == count
         if refused:
-            with pytest.raises(ValueError, match=f"the text has {count + 2} tokens, the model reads {longest + 2}"):
+            with pytest.raises(
+                ValueError, match=f"the text has {count + 2} tokens, but the model reads at most {longest + 2}"
+            ):
                 model.judge(text)
         else:
             assert len(model.judge(text)) == count
-    with pytest.raises(ValueError, match=r"the text has \d+ tokens, the model reads"):
+    with pytest.raises(ValueError, match=r"the text has \d+ tokens, but the model reads at most"):
         model.judge(TEXT * 100)
     with pytest.raises(ValueError, match=r"none does not exist: name the folder"):
         xlme.load(tmp_path / "none")

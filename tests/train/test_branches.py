@@ -363,7 +363,7 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
         (["--model", str(exports[1]), "--model", str(weights.parent)], f"differs from {exports[1]}"),
         (["--model", names[0]], "two or more models, each once"),
         (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
-        (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),
+        (["--model", names[0], "--model", str(exports[0])], "is an export, but other models are runs"),
         (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no complete checkpoint of step 7"),
         (["--model", str(stable), "--model", names[0], "--model", names[2]], "have the same weights: name each model"),
     ):
@@ -511,7 +511,7 @@ def test_what_cannot_be(
 def test_an_audit_needs_records_and_all_folders(data: tuple[Path, Path], stable: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(stable, out)
-    with pytest.raises(ValueError, match=r"run read 2 folders, --data names 1: name them all"):
+    with pytest.raises(ValueError, match=r"run read 2 folders, but --data names 1: name all folders"):
         examine(out, data[:1])
     for lost, words in (("audit", "only a run with --train.audit can be"), ("checkpoints", "has no usable checkpoint")):
         shutil.rmtree(out / lost)

@@ -476,7 +476,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(
 def test_a_conversion_has_the_name_of_its_step_or_none(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--out step_00000099 names step 99, but .* step_00000004"):
         checkpoint.convert(trained, tmp_path / "step_00000099", 4)
-    with pytest.raises(ValueError, match=r"--out step_00000003 is the name of a checkpoint of step 3"):
+    with pytest.raises(ValueError, match=r"--out step_00000003 names step 3"):
         checkpoint.convert(trained, tmp_path / "step_00000003", 4)
     checkpoint.convert(trained, tmp_path / "step_00000004", 4)
     checkpoint.convert(trained, tmp_path / "whole", 4)
