@@ -380,7 +380,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     weights = load_file(broken / "model/model.safetensors")
     next(value for name, value in weights.items() if name.startswith("discriminator.")).flat[0] = np.nan
     save_file(weights, broken / "model/model.safetensors")
-    assert "is not finite, the training diverged" in fault("tatoeba", "--model", str(broken), *data)
+    assert "is not finite, because the training diverged" in fault("tatoeba", "--model", str(broken), *data)
     assert "has no language with 5 pairs" in fault("pairs", "--model", str(run), "--data", str(tmp_path))
     (tatoeba / "tatoeba.nob-eng.nob").write_text("kalo\n")
     out = tmp_path / "out"

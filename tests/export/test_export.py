@@ -360,7 +360,7 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert "does not hold the model of" in refusal(capsys, no, "--run", str(copy))
     last = max(state)
     save_file(state | {last: state[last] * float("nan")}, copy / "model" / "model.safetensors")
-    assert f"{last} is not finite, the training diverged" in refusal(capsys, no, "--run", str(copy))
+    assert f"{last} is not finite, because the training diverged" in refusal(capsys, no, "--run", str(copy))
     (copy / "model" / "model.safetensors").unlink()
     assert "no complete checkpoint of step 7: it has those of step 2" in refusal(capsys, no, "--run", f"{copy}@7")
     assert "is not a run and has no steps: leave out @2" in refusal(capsys, no, "--run", f"{exported}@2")

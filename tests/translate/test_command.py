@@ -621,7 +621,7 @@ def test_weights_that_are_no_numbers_translate_nothing(run: Path, folder: Path) 
     save_file(
         state | {"masked_head.bias": state["masked_head.bias"] * float("nan")}, diverged / "model/model.safetensors"
     )
-    with pytest.raises(ValueError, match=r"masked_head\.bias is not finite, the training diverged"):
+    with pytest.raises(ValueError, match=r"masked_head\.bias is not finite, because the training diverged"):
         load_translator(diverged)
 
 
