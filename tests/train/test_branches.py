@@ -480,7 +480,9 @@ def test_what_cannot_be(
 ) -> None:
     with pytest.raises(SharedError, match=r"must have 0 numbers for 1 folder, not 1: .* or name 2 folders"):
         pretrain(config, data[0], tmp_path / "one")
-    with pytest.raises(SharedError, match=r"data.phase_steps must have 2 numbers for 3 folders, not 1: give the steps"):
+    with pytest.raises(
+        SharedError, match=r"data.phase_steps must have 2 numbers for 3 folders, not 1: give the number"
+    ):
         pretrain(config, [*data, data[0]], tmp_path / "one")
     with pytest.raises(SharedError, match=r"^no data folder is named: name one"):
         pretrain(config, [], tmp_path / "one")
