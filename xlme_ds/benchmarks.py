@@ -18,8 +18,7 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
     module's docstring, up to the first colon or full stop. Raises ValueError if the folder has no benchmarks."""
     if not (folder / "step.py").is_file():
         raise ValueError(
-            f"there are no benchmarks in {folder}, because an installed package has none: run this in a clone of the "
-            "repository"
+            f"{folder} has no benchmarks, as an installed package has none: run this in a clone of the repository"
         )
     descriptions = {}
     for path in sorted(path for glob in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(glob)):

@@ -85,8 +85,7 @@ class ModelConfig:
     """
 
     vocabulary: Count = 250_002
-    """Vocabulary size, `<pad>` and `<mask>` included; must equal the data's vocabulary size (`xlme prep vocab
-    --size`)."""
+    """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data, `--size` of `xlme prep vocab`."""
     width: Size = 768
     """Hidden size (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
     heads: Size = 12

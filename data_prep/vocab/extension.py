@@ -1,9 +1,8 @@
 """Add languages to a vocabulary that models were trained with: old pieces keep their ids and scores, new ones follow.
 
-A second vocabulary is trained on the new languages' text alone. Its pieces that the old vocabulary lacks are added. An
-added piece gets a hundredth of its probability in the second vocabulary. Even so it is far likelier than the two or
-more old pieces that it replaces, so it is used in the new languages. Text of the old languages is segmented almost as
-before (docs/lab/tokenizer.md).
+A second vocabulary is trained on the new languages' text alone. Its pieces that the old vocabulary lacks are added,
+each with a hundredth of its probability. Even so an added piece is far likelier than the two or more old pieces that it
+replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -55,9 +54,9 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             "lower --character-coverage"
         )
     if room > len(new):
+        allowed = old_ids + len(new)
         raise ValueError(
-            f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: lower --size to this "
-            "number, or add text"
+            f"--size is {size}, but the sampled text allows no more than {allowed}: lower --size, or add text"
         )
     # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces

@@ -67,9 +67,9 @@ class _Words:
 
 @dataclass
 class _Lattice:
-    """The pieces that begin at each character of some texts. `arcs` has the numbers of the pieces: first of the
-    `fan[0]` pieces that begin at the first character, then of the `fan[1]` that begin at the second, and so on. Text t
-    begins at character `starts[t]`."""
+    """The pieces that begin at each character of some texts. `arcs` has their numbers: first those of the `fan[0]`
+    pieces that begin at the first character, then those of the `fan[1]` pieces at the second, and so on. Text t begins
+    at character `starts[t]`."""
 
     starts: Numbers
     fan: Numbers

@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 _CURVES = ".curves"
 # Rare pieces are dropped once, from a vocabulary of `largest` times this size, so that enough other pieces are left.
 _RARE_REMOVED_AT = 1.25
-_MIN_OCCURRENCES = (
-    2.0  # a longer piece with fewer expected occurrences is rare: it would memorize one place in the text
-)
+_MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes its text
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"

@@ -97,8 +97,7 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     data."""
     config = leg.config
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
-    run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]
-    # Raises ValueError if the data do not fit the run.
+    run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]  # `read_inputs` checks the data
     loader, heldout, _ = read_inputs(config, data, settings.heldout, run_folder, [], 0, settings.processes)
     if not (leg.folder / "config.json").exists():
         return
@@ -128,11 +127,8 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
         module, *options = command
         run(launch(module, 1, options), variables, quiet=True)
         if not record(system, name, command, settings):
-            print(
-                f"{system.model}: {module} was stopped before it wrote its scores: give the same command again to "
-                "continue",
-                file=sys.stderr,
-            )
+            stopped = f"{module} was stopped before it wrote its scores"
+            print(f"{system.model}: {stopped}: give the same command again to continue", file=sys.stderr)
             sys.exit(1)
 
 
