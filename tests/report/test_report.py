@@ -227,7 +227,7 @@ def test_key_figures_come_from_the_input(run: Path) -> None:
     shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250 GFLOP/s", "1 min 20 s"]
     shown += ["1.23M", "embedding 700K", "2 processes", "model.width", "61.2%", "17.4", "51.2%", "43.8%", "77"]
     shown += ["80 candidates", "Chance is 1.25%", "With random weights the best layer is 2, with 25%"]
-    shown += ["After training the best layer is 1, with 47.5%"]
+    shown += ["After training the best layer is 1, with 47.5%", "Most repeated: Swahili, ×17.4"]
     assert [value for value in shown if value not in text] == []
 
 
@@ -295,6 +295,38 @@ def test_sentences_lead_and_retrieval_opens_only_where_it_was_learnt(run: Path) 
         "<details open>" not in html[html.index('id="retrieval"') :]
         and "Not above the untrained model and chance" in html
     )
+
+
+def test_retrieval_by_language_is_at_the_best_layer_of_its_time() -> None:
+    """Before training layer 7 is best, afterwards layer 5, of the layers 3, 5 and 7; the chart has the best language
+    first, the table is in the order of the codes; and as good as the untrained model is not learnt."""
+
+    def scores(*en_xx: float) -> dict[str, list[float]]:
+        return {"en_xx": list(en_xx), "xx_en": [value + 0.02 for value in en_xx]}
+
+    before = {"overall": scores(0.1, 0.2, 0.3), "languages": {c: scores(0.0, 0.5, n / 10) for n, c in enumerate("abc")}}
+    after = {
+        "overall": scores(0.2, 0.4, 0.1),
+        "languages": {c: scores(0.9, n, 0.8) for c, n in zip("abcd", (0.2, 0.5, 0.4, 0.5), strict=True)},
+    }
+    values = {
+        "layers": [3, 5, 7],
+        "pairs": dict.fromkeys("dcba", 9),
+        "candidates": 50,
+        "before": before,
+        "after": after,
+    }
+    found = run_page._retrieval(values)
+    assert found["best"] == {"before": 7, "after": 5} and found["learnt"]
+    assert found["mean"] == {"before": pytest.approx(0.31), "after": pytest.approx(0.41)}
+    assert [row["code"] for row in found["by_language"]] == ["b", "d", "c", "a"]
+    assert [row["text"] for row in found["by_language"]][2:] == ["21% → 41%", "1% → 21%"]
+    assert [row["language"] for row in found["rows"]] == ["a", "b", "c", "d"]
+    assert found["rows"][1]["before"] == {"en_xx": 0.1, "xx_en": pytest.approx(0.12)}
+    assert found["rows"][1]["after"] == {"en_xx": 0.5, "xx_en": 0.52} and found["rows"][3]["before"] == {}
+    for overall, learnt in ((scores(0.0, 0.31, 0.0), True), (before["overall"], False), (scores(0.2, 0.2, 0.2), False)):
+        again = run_page._retrieval(values | {"after": after | {"overall": overall}})
+        assert again["learnt"] == learnt, overall
 
 
 def test_absent_files_are_said(tmp_path: Path) -> None:
@@ -521,6 +553,16 @@ def test_nothing_replaced_flags_nothing(run: Path) -> None:
 
 def test_direction_of_each_side(run: Path) -> None:
     assert re.findall(r'<p dir="(\w+)"', article(run, "ar", "para", ARABIC)) == ["ltr", "rtl"]
+    xlm = [token(piece, 0.0) for piece in ("</s>", "▁Everyone", "</s>", "</s>", "▁لكل", "</s>")]
+    for language, tokens, sides in (
+        ("en–ar", ARABIC[:3], [("ltr", "en"), ("rtl", "ar")]),
+        ("en–ar", xlm, [("ltr", "en"), ("rtl", "ar")]),  # whose items begin with </s> and have two in the middle
+        ("en", xlm[:3], [("ltr", "en")]),
+    ):
+        (shown,) = run_page._sentences([{"language": language, "task": "para", "tokens": tokens}], {})["by_task"][
+            "para"
+        ]
+        assert [side[:2] for side in shown["sides"]] == sides
     for code, tag in (("bn_rom", "bn-Latn"), ("zh-Hans", "zh-Hans"), ("my_zaw", "my")):
         assert f'<p dir="ltr" lang="{tag}">' in article(run, code, "mono", FRENCH)
 
@@ -637,17 +679,25 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere" / "other [b] $x$ <i>"
     shutil.copytree(run, other)
     config = json.loads((run / "config.json").read_text())
+    config |= {"started": "2026-11-26 21:04", "command": "xlme pretrain"}
     config["config"] |= {"seed": 2, "model": {"width": 128, "parts": [1, 2]}}
     (other / "config.json").write_text(json.dumps(config))
     write_lines(other / "heldout.jsonl", [heldout(step) | {"mlm": 5.25} for step in (0, STEPS)])
     (other / "retrieval.json").unlink()
+    scores = {"format": 1, "task": "xquad", "metric": ["f1", "em"], "mean": {"f1": 70.625, "em": 35.0}}
+    (other / "scores.json").write_text(json.dumps(scores))
     page = tmp_path / "both.html"
     main(["--runs", str(run), str(other), "--out", str(page)])
     html = page.read_text(encoding="utf-8")
     text = " ".join(Page(html).text.split())
     assert "trial other [b] $x$ <i>" in text and "2 runs side by side" in text
     assert "Masked-token loss (nats a token), monolingual 6.037 5.250" in text
+    assert "Masked-token loss (nats a token), pairs 5.518 5.518" in text
     assert "retrieval, best layer 47.5% –" in text and "step 40 40" in text and "tokens 40K 40K" in text
+    assert "xquad, f1, mean – 70.6 xquad, em, mean – 35.0" in text
+    assert " other [b] $x$ <i>: Started 2026-11-26 21:04 UTC: xlme pretrain " in text and text.count("Started") == 1
+    drawn = re.findall(r"<figcaption>(.*?)</figcaption>", html)
+    assert drawn[0] == "Joint loss" and "Learning rate" in drawn and "Gradient norm" not in drawn
     assert (
         "model.width 96 128" in text and "seed – 2" in text and "model.parts – 1 2" in text and "name tiny" not in text
     )
@@ -688,6 +738,8 @@ def test_runs_without_records(tmp_path: Path) -> None:
         ([], "name one run with --run, or several with --runs"),
         (["--run", "a", "--runs", "a", "b"], "name one run with --run, or several with --runs"),
         (["--runs", "a"], "the number of folders after --runs is 1: name 2 to 8"),
+        (["--runs", *"abcdefgh"], "a does not exist"),
+        (["--runs", *"abcdefghi"], "the number of folders after --runs is 9: name 2 to 8"),
         (["--runs", "a", "b/../a"], "--runs names a run twice: name each once"),
         (["xtrem"], "there is no flag before xtrem: did you mean --run xtrem, or `xlme report xtreme`?"),
         (["--runs", "a", "b"], "a does not exist"),

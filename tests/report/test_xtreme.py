@@ -190,13 +190,22 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
 
 
 def test_a_row_by_language_says_how_its_setting_was_chosen(tmp_path: Path) -> None:
-    """A choice on a count of languages is no mark of missing languages, which the columns show."""
-    for rate, accuracy in (("1e-5", 50.0), ("2e-5", 60.0)):
+    """A choice on a count of languages is no mark of missing languages, which the columns show. All and nothing right
+    are scores, too."""
+    for rate, accuracy in (("1e-5", 0.0), ("2e-5", 100.0)):
         score = {"accuracy": accuracy}
         dev = {"languages": dict.fromkeys(("ar", "bg", "de", "en", "fr")), "mean": score, "held_out": False}
         write_scores(tmp_path / rate, "xnli", {"en": score}, tuning={"learning_rate": rate}, dev=dev, settings=2)
     built = tables(gather([tmp_path]))
     assert ours(built, "xnli_by_language").keys() == {"ours (best of 2 settings on dev of 5 languages)"}
+
+
+def test_a_row_by_language_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    for seed, (english, german) in enumerate(((80.0, 60.0), (84.0, 70.0)), 1):
+        languages = {"en": {"accuracy": english}, "de": {"accuracy": german}}
+        write_scores(tmp_path / str(seed), "xnli", languages, seed=seed)
+    row = ours(tables(gather([tmp_path])), "xnli_by_language")["ours (2 seeds)"]
+    assert (row["en"].values, row["de"].values, row["shared"].values) == ((82.0,), (65.0,), (73.5,))
 
 
 def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
@@ -386,6 +395,8 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     write_scores(extra, "ner", same, seed=2, split="dev")
     assert "are both ner with seed 2" in fault(runs, extra)
     write_scores(extra, "ner", {"en": {"f1": 1.0}}, seed=3, split="dev")
+    assert "scores of other languages" in fault(runs, extra)
+    write_scores(extra, "ner", same, seed=3, split="dev", unlabelled={"fr": "p"})
     assert "scores of other languages" in fault(runs, extra)
     write_scores(extra, "ner", same, seed=3)
     assert "another split" in fault(runs, extra)

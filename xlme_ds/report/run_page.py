@@ -303,13 +303,12 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
             texts = {key: token[key].replace(_SPACE, " ").strip() for key in ("piece", "original")}
             spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
             sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
+    sides = [side for side in sides if side]  # `</s>` may also begin an item, and two may divide its sides
     codes = [*sample["language"].split("–"), ""]  # "" for a side without a code
     return {
         "language": sample["language"],
         "task": sample["task"],
-        "sides": [
-            (_writing_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False) if side
-        ],
+        "sides": [(_writing_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False)],
         "counts": Counter(token["verdict"] for side in sides for token in side),
     }
 
