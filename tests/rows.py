@@ -18,7 +18,7 @@ LANGUAGES = ("de", "en", "fr")
 
 
 def random_row(
-    rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int
+    rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int, layout: str = "xlme"
 ) -> tuple[list[int], list[int], list[int]]:
     """Tokens, item lengths and languages of one row; ids follow a Zipf-like law, so that there is something to
     learn."""
@@ -26,16 +26,17 @@ def random_row(
     def words(count: int) -> list[int]:
         return [int(4 + (vocabulary - 5) * u**3) for u in rng.random(count)]
 
+    start, between = {"xlme": (BOS, [EOS]), "xlm": (EOS, [EOS, EOS])}[layout]
     if task == "mono":
-        tokens = [BOS, *words(row_tokens - 2 - int(rng.integers(0, 3))), EOS]
+        tokens = [start, *words(row_tokens - 2 - int(rng.integers(0, 3))), EOS]
         return tokens, [len(tokens)], [int(rng.integers(0, 3))]
     tokens, lengths, languages = [], [], []
     while True:
         source, target = int(rng.integers(1, row_tokens // 3)), int(rng.integers(1, row_tokens // 3))
-        if len(tokens) + source + target + 3 > row_tokens:
-            return (tokens, lengths, languages) if tokens else random_row(rng, task, row_tokens, vocabulary)
-        tokens += [BOS, *words(source), EOS, *words(target), EOS]
-        lengths.append(source + target + 3)
+        if len(tokens) + source + target + 2 + len(between) > row_tokens:
+            return (tokens, lengths, languages) if tokens else random_row(rng, task, row_tokens, vocabulary, layout)
+        tokens += [start, *words(source), *between, *words(target), EOS]
+        lengths.append(source + target + 2 + len(between))
         languages += [1, 0] if rng.random() < 0.5 else [2, 1]
 
 
@@ -49,11 +50,12 @@ def write_data(
     seed: int = 0,
     sha256: str = "0" * 64,
     unknown: str = "",
+    layout: str = "xlme",
 ) -> Path:
     """A data folder of both tasks with `rows` rows each; of the language `unknown` the vocabulary knows no word."""
     for task in ("mono", "para"):
         rng = np.random.default_rng([seed, task == "para"])
-        made = [random_row(rng, task, row_tokens, vocabulary) for _ in range(rows)]
+        made = [random_row(rng, task, row_tokens, vocabulary, layout) for _ in range(rows)]
         for tokens, _, languages in made if task == "mono" else []:
             if LANGUAGES[languages[0]] == unknown:
                 tokens[1:-1] = [UNK] * (len(tokens) - 2)
@@ -83,7 +85,7 @@ def write_data(
             write_index(path)
         settings = {
             "row_tokens": row_tokens,
-            "layout": "xlme",
+            "layout": layout,
             "rows": rows,
             "rows_per_shard": rows_per_shard,
             "alpha": 0.7,

@@ -21,10 +21,10 @@ from xlme_ds import evaluate
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
-from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
+from xlme_ds.evaluate.compared_models import _with_names, load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.lookup_table import word_tables
-from xlme_ds.evaluate.output import ResultTable
+from xlme_ds.evaluate.output import Curve, ResultTable, _plot
 from xlme_ds.evaluate.predicted_tokens import perplexity_tables
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, accuracies, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
@@ -101,7 +101,7 @@ def test_a_table_at_its_layer() -> None:
     model |= {"languages": {"de": scores(0.1), "fr": scores(0.3)}, "overall": scores(0.2), "trained_on": True}
     sets = {"14": scores(0.5) | {"found": 14, "of": 14}, "36": scores(0.6) | {"found": 35, "of": 36}}
     (table,) = retrieval_tables({"models": [model | {"sets": sets, "too_few": {"sw": 4, "xh": 1}}]})
-    assert table.title == "m, layer 1 of 2: accuracy@1 (%)"
+    assert table.title == "m, layer 1 of 2: accuracy@1 (%)" and table.means == 2
     assert table.columns == ["language", "pairs", "en→xx", "xx→en", "en→xx centred*", "xx→en centred*"]
     assert table.rows == [
         ["de", "5", "10.0", "11.0", "12.0", "13.0"],
@@ -282,6 +282,38 @@ def test_the_untrained_model_is_the_runs_own_start(run: Path, which: str, said: 
     assert (start.name, start.layer) == (f"untrained{said}, seed 1", trained.layer)
 
 
+def test_layers_from_the_embeddings_to_the_last_exist(run: Path) -> None:
+    assert [load_encoders([run], layer, False)[0].layer for layer in (0, 2)] == [0, 2]
+    for layer in (-1, 3):
+        with pytest.raises(ValueError, match=f"layer {layer} does not exist in"):
+            load_encoders([run], layer, False)
+
+
+def test_models_whose_folders_have_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
+    folders = [tmp_path / "a/run", tmp_path / "b/run", tmp_path / "b/other"]
+    assert [name for _, name in _with_names(folders)] == [str(folders[0]), str(folders[1]), "other"]
+    assert _with_names(str(folders[0])) == [(folders[0], "run")]
+
+
+def test_untrained_models_differ_by_seed_and_shape(run: Path, tmp_path: Path) -> None:
+    """One for models that start alike, of each seed one of its own."""
+    alike, other = (write_run(tmp_path / name, seed, like=run) for name, seed in (("alike", 1), ("other", 7)))
+    started = load_encoders([run, alike, other], None, untrained=True)[3:]
+    assert [start.name for start in started] == ["untrained, seed 1, as first", "untrained, seed 7, as other"]
+    first, second = ({name: value.cpu() for name, value in start.encoder.state_dict().items()} for start in started)
+    assert any(not (value == second[name]).all() for name, value in first.items())
+
+
+def test_a_plot_is_in_per_cent_and_names_what_is_centred(tmp_path: Path) -> None:
+    """A colour for each model, also of its centred vectors."""
+    curves = [Curve("a", [0.25, 0.75]), Curve("a", [0.5, 0.9], True), Curve("b", [0.3, 0.4])]
+    _plot(curves, "accuracy (%)", tmp_path / "plot")
+    svg = (tmp_path / "plot.svg").read_text()
+    texts = re.findall(r"<!-- (.*?) -->", svg)
+    assert {"a", "a, centred (not the paper's)", "b", "accuracy (%)"} <= set(texts)
+    assert {"40", "80"} <= set(texts) and set(re.findall("#(?:1f77b4|ff7f0e|2ca02c)", svg)) == {"#1f77b4", "#ff7f0e"}
+
+
 def test_pairs_are_limited_after_repetitions_are_left_out(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +343,10 @@ def test_align_averages_over_its_tests(
     assert model["pairs"] == {"de-en": 6, "en-ro": 6} and model["cut"] == 0
     rates = [model["tests"][name]["aer"] for name in ("de-en", "en-ro")]
     assert model["overall"]["aer"] == pytest.approx(np.mean(rates, axis=0)) and rates[0] != rates[1]
+    by_layer = [line.split() for line in table[table.index("By layer") :].splitlines()]
+    assert [row[1] for row in by_layer if row and row[0] in "012"] == [
+        f"{100 * v:.1f}" for v in model["overall"]["aer"]
+    ]
     assert (
         f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
     )

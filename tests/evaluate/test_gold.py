@@ -18,6 +18,7 @@ def test_error_rate_by_hand() -> None:
     rates = error_rates([predicted], [GoldPair([""] * 3, [""] * 3, sure, sure | {(2, 1)})])
     # 1 − (|A∩S| + |A∩P|) / (|A| + |S|) = 1 − (1 + 2) / (3 + 2); |A∩P| / |A|; |A∩S| / |S|
     assert rates == {"aer": pytest.approx(0.4), "precision": pytest.approx(2 / 3), "recall": pytest.approx(1 / 2)}
+    assert error_rates([set()], [GoldPair([""], [""], {(0, 0)}, {(0, 0)})]) == {"aer": 1, "precision": 0, "recall": 0}
 
 
 def test_error_rate_is_nltks_over_a_whole_test() -> None:
@@ -53,7 +54,7 @@ def test_a_no_break_space_is_inside_a_word(tmp_path: Path) -> None:
 
 
 def test_sentences_count_from_zero_where_one_has_number_zero(tmp_path: Path) -> None:
-    write_alignment(tmp_path / "de-en", ["a", "b"], ["c", "d"], "0 1 1 S\r\n1 1 -99 S\r\n")
+    write_alignment(tmp_path / "de-en", ["a", "b"], ["c", "d"], "0 1 1 S\r\n1 1 -99 S\r\n1 -1 1 S\r\n")
     assert [pair.sure for pair in read_gold(tmp_path / "de-en")["de-en"]] == [{(0, 0)}, set()]  # negative: no word
 
 

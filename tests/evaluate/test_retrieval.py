@@ -28,7 +28,7 @@ from xlme_ds.evaluate.retrieval import (
     retrieve,
     scores_of_vectors,
 )
-from xlme_ds.evaluate.showcase import _retrieval
+from xlme_ds.evaluate.showcase import _retrieval, _shown_records
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.dimensions import effective_rank
 from xlme_ds.models.electra import Electra
@@ -50,18 +50,19 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return train_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab")
 
 
-def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
-    store = RowStore(write_data(tmp_path / "data", rows=260, rows_per_shard=130) / "para")
+@pytest.mark.parametrize(("layout", "separators"), [("xlme", 1), ("xlm", 2)])
+def test_pairs_are_those_of_the_rows(tmp_path: Path, layout: str, separators: int) -> None:
+    store = RowStore(write_data(tmp_path / "data", rows=260, rows_per_shard=130, layout=layout) / "para")
     found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in packed_pairs(store)]
     rng = np.random.default_rng([0, True])
     expected = []
     for _ in range(260):
-        tokens, lengths, languages = random_row(rng, "para", 32, 200)
+        tokens, lengths, languages = random_row(rng, "para", 32, 200, layout)
         for i, end in enumerate(np.cumsum(lengths)):
             item = tokens[end - lengths[i] : end]
-            middle = item.index(EOS)
+            middle = item.index(EOS, 1)  # xlm's items begin with </s>
             codes = [LANGUAGES[language] for language in languages[2 * i : 2 * i + 2]]
-            expected.append((item[1:middle], item[middle + 1 : -1], *codes))
+            expected.append((item[1:middle], item[middle + separators : -1], *codes))
     assert found == expected
 
 
@@ -189,7 +190,10 @@ def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> Non
     one_side = [pair._replace(first=pair.first[:-1]) for pair in pairs]  # their second side repeats
     groups = group_by_language([*pairs, *pairs, *one_side])
     assert set(groups) == {"de", "fr"}
+    english = {pair[pair.second_language == "en"].tobytes() for pair in [*pairs, *one_side]}
+    assert {"en"} < {pair.first_language for pair in pairs}, "on either side"
     for ours, theirs in groups.values():
+        assert {ids.tobytes() for ids in ours} <= english
         for side in (ours, theirs):
             assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
     assert group_by_language(pairs[:3]) == {}
@@ -274,6 +278,17 @@ def test_a_sentence_of_just_the_longest_is_not_cut(model: TextEncoder) -> None:
         [np.arange(4, 4 + size) % 50 + 4 for size in sizes] for sizes in ((3, longest), (longest + 1, longest + 9))
     ]
     assert retrieval_scores(model, {"de": (sides[0], sides[1])}, "")["cut"] == 2
+
+
+def test_shown_are_the_first_rows_of_english_german_and_the_others(tmp_path: Path) -> None:
+    """Of pairs with English, German comes first. The rows have them in the opposite order."""
+    data = write_data(tmp_path / "data", rows=40, seed=5)
+    for task, sides, order in (("mono", 1, ["en", "de", "fr"]), ("para", 2, ["de en", "en fr"])):
+        store = RowStore(data / task)
+        rows = [store.read(np.array([record])).languages[:sides] for record in range(40)]
+        languages = [" ".join(sorted(store.languages[index] for index in row)) for row in rows]
+        assert list(dict.fromkeys(languages)) == order[::-1]
+        assert _shown_records(store, sides) == [languages.index(code) for code in order]
 
 
 def test_retrieval_before_training_is_that_of_the_pairs(tmp_path: Path) -> None:

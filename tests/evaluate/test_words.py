@@ -74,6 +74,9 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEnco
     assert 0 < spearman < 1 and (found["pairs"], found["unknown"]) == (9, 0)
     assert found["pearson"] == pytest.approx(pearson) and found["spearman"] == pytest.approx(spearman)
     assert found["score"] == pytest.approx(scipy.stats.hmean([pearson, spearman]))
+    strange = [("кирил", WORDS[0]), (WORDS[1], "кирил"), *pairs[:3]]
+    assert similarity(lookup, JudgedPairs(strange, scores[:5]))["unknown"] == 2
+    assert translations(lookup, strange)["unknown"] == 2, "of both sides"
     assert similarity(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
     outlier = [100.0 if cosine == max(cosines) else -cosine for cosine in cosines]  # the signs of the two differ
     found = similarity(lookup, JudgedPairs(pairs, outlier))
