@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
-from bench.roofline.counted import GPUS, OperationCounter
+from bench.roofline.counted import GPUS, OperationCounter, bytes_moved
 from tests.launch import ROOT, environment
 from xlme_ds.models.tiles import tiling
 
@@ -172,3 +173,30 @@ def test_each_kernel_of_an_operator_takes_the_floor_and_the_gap() -> None:
     for kernels in (1, 8):
         counter.add("sort", 0.0, 1.0, kernels, "bf16_matmul")
     assert counter.parts["step"]["ms"] == pytest.approx(9 * (3e-3 + 3e-3)), "3 µs of each"
+
+
+def test_bytes_by_hand() -> None:
+    """Tables of 100 and states of 4 vectors, each of 8 floats, 32 bytes; three ids of 8 bytes."""
+    x, y, table, rows = (torch.zeros(count, 8) for count in (4, 4, 100, 3))
+    ids, aten = torch.zeros(3, dtype=torch.int64), torch.ops.aten
+    expected: list[tuple[Any, tuple[Any, ...], dict[str, Any], int]] = [
+        (aten.add.Tensor, (x, y[:1].expand(4, 8)), {}, (4 + 1 + 4) * 32),  # an expanded vector is read once
+        (aten.add_.Tensor, (x, y), {}, (4 + 4 + 4) * 32),
+        (aten.copy_.default, (x, y), {}, (4 + 4) * 32),  # what is overwritten is not read
+        (aten.mul.out, (x, y), {"out": torch.zeros(4, 8)}, (4 + 4 + 4) * 32),
+        (aten.embedding.default, (table, ids), {}, (3 + 3) * 32 + 3 * 8),
+        (aten.index_add_.default, (table, 0, ids, rows), {}, 3 * (3 * 32 + 3 * 8)),
+        (aten.index_put.default, (table, [ids], rows), {}, 2 * 100 * 32 + 3 * (3 * 32 + 3 * 8)),
+        (aten.cumsum.default, (x, 0), {}, 2 * (4 + 4) * 32),
+    ]
+    for function, arguments, named, size in expected:
+        name = function._schema.name.removeprefix("aten::")
+        assert bytes_moved(name, function, arguments, named, function(*arguments, **named)) == size, name
+
+
+def test_rates_of_other_gpus_are_in_the_proportion_of_their_data_sheets() -> None:
+    h200, h100, a100 = (GPUS[name] for name in ("h200", "h100", "a100"))
+    assert h100.memory == pytest.approx(h200.memory * 3.35 / 4.8) and h100.bf16_matmul == h200.bf16_matmul
+    for rate in ("bf16_matmul", "float32_matmul", "masked_head", "attention_forward", "attention_backward"):
+        assert getattr(a100, rate) == pytest.approx(getattr(h200, rate) * 312 / 989), rate
+    assert (a100.sheet_bf16, a100.sheet_memory, a100.gap) == (312e12, 2.0e12, h200.gap)

@@ -201,7 +201,13 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split("│")[1].strip(): re.findall(r"\d\S*", line) for line in printed.splitlines() if "│" in line}
     assert rows["standard"] == [f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half")]
     assert rows["the paper's"] == [f"{paper[kind]:.3g}" for kind in ("mono", "both")]
-    assert f"sends {found['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step" in " ".join(printed.split())
+    words, seconds, of_gpu = " ".join(printed.split()), found["seconds_per_step"], found["tokens_per_s_per_gpu"]
+    assert of_gpu == pytest.approx(found["tokens_per_s"] / 64, abs=1)
+    assert f"sends {found['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step" in words
+    assert f"8 rows a micro-batch, {found['accumulation']} micro-batches a step" in words
+    assert f"estimated {found['tokens_per_s']:,} tokens/s ({of_gpu:,} a GPU)" in words
+    parts = [f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload")]
+    assert f"a step {seconds['step']:.3g} s ({', '.join(parts)})" in words
 
 
 @pytest.mark.parametrize(

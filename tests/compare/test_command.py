@@ -282,6 +282,7 @@ def test_runs_of_two_places_count_once() -> None:
         ({"tuning": "--tuning.epochs '1"}, "--tuning --tuning.epochs '1: No closing quotation"),
         ({"tuning": "--train.steps 5"}, "--train.steps is for pre-training and has no effect here"),
         ({"tuning": "--tuning.epochs 1"}, "--tuning and --tuning-seeds are for --pos and --ner"),
+        ({"tuning_seeds": 2}, "--tuning and --tuning-seeds are for --pos and --ner"),
         ({"tuning": "--grid"}, "--tuning --grid may have only settings of --tuning., --engine. and --train."),
     ],
 )
@@ -292,6 +293,26 @@ def test_tests_that_would_fail_are_refused_before_training(
     command = CompareSettings("xlme", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=message):
         plan_systems(replace(command, **changes), words[words.index("--") + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipes": "xlme,xlmr,xlme"}, "--recipes xlme,xlmr,xlme names a system twice"),
+        ({"recipes": "xlme,a+xlmr"}, "there is no recipe 'a'"),
+        ({"budgets": (1e9, 2e9, 1e9)}, "--budgets names an amount twice"),
+        ({"budgets": (1e9, 0.0)}, "--budgets has 0: it must be above 0"),
+        ({"budgets": (1e9, -1.0)}, "--budgets has -1: it must be above 0"),
+        ({"seeds": (1, 0)}, "--seeds has 0: it must be at least 1"),
+        ({"rows": 0}, "--rows is below 1"),
+        ({"processes": 0}, "--processes is below 1"),
+        ({"tuning_seeds": 0}, "--tuning-seeds is below 1"),
+    ],
+)
+def test_numbers_are_refused_before_data_are_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    with pytest.raises(ValueError, match=message):
+        plan_systems(replace(CompareSettings("xlme", (1e9, 2e9), none, none, none), **changes), [])
 
 
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:

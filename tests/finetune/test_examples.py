@@ -298,6 +298,15 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     sets = chosen("ner", "train-en.tsv dev-en.tsv dev-de.tsv", several=False)
     assert sets.dev == [] and not sets.held_out
 
+    for files, said in (
+        ("train-en.tsv", "no test or dev set of ner in the data"),
+        ("test-en.tsv dev-en.tsv", "no training set of en in the data, only of none"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            chosen("ner", files)
+    with pytest.raises(ValueError, match="no training set of any language in the data, only of none"):
+        chosen("ner", "test-en.tsv", train_languages=("all",))
+
     squad, mlqa = "train-v1.1.json dev-v1.1.json", "test-context-en-question-en.json dev-context-en-question-en.json"
     assert names(chosen("xquad", f"{squad} xquad.en.json").dev) == "dev-v1.1.json"
     assert names(chosen("mlqa", f"{squad} {mlqa}").dev) == "dev-context-en-question-en.json", "its own, if it has one"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, 
 from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
+from xlme_ds.finetune.finetune_run import _prepare
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
 from xlme_ds.io.files import read_object
@@ -322,6 +324,17 @@ def test_every_example_is_read_in_its_language_wherever_the_model_has_it(base: P
     assert len(found[0]) == 2 and found[0] == found[1] != found[2]
 
 
+def test_examples_are_numbered_over_all_training_files(base: Path, tmp_path: Path) -> None:
+    """German and then English: each sentence has a number of its own, by which an error names it."""
+    data = write_entities(tmp_path / "panx")
+    tuning = TuningConfig(train_languages=("all",), train_examples=30)
+    command = FinetuneSettings("ner", base, (data,), tmp_path / "out", engine=EngineConfig(kind="plain"))
+    with closing(RunFolder(tmp_path / "out")) as folder:
+        features = _prepare(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
+    numbers = [feature.example for feature in features]
+    assert sorted(set(numbers)) == list(range(60)) and numbers == sorted(numbers)
+
+
 def write_conll(folder: Path) -> Path:
     folder.mkdir()
     for name in ("eng.train", "eng.testa", "eng.testb"):
@@ -439,7 +452,8 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
             ["--tuning.batch", "7", "--tuning.micro-batch", "2"],
             "micro-batches of at most tuning.micro_batch 2 examples: choose a multiple of 4 examples",
         ),
-        (["--number", "3"], "--number is 3: the last run is 0"),
+        (["--number", "1"], "--number is 1: the last run is 0"),
+        (["--number=-1"], "--number is -1: the last run is 0"),
         (["--seeds"], "--seeds has no number: name at least one"),
         (["--seeds", "1", "2", "1"], "--seeds names a number twice: name each once"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),

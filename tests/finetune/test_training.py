@@ -136,6 +136,23 @@ def test_dropout_follows_from_the_batch() -> None:
     assert torch.equal(model.eval()(first), model(second))
 
 
+def test_the_heads_input_is_dropped_too() -> None:
+    model = lively(TaskModel(SMALL, "tokens", 3, dropout=0.25)).train()
+    seen: dict[str, torch.Tensor] = {}
+    model.encoder.register_forward_hook(lambda module, given, output: seen.update(states=output))
+    model.head.register_forward_pre_hook(lambda module, given: seen.update(read=given[0]))
+    model(collate_features(features("tokens"), "tokens", range(1, 11)))
+    kept = seen["read"] != 0
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(seen["read"][kept], seen["states"][kept] / 0.75)
+
+
+def test_pre_trainings_dropout_is_not_that_of_fine_tuning() -> None:
+    cfg = replace(SMALL, dropout=0.5, attention_dropout=0.5)
+    model, batch = lively(TaskModel(cfg, "pair", 3, dropout=0.0)), collate_features(features("pair"), "pair")
+    torch.testing.assert_close(model.train()(batch), model.eval()(batch))
+
+
 def test_predictions_do_not_depend_on_the_batch() -> None:
     model = lively(TaskModel(SMALL, "tokens", 3))
     every = features("tokens")
@@ -217,6 +234,8 @@ def test_windows_overlap_by_half_and_leave_room_for_the_context() -> None:
         assert (done.max_tokens, done.stride, done.question_tokens) == (longest, stride, question)
     done = TuningConfig(max_tokens=16, stride=8, question_tokens=3).completed(TASKS["xquad"], SMALL)
     assert (done.stride, done.question_tokens) == (8, 3)
+    with pytest.raises(ValueError, match="max_tokens 15 leaves no room for text"):
+        TuningConfig(max_tokens=15).completed(TASKS["xquad"], SMALL)
 
 
 def test_batches_of_any_length_are_not_compiled_for() -> None:

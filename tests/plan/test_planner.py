@@ -19,8 +19,8 @@ from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak
-from xlme_ds.plan.planner import _engines, plan
-from xlme_ds.plan.printed import distinct
+from xlme_ds.plan.planner import _engines, check_numbers, plan
+from xlme_ds.plan.printed import _round, _time, distinct, print_budget
 from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
@@ -267,6 +267,7 @@ def test_gpus_by_name_and_by_figures() -> None:
     short = {"h100": "h100-80g", "a100": "a100-80g", "v100": "v100-32g", "a10": "a10-24g"}
     assert {name: gpu_of(name).name for name in short} == short
     assert gpu_of("48,181.05") == GPU("48,181.05", 48, 181.05)
+    assert (gpu_of("0.001,1000000").memory_gib, gpu_of("1000000,0.001").tflops) == (0.001, 0.001)
     assert not plan(recipe("xl_zero3"), 1, gpu_of("a10-24g"), layouts=0)["fits"]
 
 
@@ -383,6 +384,58 @@ def test_a_thousand_days_have_no_exponent(capsys: pytest.CaptureFixture[str]) ->
     first, *_ = printed(capsys, "--recipe", "xl", "--gpu", "v100-32g")
     hours = int(re.search(r"([\d,]+) GPU-hours", first)[1].replace(",", ""))  # type: ignore[index]
     assert 5_000 < hours / 24 < 6_000 and f": {round(hours / 24, -1):,.0f} days, " in first
+
+
+def test_numbers_at_their_limits_are_taken() -> None:
+    for gpus, utilisation in ((1, 1.0), (None, 1e-6)):
+        check_numbers(gpus, utilisation, 1)
+
+
+@pytest.mark.parametrize(
+    ("days", "text"),
+    [
+        (59 / 86_400, "less than a minute"),
+        (60 / 86_400, "1 min 00 s"),
+        (0.5, "12 h 00 min"),
+        (1.05, "1.05 days"),
+        (12.345, "12.3 days"),
+        (999.4, "999 days"),
+        (999.5, "1,000 days"),
+        (12_345.0, "12,300 days"),
+    ],
+)
+def test_a_time_has_three_digits(days: float, text: str) -> None:
+    assert _time(days) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0099, "under 0.01"), (0.01, "0.01"), (9.96, "10"), (10.4, "10"), (12_345.6, "12,346")]
+)
+def test_hours_and_dollars_are_whole_or_have_two_digits(value: float, text: str) -> None:
+    assert _round(value) == text
+
+
+def test_what_a_budget_pays_of_a_recipe_is_a_share_or_a_number_of_times(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$100 of 40 hours: half of a run costs $200 and 80 hours, twelve runs $8.3 and 3.3 hours each."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model = {"parameters": 5e6, "tokens": 1e9, "steps": 1234, "settings": "--recipe base"}
+    costs = {
+        name: {"parameters": 279e6, "steps": 125_000, "gpu_hours": 40 / share, "share": share}
+        for name, share in (("half", 0.5), ("nine", 9.0), ("twelve", 12.0))
+    }
+    result = {"dollars": 100.0, "gpu_hours": 40.0, "gpu": "h100-80g", "flops": 1e20, "utilisation": 0.4, "rule": "R"}
+    print_budget(result | {"model": model, "recipes": costs})
+    printed = capsys.readouterr().out
+    assert printed.startswith("$100 buys 40 GPU-hours of h100-80g (5 h 00 min on 8 GPUs): ")
+    assert "5M parameters on 1G tokens in 1,234 steps" in printed and "Assumed: 40% of the GPU's peak" in printed
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "279M" in line]
+    assert [row[2:] for row in rows] == [
+        ["125,000", "80", "$200", "50%"],
+        ["125,000", "4.4", "$11", "900%"],
+        ["125,000", "3.3", "$8.3", "12 times"],
+    ]
 
 
 def test_no_layout_fits(capsys: pytest.CaptureFixture[str]) -> None:
