@@ -201,6 +201,12 @@ def test_a_test_set_is_left_out_in_every_form(
     run(replace(asked, mono=tmp_path / "odd", out=tmp_path / "unknown"))
     counts = read_manifest(tmp_path / "unknown" / "mono").counts["by_language"]["fr"]
     assert counts["dropped"] == {"held_out_text": 1} and counts["documents"] == 1
+    (tmp_path / "longer").mkdir()
+    (tmp_path / "longer" / "fr.txt").write_text(f"{sentences[0]}\n{sentences[30]}\n")
+    run(replace(asked, mono=tmp_path / "longer", out=tmp_path / "paragraph"))
+    counts = read_manifest(tmp_path / "paragraph" / "mono").counts["by_language"]["fr"]
+    assert (counts["dropped"], counts["removed"], counts["documents"]) == ({}, {"held_out_text": 1}, 1)
+    assert "mono is a line of --without" not in capsys.readouterr().err
 
 
 def test_texts_that_the_model_reads_alike_are_duplicates(

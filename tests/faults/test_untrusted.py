@@ -3,6 +3,7 @@ else."""
 
 import ast
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from data_prep.readers import find_pairs, pairs
 from tests.launch import ROOT
 from xlme_ds.checkpoint.checkpoints import complete, find_fault
 from xlme_ds.checkpoint.state_files import StateReader, StateWriter, read_state, state_file
+from xlme_ds.io.folders import private_folder
 
 
 def checkpoint(folder: Path) -> Path:
@@ -129,3 +131,13 @@ def test_paths_inside_an_archive_lead_nowhere(tmp_path: Path, name: str) -> None
     (source,) = find_pairs(folder)
     assert list(pairs(source, Counts("pairs"))) == [("a line in en", "a line in de")] * 3
     assert sorted(tmp_path.rglob("*")) == before and not (tmp_path.parent / "x.de-en.de").exists()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770, 0o707])
+def test_a_cache_that_others_can_write_is_not_read(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    os.chmod(folder, mode)
+    taken = private_folder(folder)
+    assert (taken == folder) == (mode in (0o700, 0o755))
+    assert taken.parent == tmp_path and not taken.stat().st_mode & 0o022

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
-from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
+from xlme_ds.models.dropout import _STEP, _mixed, derive, drop, drop_weights
 from xlme_ds.models.encoder import Encoder
 
 
@@ -56,6 +56,11 @@ def test_nothing_but_key_and_place_decides() -> None:
         for other in places[:n]:
             assert (one == other).double().mean() == pytest.approx(0.5, abs=0.03)  # as independent ones do
     assert torch.equal(drop(x, 0.0, KEYS), x) and torch.equal(drop(x, 0.3, None), x)
+
+
+def test_fewer_queries_or_keys_lose_the_same_weights() -> None:
+    whole = drop_weights(torch.ones(4, 2, 12, 12), 0.5, KEYS, 12)
+    assert torch.equal(drop_weights(torch.ones(4, 2, 7, 5), 0.5, KEYS, 12), whole[:, :, :7, :5])
 
 
 def test_its_gradient_is_its_mask() -> None:

@@ -121,7 +121,10 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     page = (out / "report.html").read_text()
     assert "no record of step" not in page, "the first six steps are the parent's"
     forget(out, 10)
+    audited = out / "audit" / "rank_00000.jsonl"
+    audited.write_bytes(audited.read_bytes()[:-20])  # as of a process that was killed in the middle of a line
     assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
+    assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
 
 
 def test_a_run_keeps_its_kernels_tilings(
