@@ -336,7 +336,7 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
     for other, words in (  # under which other texts are held out
         ({"sentences": True}, units),
         ({"block_bytes": 100}, units),
-        ({"heldout_share": 0.5}, r"--heldout-share 0\.5, and .* of --split train --heldout-share 0\.25"),
+        ({"heldout_share": 0.5}, r"--heldout-share 0\.5, but .* with --split train --heldout-share 0\.25"),
     ):
         odd = EncodeConfig(vocab, tmp_path / "odd", mono=corpus / "mono", para=corpus / "para", heldout_share=SHARE)
         shutil.rmtree(odd.out, ignore_errors=True)
