@@ -334,6 +334,18 @@ def test_rows_become_longer(
         pretrain(replace(modern, data=two), [data[0], longer], tmp_path / "none")
 
 
+def test_a_branch_may_raise_the_rotary_base(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """With which the parent's weights have another loss on the same rows."""
+    model = replace(config.model, rotary_base=50.0, init_std=0.3, **MODERN)
+    one = replace(config.data, phase_steps=(), phase_mask_fractions=())
+    run = pretrain(longer(replace(config, model=model, data=one), 3), data[0], tmp_path / "run")
+    branch = longer(branched(Path(f"{run}@3")), 4)
+    raised = replace(branch, model=replace(model, rotary_base=5e5))
+    found = [records(pretrain(each, data[0], tmp_path / str(n))) for n, each in enumerate((branch, raised))]
+    assert [[line["step"] for line in lines] for lines in found] == [[4], [4]]
+    assert found[0][0]["loss"] != found[1][0]["loss"]
+
+
 def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(stable.with_name(f"stable@{step}")) for step in (3, 6, 8)]
     out = stable.with_name("mean")

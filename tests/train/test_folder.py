@@ -527,9 +527,11 @@ def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
     assert "train.keep_every" not in said and "train.eval_rows" not in said
     seldom = dataclasses.replace(longer.train, keep_every=8, keep_last=2, steps=14, eval_rows=7)
     again(data, out, dataclasses.replace(longer, train=seldom))
-    names = "step_00000002, step_00000004, step_00000006"
+    names = "step_00000002, step_00000004, step_00000006, step_00000010"  # after the next save the last are 12 and 14
     said = capsys.readouterr().out
     assert f"train.keep_every was 2 and is 8: the next save deletes {names}. Copy" in said
+    kept = [path.name for path in Checkpoints(out, 1, 0).all()]
+    assert kept == ["step_00000008", "step_00000012", "step_00000014"], "as was told"
     rows = longer.train.eval_rows
     assert f"train.eval_rows was {rows} and is 7: held-out losses from now on are not comparable" in said
     for every, words in ((0, "train.keep_every was 8 and is 0: the next save deletes step_00000008. Copy"), (4, "")):

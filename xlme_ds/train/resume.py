@@ -89,10 +89,10 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
             flush=True,
         )
     before = int(folder.last_started_with("keep_every", 0))
-    now = config.keep_every
+    now, saved = config.keep_every, checkpoints.all()
     to_delete = [
         checkpoint.name
-        for checkpoint in checkpoints.all()[: -config.keep_last]
+        for checkpoint in saved[: max(len(saved) + 1 - config.keep_last, 0)]  # the next one is among the last, too
         if before and saved_step(checkpoint) % before == 0 and not (now and saved_step(checkpoint) % now == 0)
     ]
     if to_delete:
@@ -125,7 +125,8 @@ def _branch(
     same_rows = saved.get("fingerprints") == data_of(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
-    probe_settings = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
+    prefixes = ("seed", "objective.", "data.phase_", "model.rotary_base")
+    probe_settings = [key for key in ours if key.startswith(prefixes)]
     comparable = same_rows and all(ours[key] == theirs.get(key, ours[key]) for key in probe_settings)
     any_data: dict[str, Any] = {}  # a branch may read other data than its parent
     start = checkpoints.load(engine, parent, any_data, tolerance if comparable else math.inf)
