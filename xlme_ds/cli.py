@@ -316,7 +316,7 @@ def duration(seconds: float) -> str:
 def number(value: float) -> str:
     """A number with three significant digits: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
     size = abs(value)
-    if size >= 1e15 or 0 < size < 1e-3:
+    if size >= 999.5e12 or 0 < size < 1e-3:
         return f"{value:.3g}"
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if size >= factor * 0.9995:  # from 999.5 on, three digits would give 1e+03

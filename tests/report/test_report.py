@@ -656,6 +656,7 @@ def test_smoothing_keeps_straight_lines_and_ends() -> None:
         (999.4, "999"),
         (-1234, "-1.23K"),
         (9.994e14, "999T"),
+        (9.996e14, "1e+15"),
         (1e15, "1e+15"),
     ],
 )
