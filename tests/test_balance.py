@@ -62,6 +62,26 @@ def test_a_given_balance_stands() -> None:
     assert "embedding, generator, layers 0-7 (" in line and "| layer 8 (" in line
 
 
+@pytest.mark.parametrize(
+    ("schedule", "balance", "processes"),
+    [
+        ("1f1b", (2, 4), "embedding, layers 0-1 (33%) | layers 2-5 (67%)"),
+        ("1f1b", (0, 6), "embedding (0%) | layers 0-5 (100%)"),
+        ("dualpipev", (1, 1, 1, 3), "embedding, layer 0, layers 3-5 (67%) | layer 1, layer 2 (33%)"),
+    ],
+)
+def test_the_share_of_a_process_is_that_of_all_its_parts(
+    schedule: str, balance: tuple[int, ...], processes: str
+) -> None:
+    engine = EngineConfig("pipeline", pipeline_schedule=schedule, balance=balance)  # type: ignore[arg-type]
+    line = describe_balance(engine, Flops(layers=6, layer=5.0), False)
+    assert line == f"pipeline ({schedule}), share of the operations: {processes}"
+    with_generator = Flops(layers=6, layer=1.0, generator=6.0)
+    assert "embedding, generator, layers 0-1 (67%) |" in describe_balance(
+        EngineConfig("pipeline", balance=(2, 4)), with_generator, True
+    )
+
+
 @pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run.engine.kind == "pipeline"])
 def test_recipes_are_balanced(name: str) -> None:
     run = validate(RECIPES[name])

@@ -358,9 +358,14 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))
     with pytest.raises(ValueError, match="gradient_clipping, which the recipe decides"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="must be a JSON object with zero_optimization"):
-        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    for text, words in (
+        ("{", "mine.json is not JSON: "),
+        ("[]", "must be a JSON object with zero_optimization"),
+        ('{"zero_optimization": 3}', "must be a JSON object with zero_optimization"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
     path.write_text(json.dumps({"zero_optimization": {"stage": 0}}))
     with pytest.raises(ValueError, match="stage to 1, 2 or 3"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))

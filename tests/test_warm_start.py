@@ -15,7 +15,7 @@ from torch import Tensor
 from data_prep.vocab.extension import extend
 from tests.evaluate.folders import write_run
 from tests.rows import train_vocabulary
-from xlme_ds.checkpoint.__main__ import average
+from xlme_ds.checkpoint.__main__ import average, weights
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.export_run import export_run
@@ -326,6 +326,8 @@ def test_a_fine_tuned_model_gives_an_encoder_and_not_all(source: TrainedRun, tmp
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"is a fine-tuning run, .*: set start\.take to discriminator or generator"):
         started("all", source, folder)
+    with pytest.raises(ValueError, match=r"was fine-tuned on xnli: name a run of pre-training"):
+        weights(folder, tmp_path / "none")
 
 
 def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
@@ -504,6 +506,14 @@ def test_the_mean_of_runs(source: TrainedRun, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"has task xnli, .* has pre-training: average models"):
         average([source.folder, other.folder], tmp_path / "none")
+    model = sentencepiece_model_pb2.ModelProto.FromString(other.vocabulary.path.read_bytes())
+    model.pieces[20].piece, model.pieces[21].piece = model.pieces[21].piece, model.pieces[20].piece
+    other.vocabulary.path.write_bytes(model.SerializeToString())
+    del content["config"]["task"]
+    content["data"]["vocabulary_sha256"] = other.vocabulary.sha256
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"other has another vocabulary than .*: average models of one"):
+        average([source.folder, other.folder], tmp_path / "none")
 
 
 def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> None:
@@ -519,6 +529,13 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
         torch.testing.assert_close(found[name], (value + other.state[name]) / 2, rtol=1e-6, atol=1e-7)
     card = (tmp_path / "mean/README.md").read_text()
     assert card.startswith("---\n") and "\n---\nThe weights are the mean of the weights of `one`, `two`. What" in card
+    shutil.copytree(exports[0], tmp_path / "half")
+    shutil.rmtree(tmp_path / "half/generator")
+    for pair in ([exports[0], tmp_path / "half"], [tmp_path / "half", exports[0]]):
+        with pytest.raises(
+            ValueError, match=rf"{pair[1].name} has other files of weights than .*{pair[0].name}: average"
+        ):
+            average(pair, tmp_path / "none")
     shutil.copytree(exports[0], tmp_path / "copy")
     with pytest.raises(ValueError, match=r"one and .*copy have the same weights: name each model once"):
         average([exports[0], tmp_path / "copy"], tmp_path / "none")

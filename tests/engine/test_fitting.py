@@ -60,6 +60,18 @@ def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> N
             require_fit(other, model)
 
 
+def test_held_out_text_of_another_vocabulary(loader: Loader, tmp_path: Path) -> None:
+    """Its ids are not those of the training data."""
+    shutil.copytree(loader.folders[0], tmp_path / "mixed")
+    for task in ("mono", "para"):
+        manifest = read_manifest(tmp_path / "mixed" / task)
+        write_manifest(tmp_path / "mixed" / task, replace(manifest, vocabulary_sha256="1" * 64))
+    model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
+    trained = Loader(tmp_path / "mixed", DataConfig(4, 4, 4), 1, 0.15)
+    with pytest.raises(ValueError, match=rf"{loader.folders[0]} and {trained.folders[0]} were encoded with different"):
+        require_fit(loader, model, trained)
+
+
 @pytest.mark.parametrize(
     ("gpu", "in_bf16", "precision"),
     [

@@ -599,6 +599,8 @@ def test_state_of_several_steps_or_of_a_file_that_shrinks_is_refused(tmp_path: P
         safetensors.numpy.save_file(tensors, file, {"step": str(rank)})
     with pytest.raises(ValueError, match=r"holds state of steps \[0, 1\]: resume from another checkpoint"):
         state_files.StateReader(files)
+    with pytest.raises(ValueError, match="the checkpoint lists no state files"):
+        state_files.StateReader([])
     reader = state_files.StateReader(files[1:])
     files[1].write_bytes(files[1].read_bytes()[:-4])
     last = max(KINDS)  # by which the file ends

@@ -266,7 +266,10 @@ def test_why_a_page_is_not_drawn_is_told_once(tmp_path: Path, capsys: pytest.Cap
         "echo a >&2; echo b >&2; exit 3", "echo b >&2; exit 4", "exit 3", "kill -INT $$", "echo c >&2",
         "echo b >&2; exit 1",
     ):  # fmt: skip
-        update.process = subprocess.Popen(["bash", "-c", code], stderr=subprocess.PIPE)
+        update.process = subprocess.Popen(
+            ["bash", "-c", code], stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        )  # fmt: skip
         update.process.wait()
         update.after_step(9, StepStats({}, 1.0, 1e-3))
         assert update.process is None
