@@ -273,7 +273,7 @@ def test_why_a_page_is_not_drawn_is_told_once(tmp_path: Path, capsys: pytest.Cap
         update.process.wait()
         update.after_step(9, StepStats({}, 1.0, 1e-3))
         assert update.process is None
-        told.append(capsys.readouterr().err.rpartition("continues: ")[2])
+        told.append(capsys.readouterr().err.rpartition(": ")[2])
     assert told == ["b\n", "", "it ended with code 3\n", "", "", "b\n"]
 
 
