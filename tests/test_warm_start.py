@@ -512,7 +512,7 @@ def test_the_mean_of_runs(source: TrainedRun, tmp_path: Path) -> None:
     del content["config"]["task"]
     content["data"]["vocabulary_sha256"] = other.vocabulary.sha256
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"other has another vocabulary than .*: average models of one"):
+    with pytest.raises(ValueError, match=r"other has another vocabulary than "):
         average([source.folder, other.folder], tmp_path / "none")
 
 
@@ -532,9 +532,7 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
     shutil.copytree(exports[0], tmp_path / "half")
     shutil.rmtree(tmp_path / "half/generator")
     for pair in ([exports[0], tmp_path / "half"], [tmp_path / "half", exports[0]]):
-        with pytest.raises(
-            ValueError, match=rf"{pair[1].name} has other files of weights than .*{pair[0].name}: average"
-        ):
+        with pytest.raises(ValueError, match=rf"{pair[1].name} and .*{pair[0].name} differ in .* files of weights"):
             average(pair, tmp_path / "none")
     shutil.copytree(exports[0], tmp_path / "copy")
     with pytest.raises(ValueError, match=r"one and .*copy have the same weights: name each model once"):
