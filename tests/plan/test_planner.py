@@ -189,14 +189,18 @@ def test_offloaded_bytes_counted_by_hand(gpus: int) -> None:
     """XL in micro-batches of 8 of its 2,048 rows: each process moves its share of the optimizer once a step, 12 bytes a
     parameter both ways, 4 of gradients and 2 of weights; and 2 of weights for both passes of every micro-batch."""
     run, times = recipe("xl"), []
-    for parameters in ("none", "cpu"):
-        engine = EngineConfig(deepspeed="zero3_offload", offload_optimizer="cpu", offload_parameters=parameters)  # type: ignore[arg-type]
+    for parameters in ("none", "cpu", "nvme"):
+        places = dict(
+            offload_optimizer="cpu", offload_parameters=parameters, nvme_folder="/local" if parameters == "nvme" else ""
+        )
+        engine = EngineConfig(deepspeed="zero3_offload", **places)  # type: ignore[arg-type]
         found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), gpus, gpu_of("a100-80g"))
         assert found["accumulation"] == 256 // gpus
         times.append(found["seconds_per_step"]["offload"])
     share = plan(run)["parameters"]["trained_total"] / gpus / 10e9  # seconds of a byte of each, at 10 GB/s
     assert times[0] == pytest.approx((2 * 12 + 4 + 2) * share, rel=1e-3)
     assert times[1] - times[0] == pytest.approx(2 * 256 // gpus * 2 * share, rel=1e-3)
+    assert times[2] == times[1]
 
 
 def test_a_run_in_fp32_is_counted_in_fp32() -> None:
