@@ -304,9 +304,9 @@ def test_tests_that_would_fail_are_refused_before_training(
         ({"budgets": (1e9, 0.0)}, "--budgets has 0: it must be above 0"),
         ({"budgets": (1e9, -1.0)}, "--budgets has -1: it must be above 0"),
         ({"seeds": (1, 0)}, "--seeds has 0: it must be at least 1"),
-        ({"rows": 0}, "--rows is below 1"),
-        ({"processes": 0}, "--processes is below 1"),
-        ({"tuning_seeds": 0}, "--tuning-seeds is below 1"),
+        ({"rows": 0}, "--rows is 0: it must be at least 1"),
+        ({"processes": 0}, "--processes is 0: it must be at least 1"),
+        ({"tuning_seeds": 0}, "--tuning-seeds is 0: it must be at least 1"),
     ],
 )
 def test_numbers_are_refused_before_data_are_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -624,7 +624,7 @@ def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_pa
             ({"row_tokens": 48}, f"--row-tokens {WIDTH}, not 48"),
             ({"layout": "xlm"}, "--layout xlme, not xlm"),
         ):
-            with pytest.raises(ValueError, match=f"{other} was mixed with {difference}: training"):
+            with pytest.raises(ValueError, match=f"{other} was mixed with {difference}, so training"):
                 run(replace(corpus.config(out, **asked), **changed))
         manifest = read_manifest(out / other)
         write_manifest(out / other, replace(manifest, vocabulary_sha256="0" * 64))
