@@ -34,6 +34,7 @@ def test_rounds_that_warm_up_do_not_count() -> None:
     ours, peer = count(1), count(11)
     expected = [{"ours": n, "peer": 10 + n} for n in (3, 4, 5)]
     assert by_turns({"ours": lambda: next(ours), "peer": lambda: next(peer)}, 3, warm_up=2) == expected
+    assert by_turns({"ours": lambda: 1}, 3, deadline=0.0) == [], "the time was up after a round that warms up"
 
 
 def test_a_contender_answers(monkeypatch: pytest.MonkeyPatch) -> None:
