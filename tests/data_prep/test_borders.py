@@ -100,7 +100,7 @@ def test_encode_and_show(tmp_path: Path, vocab: Path) -> None:
     encode.run(asked)
     for setting, value, words in (
         ("rows", 0, "--rows is 0"),
-        ("start", -1, "--start -1"),
+        ("start", -1, "--start is -1"),
         ("mask_fraction", 1, "is 1"),
     ):
         with pytest.raises(ValueError, match=words):
