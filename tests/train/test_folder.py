@@ -17,9 +17,10 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.worker import tiny
-from tests.rows import write_data
+from tests.rows import train_vocabulary, write_data
 from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
@@ -27,7 +28,7 @@ from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.checkpoint.state_files import StateWriter
 from xlme_ds.checkpoint_names import checkpoints_of, run_and_step
-from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
+from xlme_ds.config import EngineConfig, ModelConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.io.folders import atomic_folder, in_use, lock
@@ -36,7 +37,7 @@ from xlme_ds.train.opening import report_missing
 from xlme_ds.train.records import StepLines
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes
 from xlme_ds.train.run_folder import RunFolder, missing_steps
-from xlme_ds.trained.runs import complete_checkpoint
+from xlme_ds.trained.runs import complete_checkpoint, write_model
 from xlme_ds.trained.settings import read_settings
 
 WSD = ScheduleConfig("wsd")
@@ -627,6 +628,12 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
         for name in ("one", "deep/two"):
             (partial / name).write_text("x")
     assert {"one", "two", "deep"} <= set(synced) and synced[-1] == tmp_path.name
+
+
+def test_a_model_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, synced: Synced) -> None:
+    vocabulary = train_vocabulary(tmp_path / "vocab")
+    write_model(tmp_path / "model", ModelConfig(), {"weight": torch.ones(3)}, vocabulary.path)
+    assert "model.safetensors.tmp" in synced and "model.safetensors" not in synced
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_is(
