@@ -30,7 +30,7 @@ from xlme_ds.io.folders import make_folder
 
 
 def test_a_file_that_fails_to_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """Nothing is left beside it; meanwhile its temporary name is one that readers know and skip."""
+    """No other file is left in the folder. While it is written, it has a temporary name, which readers skip."""
     path = tmp_path / "a.json"
     path.write_text("old")
     with pytest.raises(KeyError), replacing(path) as file:

@@ -183,8 +183,9 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         )
     steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
     if step not in steps:
-        existing = ", ".join(map(str, steps)) or "none at all"
-        raise ValueError(f"{run} has no checkpoint of step {step} (it has {existing}): name one of them")
+        existing = f" (it has {', '.join(map(str, steps))}): name one of them"
+        advice = existing if steps else ", and no other: wait for its first, or name another run"
+        raise ValueError(f"{run} has no checkpoint of step {step}{advice}")
     if config.train.steps <= step:
         raise ValueError(f"train.steps is {config.train.steps}, but the run begins at step {step}: raise train.steps")
     trained_for = settings.task or settings.objective.name

@@ -505,6 +505,9 @@ def test_what_cannot_be(
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
     with pytest.raises(SharedError, match=r"has no checkpoint of step 7 \(it has 3, 6, 8\): name one"):
         pretrain(branched(stable.with_name("stable@7")), data, tmp_path / "one")
+    shutil.copytree(stable, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(SharedError, match=r"bare has no checkpoint of step 7, and no other: wait for its first"):
+        pretrain(branched(tmp_path / "bare@7"), data, tmp_path / "one")
     with pytest.raises(ValueError, match=r"--branch .*stable names no step: write .*stable@STEP"):
         branched(stable)
     with pytest.raises(SharedError, match=r"train.steps is 8, but the run begins at step 8: raise train.steps"):

@@ -34,9 +34,9 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         (
             "data",
             dict(mono_rows=8),
-            "data.mono_rows is 8: objective.name mt needs monolingual rows if .*, and reads none otherwise",
+            "data.mono_rows is 8, but objective.name mt reads .*: set one of these, or data.mono_rows to 0",
         ),
-        ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: objective.name mt needs monolingual rows if"),
+        ("objective", dict(denoising=("0:1",)), "but data.mono_rows is 0: raise data.mono_rows"),
         (
             "objective",
             dict(back_translation=("5:1",)),

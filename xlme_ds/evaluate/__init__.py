@@ -5,8 +5,8 @@ A model is the folder of a run, RUN@STEP for one of its checkpoints, or the fold
 or a list. All functions raise ValueError for unsuitable models and data.
 
 All layers are scored. The tables show the scores of one layer, `layer`: 0 is the embeddings, and the default is three
-quarters of the depth. In a run that has two encoders, `which` names the one to score. With `random`, untrained models
-of the same shapes are scored, too.
+quarters of the depth. In a run that has two encoders, `which` names the one to score. With `random`, an untrained
+model of equal shape is scored, too, for each model.
 
 In the returned dictionary, `models` has a dictionary for each model, whose `overall` maps the name of a score to its
 mean. In `tatoeba`, `pairs` and `align` this mean is a list of fractions: one for the embeddings, then one for each

@@ -122,7 +122,7 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
         if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
                 f"{links_file} line {line_number} links words of sentence {sentence}, but there are only {len(pairs)} "
-                f"sentences, counted from {first_sentence}: put the links of these sentences there"
+                f"sentences, counted from {first_sentence}: fetch the links that belong to these sentences"
             )
         pair = pairs[sentence - first_sentence]
         for word, words, side in ((source_word, pair.source, "source"), (target_word, pair.target, "target")):

@@ -128,10 +128,15 @@ class MachineTranslation(MaskedLanguageModelling):
         name, data = run.objective.name, run.data
         self._check_weights(run)
         _check_start(run.start)
-        if bool(data.mono_rows) != (len(self.terms) > 1):
+        if data.mono_rows and len(self.terms) == 1:
             raise ValueError(
-                f"data.mono_rows is {data.mono_rows}: objective.name {name} needs monolingual rows if "
-                "objective.denoising or objective.back_translation is set, and reads none otherwise"
+                f"data.mono_rows is {data.mono_rows}, but objective.name {name} reads monolingual rows only for "
+                "objective.denoising or objective.back_translation: set one of these, or data.mono_rows to 0"
+            )
+        if not data.mono_rows and len(self.terms) > 1:
+            raise ValueError(
+                "objective.denoising and objective.back_translation read monolingual rows, but data.mono_rows is 0: "
+                "raise data.mono_rows, or leave both empty"
             )
         if not run.model.language_embeddings:
             raise ValueError(
