@@ -350,6 +350,8 @@ def test_align_averages_over_its_tests(
     assert (
         f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
     )
+    _plot([Curve("first", model["overall"]["aer"])], "mean alignment error rate (%)", tmp_path / "expected")
+    assert (tmp_path / "out/align.svg").read_bytes() == (tmp_path / "expected.svg").read_bytes()
     apart = answer([*command, "--apart"], capsys)
     assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"
 
