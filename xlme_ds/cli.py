@@ -8,18 +8,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.arguments import prepare_tyro, refuse_mistakes
+from .io.arguments import prepare_tyro
 from .io.errors import in_words, no_such
 from .io.output import open_output
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, TORCH_VARIABLES
-from .settings_file import dotted, help_of, near_settings, read, with_values
+from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
@@ -107,7 +106,7 @@ def parse(
     """
     import tyro
 
-    from .io.help import READABLE
+    from .io.help import READABLE, refuse_mistakes_of
 
     prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
@@ -130,7 +129,7 @@ def parse(
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
-    require_sections(rest, command, RunConfig)
+    refuse_mistakes_of(command, rest)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
@@ -143,29 +142,6 @@ def parse(
             description=f"{description.rstrip()}\n\n{_RECIPES}",
             config=(tyro.conf.OmitSubcommandPrefixes,),
         )
-
-
-def require_sections(arguments: Sequence[str], *commands: type) -> None:
-    """Raise ValueError for a mistake that `refuse_mistakes` names, and for a flag that nearly names a setting; the
-    message suggests the right flag. The flag may lack the section (--steps), may have initials in place of the name
-    (--lr or --optimizer.lr for --optimizer.learning-rate), or may be misspelt (--train.step).
-
-    The fields of the dataclasses `commands` are the known flags and sections.
-    """
-    hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
-    settings = dotted(hints)
-    options = {name: hint for name, hint in hints.items() if not is_dataclass(hint)}
-    refuse_mistakes(arguments, {f"--{name.replace('_', '-')}": kind for name, kind in (options | settings).items()})
-    for argument in arguments:
-        key = argument.partition("=")[0].removeprefix("--").replace("-", "_")
-        if argument.startswith("--") and key not in hints:
-            near = near_settings(key, settings)
-            positive = key.replace(".no_", ".")  # --model.no-activation-checkpointing
-            if "." in key and not near and positive not in settings:
-                near = get_close_matches(positive, settings, n=1, cutoff=0.8)
-            if near:
-                flags = " or ".join(f"--{setting.replace('_', '-')}" for setting in near)
-                raise ValueError(f"there is no {argument.partition('=')[0]}: did you mean {flags}?")
 
 
 def _settings_of(path: Path) -> RunConfig:

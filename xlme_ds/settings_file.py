@@ -5,13 +5,13 @@ import json
 import math
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .config import Range, RunConfig, Settings
-from .io.errors import no_such
+from .io.errors import near_settings, no_such
 from .io.files import read_json, read_object
 
 
@@ -69,18 +69,6 @@ def dotted(hints: Mapping[str, Any]) -> dict[str, Any]:
     """The types of the settings in the sections that are among `hints`, by names such as model.width."""
     sections = {name: get_type_hints(hint) for name, hint in hints.items() if is_dataclass(hint)}
     return {f"{section}.{name}": kind for section, kinds in sections.items() for name, kind in kinds.items()}
-
-
-def near_settings(key: str, settings: Iterable[str]) -> list[str]:
-    """The `settings` that `key` names without its section (steps), or by its initials (lr or optimizer.lr for
-    optimizer.learning_rate)."""
-    near = []
-    for setting in settings:
-        section, _, name = setting.rpartition(".")
-        initials = "".join(word[0] for word in name.split("_"))
-        if len(key) > 1 and key in (name, initials, f"{section}.{initials}"):
-            near.append(setting)
-    return near
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:

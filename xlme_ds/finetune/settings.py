@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from ..cli import require_sections, take_flag, without
+from ..cli import take_flag, without
 from ..config import (
     PRETRAINING_ONLY,
     BelowOne,
@@ -172,7 +172,6 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
                 raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if take_flag(arguments, "--engine.kind")[1] == "pipeline":
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-    require_sections(arguments, FinetuneSettings)
     return read_command(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
 
 

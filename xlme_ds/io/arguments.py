@@ -4,11 +4,12 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from .errors import no_such
+from .errors import near_settings, no_such
 
 # (flags of other programs and commands, advice: what to write instead). An advice fits a command that has all flags
 # named in it, except those in backticks. The first one that fits is given.
@@ -43,36 +44,54 @@ _ADVICE = (
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
 )
+_FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
 
 def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Raise ValueError for a flag of other programs or commands, a value that is none of a flag's choices, and a value
-    of a flag that has none, in the `arguments` before `--`. The message says what to write instead.
+    """Raise ValueError for an unknown flag, a value that is none of a flag's choices, a missing value, and a value of a
+    flag that has none, in the `arguments` before `--`. The message says what to write instead.
+
+    An unknown flag may be one of other programs or commands, may lack its section (--steps for --train.steps), may have
+    initials in place of the name (--lr for --optimizer.learning-rate), or may be misspelt.
 
     `kinds`: for each flag of the command, the type of its value."""
     before = list(takewhile("--".__ne__, arguments))
     for index, argument in enumerate(before):
         flag, equals, value = argument.partition("=")
-        values = [value] if equals else list(takewhile(lambda word: not word.startswith("-"), before[index + 1 :]))
-        if flag.startswith("--"):
-            _refuse_other_flag(flag, kinds)
-            _refuse_values(flag, values, kinds)
+        values = [value] if equals else list(takewhile(lambda word: not _FLAG.match(word), before[index + 1 :]))
+        if _FLAG.match(argument) and flag not in ("--help", "--help-all"):
+            _refuse_values(flag, values, _kind_of(flag, kinds))
 
 
-def _refuse_other_flag(flag: str, kinds: Mapping[str, Any]) -> None:
-    name = flag[2:].rpartition(".")[2].replace("-", "_")
-    for names, advice in _ADVICE if flag.replace("_", "-") not in kinds else ():
-        if name in names.split() and kinds.keys() >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
+def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
+    """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value."""
+    name = flag.replace("_", "-")
+    positive = _positive(name)
+    if name in kinds or kinds.get(positive) is bool:
+        return kinds.get(name, bool)
+    last = name[2:].rpartition(".")[2].replace("-", "_")
+    for names, advice in _ADVICE:
+        if last in names.split() and kinds.keys() >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
             raise ValueError(f"there is no {flag}: {advice}")
+    settings = {known[2:].replace("-", "_"): known for known in kinds}
+    named = [settings[setting] for setting in near_settings(name[2:].replace("-", "_"), settings)]
+    near = " or ".join(named or get_close_matches(positive, kinds, n=1))
+    raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 
 
-def _refuse_values(flag: str, values: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    positive = re.sub(r"^--(.*\.)?no-", r"--\1", flag.replace("_", "-"))
-    kind = kinds.get(flag.replace("_", "-"), kinds.get(positive))
+def _positive(flag: str) -> str:
+    return re.sub(r"^--(.*\.)?no-", r"--\1", flag)
+
+
+def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
     if kind is bool and values:
+        positive = _positive(flag.replace("_", "-"))
         negative = re.sub(r"^--(.*\.)?", r"--\1no-", positive)
         raise ValueError(f"{flag} takes no value: write {positive} or {negative}")
-    choices = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    parts = (kind, *get_args(kind))
+    if kind is not bool and not values and not {get_origin(part) for part in parts} & {tuple, list}:
+        raise ValueError(f"{flag} has no value: write one after it")
+    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
     if choices and values and values[0] not in choices:
         raise no_such(flag, values[0], choices)
 

@@ -41,3 +41,15 @@ def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> V
     near = get_close_matches(name, choices := list(choices), n=1)
     advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"
     return ValueError(f"there is no {kind} {prefix + name!r}: {advice}")
+
+
+def near_settings(key: str, settings: Iterable[str]) -> list[str]:
+    """The `settings` that `key` names without its section (steps), or by its initials (lr or optimizer.lr for
+    optimizer.learning_rate)."""
+    near = []
+    for setting in settings:
+        section, _, name = setting.rpartition(".")
+        initials = "".join(word[0] for word in name.split("_"))
+        if len(key) > 1 and key in (name, initials, f"{section}.{initials}"):
+            near.append(setting)
+    return near

@@ -48,7 +48,7 @@ def read_command(
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _refuse_mistakes(command, arguments)
+        refuse_mistakes_of(command, arguments)
     except ValueError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -61,7 +61,7 @@ def read_command(
         return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
 
 
-def _refuse_mistakes(command: Callable[..., Any], arguments: Sequence[str]) -> None:
+def refuse_mistakes_of(command: Callable[..., Any], arguments: Sequence[str]) -> None:
     """Raise ValueError if the first argument has no flag, and for a mistake that `refuse_mistakes` names."""
     kinds = {flag: kind for flag, kind, _ in _flags(command)}
     if arguments and not arguments[0].startswith("-"):
@@ -70,17 +70,17 @@ def _refuse_mistakes(command: Callable[..., Any], arguments: Sequence[str]) -> N
     refuse_mistakes(arguments, kinds)
 
 
-def _flags(command: Callable[..., Any]) -> Iterator[tuple[str, Any, str]]:
+def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
     """The flags of `command`, each with the type of its value, and as the usage line shows it, such as `--out PATH`;
-    with a default, in brackets."""
+    with a default, in brackets. A flag begins with `prefix`."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
         kind, marks = _split(hints[name])
+        named = next((mark.name for mark in marks if getattr(mark, "name", None) is not None), name)
+        flag = f"{prefix}{named.replace('_', '-')}"
         if is_dataclass(kind):
-            yield from _flags(kind)  # type: ignore[arg-type]
+            yield from _flags(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
-            named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
-            flag = f"--{named.replace('_', '-')}"
             shown = flag if kind is bool else f"{flag} {_value_name(kind, marks)}"
             yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"
 
