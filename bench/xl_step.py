@@ -26,7 +26,7 @@ from typing import Annotated
 import tyro
 
 from bench.measure import memory, stamp
-from xlme_ds.cli import fail, parse
+from xlme_ds.cli import fail, parse, take_flag
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters
 from xlme_ds.quickstart import preparation
@@ -142,10 +142,10 @@ def run_processes(run: RunConfig, data: Path, out: Path) -> list[tuple[float, fl
 
 def main() -> None:
     """Take the steps, and compare the last step of both processes."""
-    arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
+    rest, name = take_flag(sys.argv[1:], "--recipe")
     os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # both processes inherit these
     try:
-        command = parse("xlme bench xl_step", XlStepArguments, __doc__ or "", arguments)
+        command = parse("xlme bench xl_step", XlStepArguments, __doc__ or "", ["--recipe", name or "xl_zero3", *rest])
         command.out.mkdir(parents=True, exist_ok=True)
         data = command.data_folder or sample_rows(command.out / "data", command.run.model.max_positions)
         with tempfile.TemporaryDirectory(dir=command.out) as scratch:

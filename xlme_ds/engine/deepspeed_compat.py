@@ -64,7 +64,7 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
         )
     for name, expected in signatures.items():
         try:
-            signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
+            signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}")))[1:-1]
         except (ImportError, AttributeError):
             signature = "missing"
         if signature != expected:
