@@ -41,17 +41,22 @@ ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _CountingFile:
-    """A binary file that counts the bytes read from it in `taken`. pyarrow closes this object, but the file inside
-    stays open."""
+    """A binary file that counts the bytes read from it in `taken`, and keeps the error of a failed read in `error`.
+    pyarrow closes this object, but the file inside stays open."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.taken, self.closed = file, 0, False
+        self.error: OSError | None = None
 
     def close(self) -> None:
         self.closed = True
 
     def read(self, size: int) -> bytes:
-        data = self.file.read(size)
+        try:
+            data = self.file.read(size)
+        except OSError as error:
+            self.error = error
+            raise
         self.taken += len(data)
         return data
 
@@ -112,6 +117,6 @@ def _zstandard(source: _CountingFile) -> Iterator[bytes]:
     try:
         yield from iter(partial(stream.read, CHUNK), b"")
     except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:  # an error of the file system
-            raise
+        if source.error is not None:  # of the file system or the network
+            raise source.error from None
         raise _Damage(f"{error}, before byte {source.taken}") from None

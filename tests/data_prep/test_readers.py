@@ -223,7 +223,7 @@ class Cut(io.BytesIO):
         return super().read(100)
 
 
-@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ""])
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst", ""])
 def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = COMPRESS.get(ending, lambda text: text)(os.urandom(999).hex().encode() + b"\n")
     (tmp_path / f"de.txt{ending}").write_bytes(data)
