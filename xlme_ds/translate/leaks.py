@@ -12,7 +12,6 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 
 _ROWS_PER_READ = 4096
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # base of the hash: odd, 2^64 / golden ratio
 
 
 def seen_lines(
@@ -24,26 +23,24 @@ def seen_lines(
     wrote; all their rows are read. Returns for each side the set of the indices of the lines that occur. Raises
     ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
-    lines_of_hash: list[dict[int, list[int]]] = [{} for _ in sides]  # for each side, hash -> indices of lines
-    for side, lines in zip(sides, lines_of_hash, strict=True):
+    lines_of_text: list[dict[bytes, list[int]]] = [{} for _ in sides]  # for each side, ids -> indices of lines
+    for side, lines in zip(sides, lines_of_text, strict=True):
         for index, line in enumerate(side):
-            lines.setdefault(_hash(line), []).append(index)
-    all_hashes = np.array(sorted(set().union(*lines_of_hash)), dtype=np.uint64)
+            lines.setdefault(_key(line), []).append(index)
     seen: list[set[int]] = [set() for _ in sides]
-    for tokens, starts, ends in (texts for folder in folders for texts in _texts(folder, vocabulary)):
-        hashes = _hashes(tokens, starts, ends)
-        for text in np.flatnonzero(np.isin(hashes, all_hashes)):
-            ids = tokens[starts[text] : ends[text]]
-            for side, lines, seen_of_side in zip(sides, lines_of_hash, seen, strict=True):
-                candidates = lines.get(int(hashes[text]), ())
-                seen_of_side.update(index for index in candidates if np.array_equal(side[index], ids))
+    for text in (_key(ids) for folder in folders for ids in _texts(folder, vocabulary)):
+        for lines, seen_of_side in zip(lines_of_text, seen, strict=True):
+            seen_of_side.update(lines.get(text, ()))
     return seen
 
 
-def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Read the rows of a folder, `_ROWS_PER_READ` at a time. Yields (tokens, starts, ends): the ids of all texts in
-    these rows, and the indices in `tokens` at which each text starts and ends. A text is one side of a pair or a
-    sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
+def _key(ids: np.ndarray) -> bytes:
+    return ids.astype(np.int32).tobytes()
+
+
+def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+    """Yield the ids of every text in the rows of a folder, read `_ROWS_PER_READ` at a time. A text is one side of a
+    pair or a sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     # Monolingual rows that were mixed without --sentences do not hold single lines.
     unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]
@@ -72,18 +69,4 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
             tokens = batch.tokens_BT.numpy().ravel()
             is_in_text = tokens >= UNK  # the ids of `<s>`, `<pad>` and `</s>` are smaller
             tokens, text_of_token = tokens[is_in_text], text_of_token[is_in_text]
-            starts = np.flatnonzero(np.append(True, text_of_token[1:] != text_of_token[:-1]))
-            yield tokens, starts, np.append(starts[1:], len(tokens))
-
-
-def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The hash of each text `tokens[start:end]`, uint64: Σ (token + 1) · _FACTOR^(position + 1) modulo 2^64 over its
-    tokens, with positions from 0. No text may be empty."""
-    positions = np.arange(len(tokens)) - np.repeat(starts, ends - starts)  # each token's position in its text
-    powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
-    return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[positions], starts)
-
-
-def _hash(line: np.ndarray) -> int:
-    """The hash of one line; 0 if it has no tokens."""
-    return int(_hashes(line, np.array([0]), np.array([len(line)]))[0]) if len(line) else 0
+            yield from np.split(tokens, np.flatnonzero(np.diff(text_of_token)) + 1)
