@@ -99,7 +99,7 @@ def dry_run(
     with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            folders, sources = _folders(data), starting_folders(config, out)
+            folders, sources = _folders(data), on_all_ranks(lambda: starting_folders(config, out))
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
             on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)

@@ -36,3 +36,12 @@ def run_and_step(folder: Path) -> tuple[Path, int | None]:
     """Split RUN@STEP into RUN and STEP. If `folder` exists or has another form, it is RUN, and STEP is None."""
     match = None if folder.exists() else _RUN_AT_STEP.fullmatch(str(folder))
     return (Path(match[1]), int(match[2])) if match else (folder, None)
+
+
+def require_checkpoint(run: Path, step: int) -> None:
+    """Raise ValueError if `run` has no checkpoint of `step`."""
+    steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
+    if step not in steps:
+        existing = f" (it has {', '.join(map(str, steps))}): name one of them"
+        advice = existing if steps else ", and no other: wait for its first, or name another run"
+        raise ValueError(f"{run} has no checkpoint of step {step}{advice}")

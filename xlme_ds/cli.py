@@ -89,7 +89,7 @@ def run_subcommand(
     argv = sys.argv[1:] if arguments is None else arguments
     if argv and argv[0] in functions:
         read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
-    elif argv and not argv[0].startswith("-"):
+    elif argv and argv[0] not in ("-h", "--help"):
         raise no_such(kind, argv[0], functions)
     else:
         tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=argv)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoint_names import checkpoints_of, run_and_step, saved_step
+from .checkpoint_names import require_checkpoint, run_and_step
 from .cli import note
 from .config import EncoderName, ModelConfig, RunConfig
 from .counting import parameter_sizes
@@ -181,11 +181,7 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         raise ValueError(
             f"start.take state continues from a step: name the step as {config.start.folder}@STEP, or give --branch"
         )
-    steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
-    if step not in steps:
-        existing = f" (it has {', '.join(map(str, steps))}): name one of them"
-        advice = existing if steps else ", and no other: wait for its first, or name another run"
-        raise ValueError(f"{run} has no checkpoint of step {step}{advice}")
+    require_checkpoint(run, step)
     if config.train.steps <= step:
         raise ValueError(f"train.steps is {config.train.steps}, but the run begins at step {step}: raise train.steps")
     trained_for = settings.task or settings.objective.name

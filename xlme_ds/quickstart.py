@@ -80,24 +80,17 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 def begin(out: Path, fresh: bool) -> None:
     """Prepare the locked folder `out`: with `fresh`, empty it; if it is empty, mark it as made by the quickstart.
 
-    Raises ValueError if `fresh` would empty a folder that lacks the mark, if `out` has a run but no mark, or if its run
-    has other settings than the quickstart.
+    Raises ValueError if `out` has content but no mark, or if its run has other settings than the quickstart.
     """
-    content = {path for path in out.iterdir() if path.name != LOCK}
-    if fresh and content:
-        if out / _MARK not in content:
-            raise ValueError(
-                f"{out} was not made by the quickstart (it has no {_MARK}), and --fresh would delete its content: name "
-                "another --out"
-            )
+    content = {path.name for path in out.iterdir()} - {LOCK}
+    if content and _MARK not in content:
+        raise ValueError(f"{out} has files that the quickstart did not make (no {_MARK}): name another --out")
+    if fresh:
         empty(out, keep=[_MARK])
-    elif not content:
-        (out / _MARK).touch()
+    (out / _MARK).touch()
     if (out / "config.json").exists():
         from .trained.settings import read_run_config  # imported only here, because it loads torch
 
-        if not (out / _MARK).exists():
-            raise ValueError(f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out")
         theirs = fixed_settings(read_run_config(out))
         ours = fixed_settings(RUN)
         del ours["engine.precision"]  # the run's value depends on the CPU

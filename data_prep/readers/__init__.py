@@ -83,8 +83,8 @@ def find_documents(folder: Path | str) -> list[Input]:
                 )
             language = named_code(code, path)
             inputs.append(Input(language, (language,), (path,), format=formats[0]))
-        elif not path.is_folder:
-            warn(f"{path} is ignored: its name is not {layout}")
+        else:
+            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {layout}'}")
     check_unique_texts((source.paths[0], source.paths[0].name) for source in inputs)
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")

@@ -221,8 +221,8 @@ def find_pairs(folder: Path | str) -> list[Input]:
         elif match and match["code"] in _possible_codes(match["pair"]):
             files.append((path, _undirected(path.name, match["pair"])))
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
-        elif not path.is_folder:
-            warn(f"{path} is ignored: its name is not {_FILE_NAMES}")
+        else:
+            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_FILE_NAMES}'}")
     check_unique_texts(files)
     for (stem, pair), paths in sides.items():
         first_side = next(iter(paths.values()))

@@ -1,4 +1,4 @@
-"""Trains an export on translation pairs for sentence vectors: sentence_vectors.py EXPORT PAIRS OUT."""
+"""Trains an export on translation pairs for sentence vectors: sentence_vectors.py EXPORT PAIRS OUT RATE."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-source, folder, out = sys.argv[1:]  # an export, translation pairs, and the folder to write
+source, folder, out, rate = sys.argv[1:]  # export, translation pairs, folder to write, and learning rate
 texts = {path.name: path.read_bytes() for path in Path(folder).glob("*.*-*.*") if path.suffix != ".zip"}
 for path in Path(folder).glob("*.zip"):
     with zipfile.ZipFile(path) as archive:
@@ -30,7 +30,7 @@ settings = SentenceTransformerTrainingArguments(
     max_steps=300,
     warmup_steps=30,
     per_device_train_batch_size=64,
-    learning_rate=1e-3,
+    learning_rate=float(rate),
     batch_sampler="no_duplicates",
     dataloader_pin_memory=torch.cuda.is_available(),
     logging_steps=10,

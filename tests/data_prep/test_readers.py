@@ -326,9 +326,14 @@ def test_other_spellings_become_cc100s_and_other_files_are_told(
 ) -> None:
     for name in ("zh_TW.txt.gz", "nb.txt", "README.md", ".hidden"):
         (tmp_path / name).write_bytes(b"")
+    (tmp_path / "again").mkdir()
     assert [source.name for source in find_documents(tmp_path)] == ["no", "zh-Hant"]
     warning = capsys.readouterr().err
-    assert "README.md is ignored" in warning
+    assert "README.md is ignored: its name is not" in warning and "again is ignored: it is a folder\n" in warning
+    (tmp_path / "en-qu.txt.zip").write_bytes(b"PK\5\6" + bytes(18))
+    with pytest.raises(ValueError, match=r"en-qu\.txt\.zip"):
+        find_pairs(tmp_path)
+    assert "again is ignored: it is a folder\n" in capsys.readouterr().err
     assert "hidden" not in warning
 
 

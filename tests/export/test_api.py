@@ -243,6 +243,12 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
         model.judge(TEXT * 100)
     with pytest.raises(ValueError, match=r"none does not exist: name the folder"):
         xlme.load(tmp_path / "none")
+    with pytest.raises(
+        TypeError, match=r"^TextModel.fill\(\) got an unexpected keyword argument 'top_k': its arg.* top"
+    ):
+        model.fill("<mask>", top_k=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=rf"{run}@latest: latest is not a step: name one that `xlme checkpoint list"):
+        xlme.load(f"{run}@latest")
     with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run}@2$"):
         xlme.load(run / "checkpoints/step_00000002")
     with pytest.raises(ValueError, match="step_00000003 does not exist: name the folder"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
+from tests.launch import ROOT
 from xlme_ds.cli import parse
 from xlme_ds.config import EngineConfig, Training
 from xlme_ds.counting import count_parameters
@@ -326,6 +327,17 @@ def test_the_plain_engine_is_not_planned() -> None:
         plan(parse("plan", PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
 
 
+def test_the_table_of_the_guide() -> None:
+    """Days and GiB a GPU of each recipe, in docs/howto/gpus.md."""
+    page = (ROOT / "docs/howto/gpus.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(base|large|xl)` \| (.*) \|$", page, re.M)
+    assert [name for name, _ in rows] == ["base", "large", "xl"]
+    for name, cells in rows:
+        for cell, gpus in zip(cells.split(" | "), (8, 64, 512), strict=True):
+            costs = plan(recipe(name), gpus)
+            assert cell.startswith(f"{costs['days']:.2f} d, {costs['memory_per_gpu_gib']['total']:.1f} GiB ("), name
+
+
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     main(list(arguments))
     return capsys.readouterr().out.splitlines()
@@ -337,10 +349,13 @@ def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkey
     (best, *_) = plan(recipe("large"), 64, gpu_of("h100"))["layouts"]
     days, hours = best["days"], best["gpu_hours"]
     assert hours == pytest.approx(days * 24 * 64, rel=1e-3)
-    first, _, launched, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
+    first, _, launched, hosts, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
     said = f"large on 64 × h100-80g: {printed_days(days)}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, "
     assert first == said + f"{hours:,.0f} GPU-hours, ${2.5 * hours:,.0f} (assumed: 40% of peak)"
-    assert launched == (f"  xlme launch --gpus 64 pretrain --recipe large {best['settings']} --data DATA --out OUT")
+    command = f"pretrain --recipe large {best['settings']} --data DATA --out OUT"
+    assert launched == f"  xlme launch --hostfile HOSTS --gpus 8 {command}"
+    assert hosts.startswith("HOSTS is a hostfile of 8 machines")
+    assert printed(capsys, *words[:2], "--gpus", "8", *words[4:])[2].startswith("  xlme launch --gpus 8 pretrain ")
     assert printed(capsys, "--recipe=large", "--gpus=64", *words[4:], "--dollars_per_hour", "2.5")[2] == (
         launched.replace("--recipe large", "--recipe=large")
     )
@@ -430,9 +445,9 @@ def test_what_a_budget_pays_of_a_recipe_is_a_share_or_a_number_of_times(
         for name, share in (("half", 0.5), ("nine", 9.0), ("twelve", 12.0))
     }
     result = {"dollars": 100.0, "gpu_hours": 40.0, "gpu": "h100-80g", "flops": 1e20, "utilisation": 0.4, "rule": "R"}
-    print_budget(result | {"model": model, "recipes": costs})
+    print_budget(result | {"model": model, "recipes": costs}, gpus=16)
     printed = capsys.readouterr().out
-    assert printed.startswith("$100 buys 40 GPU-hours of h100-80g (5 h 00 min on 8 GPUs): ")
+    assert printed.startswith("$100 buys 40 GPU-hours of h100-80g (2 h 30 min on 16 GPUs): ")
     assert "5M parameters on 1G tokens in 1,234 steps" in printed and "Assumed: 40% of the GPU's peak" in printed
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "279M" in line]
     assert [row[2:] for row in rows] == [

@@ -150,7 +150,7 @@ def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stabl
     parent, out = stable.with_name("parent"), stable.with_name("orphan")
     shutil.copytree(stable, parent)
     pretrain(branched(Path(f"{parent}@6")), data, out)
-    for other in (parent.with_name("stable@6"), parent.with_name("parent@4")):
+    for other in (parent.with_name("stable@6"), parent.with_name("parent@3")):
         assert branched(other, out).start.folder == str(other), "settings of another branch are those of its parent"
     shutil.rmtree(parent / "checkpoints" / "step_00000006")
     (parent / "config.json").write_text("{}")
@@ -503,11 +503,13 @@ def test_what_cannot_be(
         pretrain(config, [], tmp_path / "one")
     with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, but data.phase_steps is for 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
-    with pytest.raises(SharedError, match=r"has no checkpoint of step 7 \(it has 3, 6, 8\): name one"):
-        pretrain(branched(stable.with_name("stable@7")), data, tmp_path / "one")
+    with pytest.raises(ValueError, match=r"has no checkpoint of step 7 \(it has 3, 6, 8\): name one"):
+        branched(stable.with_name("stable@7"))
     shutil.copytree(stable, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(SharedError, match=r"bare has no checkpoint of step 7, and no other: wait for its first"):
-        pretrain(branched(tmp_path / "bare@7"), data, tmp_path / "one")
+    with pytest.raises(ValueError, match=r"bare has no checkpoint of step 7, and no other: wait for its first"):
+        branched(tmp_path / "bare@7")
+    with pytest.raises(ValueError, match=r"nowhere does not exist: name a run of pre-training with --branch"):
+        branched(tmp_path / "nowhere@7")
     with pytest.raises(ValueError, match=r"--branch .*stable names no step: write .*stable@STEP"):
         branched(stable)
     with pytest.raises(SharedError, match=r"train.steps is 8, but the run begins at step 8: raise train.steps"):

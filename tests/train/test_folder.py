@@ -375,15 +375,13 @@ def test_fresh_deletes_what_the_quickstart_made_and_nothing_else(
     theirs, ours = tmp_path / "thesis", tmp_path / "ours"
     (theirs / "data").mkdir(parents=True)
     (theirs / "data/years of work").write_text("x")
-    with pytest.raises(ValueError, match=f"{theirs} was not made by the quickstart"):
-        quickstart.begin(theirs, fresh=True)
+    for fresh in (True, False):
+        with pytest.raises(ValueError, match=f"{theirs} has files that the quickstart did not make"):
+            quickstart.begin(theirs, fresh)
     monkeypatch.setattr(sys, "argv", ["quickstart", "--fresh", "--out", str(theirs)])
     with pytest.raises(SystemExit) as end:
         quickstart.main()
-    assert end.value.code == 2 and f"{theirs} was not made by the quickstart" in capsys.readouterr().err
-    quickstart.begin(theirs, fresh=False)  # it goes on there, and does not take it for its own
-    with pytest.raises(ValueError, match="was not made by the quickstart"):
-        quickstart.begin(theirs, fresh=True)
+    assert end.value.code == 2 and f"{theirs} has files that the quickstart did not make" in capsys.readouterr().err
     assert (theirs / "data/years of work").read_text() == "x"
     ours.mkdir()
     quickstart.begin(ours, fresh=False)

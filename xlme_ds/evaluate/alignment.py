@@ -16,6 +16,7 @@ from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
+from ..io.folders import require_folder
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
@@ -77,7 +78,8 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
     Raises ValueError for a damaged file, with its name and line, and for a folder without tests.
     """
     tests = {}
-    for path in [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []:
+    require_folder(folder, "name a folder of word alignments")
+    for path in [folder.resolve(), *sorted(folder.iterdir())]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links_file = next((path / name for name in _LINK_FILES if (path / name).is_file()), None)

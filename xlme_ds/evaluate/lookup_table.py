@@ -20,6 +20,7 @@ from ..config import EncoderName
 from ..data.schema import UNK
 from ..io.argument_types import checked
 from ..io.files import files_below
+from ..io.folders import require_folder
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable
@@ -112,6 +113,7 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     en-de.5000-6500.txt.
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
+    require_folder(folder, "name a folder of word pairs or dictionaries")
     pair_files = _by_name(files_below(folder, f"*{_PAIRS_ENDING}"), _PAIRS_ENDING)
     dictionary_files = _by_name(
         (path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt"

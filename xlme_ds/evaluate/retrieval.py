@@ -22,6 +22,7 @@ from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
+from ..io.folders import require_folder
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders, trained_on, trained_on_note
@@ -115,6 +116,7 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
 
     Raises ValueError for a damaged file, with its name and line, and for a folder without such files.
     """
+    require_folder(folder, "name the folder of LASER's Tatoeba v1 files")
     matches = [_TATOEBA_FILE.fullmatch(path.name) for path in folder.glob("tatoeba.*")]
     codes = {match["code"] for match in matches if match}
     if not codes:
@@ -177,7 +179,8 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
     """Yield the pairs of line-aligned files. Raises ValueError for damaged files, and for a folder without such
     files."""
     any_files = False
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    require_folder(folder, "name a data folder with para/, or a folder of text")
+    for path in sorted(folder.iterdir()):
         match = _PAIR_FILE.fullmatch(path.name)
         if not match:
             continue

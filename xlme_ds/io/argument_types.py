@@ -23,12 +23,17 @@ _TYPES: dict[Any, tuple[type, str]] = {
 
 
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
-    """`function`, which first raises ValueError for an argument of the wrong type. It checks annotations that consist
-    of None, the types of `_TYPES` and sequences of them."""
+    """`function`, which first raises ValueError for an argument of the wrong type, and TypeError for one that it does
+    not have. It checks annotations that consist of None, the types of `_TYPES` and sequences of them."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> Result:
-        for name, value in signature(function).bind(*args, **options).arguments.items():
+        try:
+            arguments = signature(function).bind(*args, **options).arguments
+        except TypeError as error:
+            names = ", ".join(name for name in signature(function).parameters if name != "self")
+            raise TypeError(f"{function.__qualname__}() {error}: its arguments are {names}") from None
+        for name, value in arguments.items():
             hint = function.__annotations__.get(name)
             if not _fits(value, hint):
                 raise ValueError(f"{name} is {shortened(value)}: it must be a {_name(hint)}")

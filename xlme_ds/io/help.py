@@ -28,6 +28,7 @@ READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
 empty."""
 _LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
+_INPUTS = ("--run", "--data", "--mono", "--encoded")  # the flags that a first word without a flag may be meant for
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -65,7 +66,8 @@ def refuse_mistakes_of(command: Callable[..., Any], arguments: Sequence[str]) ->
     """Raise ValueError if the first argument has no flag, and for a mistake that `refuse_mistakes` names."""
     kinds = {flag: kind for flag, kind, _ in _flags(command)}
     if arguments and not arguments[0].startswith("-"):
-        flag = "--run" if "--run" in kinds else next(iter(kinds))
+        missing = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in arguments]
+        flag = next(iter(missing or kinds))
         raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
     refuse_mistakes(arguments, kinds)
 

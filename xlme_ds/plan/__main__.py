@@ -23,7 +23,7 @@ class PlanSettings:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     gpus: int | None = None
-    """GPUs to plan for; by default 1, or one for each stage of a pipeline."""
+    """GPUs to plan for; by default 1, or one for each stage of a pipeline (8 with --budget)."""
     gpu: str = "a100-80g"
     """One of h200, h100-80g (or h100), a100-80g (or a100), a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of
     another."""
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.json:
         print(json.dumps(result, indent=1))
     elif settings.budget is not None:
-        print_budget(result)
+        print_budget(result, settings.gpus or 8)
     else:
         recipe_flags = shlex.join(without(recipe_arguments, *LAYOUT_FLAGS))
         print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)

@@ -81,6 +81,7 @@ def plan(
         "flops": _operations(run, mono, para),
         "hardware": {
             "gpus": gpus,
+            "gpus_per_node": gpu.per_node,
             "gpu": gpu.name,
             "memory_gib": gpu.memory_gib,
             "peak_tflops": gpu.tflops,

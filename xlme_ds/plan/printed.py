@@ -1,6 +1,7 @@
 """Prints the output of `xlme plan`: the fastest layout, its command, other layouts, and on request tables with all
 figures."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,13 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
     hardware = result["hardware"]
     print(_answer(result, fastest, dollars_per_hour) + "\n")
     if fastest:
-        launched = "" if hardware["gpus"] == 1 else f"launch --gpus {hardware['gpus']} "
+        gpus, per_node = hardware["gpus"], hardware["gpus_per_node"]
+        several = f"--hostfile HOSTS --gpus {per_node}" if gpus > per_node else f"--gpus {gpus}"
+        launched = "" if gpus == 1 else f"launch {several} "
         print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} --data DATA --out OUT")
+        if gpus > per_node:
+            machines = math.ceil(gpus / per_node)
+            print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
         if smaller := sorted(fastest[0]["micro_batches"])[:-1]:
             print(f"equally fast by this estimate: --data.micro-batch {', '.join(map(str, smaller))}")
     if fastest[1:]:
@@ -43,15 +49,17 @@ def print_details(result: dict[str, Any]) -> None:
         console.print(note + "\n", highlight=False)
 
 
-def print_budget(result: dict[str, Any]) -> None:
-    """Print the model that a budget buys, and the cost of each published recipe."""
+def print_budget(result: dict[str, Any], gpus: int) -> None:
+    """Print the model that a budget buys, the time that it takes on `gpus` GPUs, and the cost of each published
+    recipe."""
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
+    time = _time(hours / 24 / gpus)
     console.print(
-        f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / 8)} on 8 "
-        f"GPUs): a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} tokens in "
+        f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({time} on {gpus} GPUs): "
+        f"a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} tokens in "
         f"{model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
-        f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all.\n",
+        f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, no time for transfers.\n",
         highlight=False,
         soft_wrap=True,
     )

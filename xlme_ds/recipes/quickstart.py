@@ -4,7 +4,7 @@ from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, Run
 
 
 def quickstart() -> RunConfig:
-    """A small XLM-E, trained on one short text in 91 languages (10 minutes on two CPU cores).
+    """A small XLM-E, trained on one short text in 91 languages (10 to 15 minutes on two CPU cores).
 
     The settings were chosen by trial (docs/lab/quickstart.md).
     """

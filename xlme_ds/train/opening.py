@@ -12,6 +12,7 @@ import torch
 from ..cli import number
 from ..config import RunConfig, Training
 from ..data.loader import Loader
+from ..data.rows import TASKS
 from ..data.vocabulary import Vocabulary
 from ..engine.ranks import on_gpu
 from ..objectives.protocol import BatchSource
@@ -46,6 +47,13 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
         lines.append(f"  {', '.join(names)}: {title} ({unit})")
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         lines.append(f"  phases: {'; '.join(_phases(loader))}")
+    elif isinstance(loader, Loader):
+        passes = {
+            TASKS[task]: config.train.steps * data.mean_rows[task] / store.rows for task, store in loader.stores.items()
+        }
+        if max(passes.values()) > 1:
+            read = ", ".join(f"{task} {count:.3g} times" for task, count in passes.items())
+            lines.append(f"  the whole run reads the data again and again: {read}, each time with new masks")
     if changed := _changed_from_recipe(config):
         lines.append(f"  not as the recipe: {', '.join(changed)}")
     if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:

@@ -14,12 +14,12 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
+from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step, saved_step
 from ..cli import called, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..io.files import read_json, read_object, replacing, write_object
-from ..io.folders import LOCK, in_use, lock
+from ..io.folders import LOCK, in_use, lock, require_folder
 from .schedule import learning_rate
 
 # Prefixes of the settings that do not change the loss curve: a run may be resumed with other values of these settings.
@@ -260,8 +260,10 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
         config = read_run_config(out)
         if config.start == start:
             return config
+    require_folder(run, "name a run of pre-training with --branch")
     if not (run / "config.json").exists():
         raise ValueError(f"{run} has no config.json: name a run of pre-training with --branch")
+    require_checkpoint(run, step)
     return replace(read_run_config(run), start=start)
 
 

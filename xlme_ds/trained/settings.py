@@ -40,6 +40,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         run = checkpoint.parent.parent
         if is_checkpoint_name(checkpoint.name) and checkpoint.is_dir() and (run / CONFIG_FILE).exists():
             raise ValueError(f"{folder} is a checkpoint: write it as {run}@{saved_step(checkpoint)}") from None
+        run_name, _, step_name = str(folder).rpartition("@")
+        if run_name and Path(run_name).is_dir():
+            raise ValueError(
+                f"{folder}: {step_name} is not a step: name one that `xlme checkpoint list --run {run_name}` prints"
+            ) from None
         fault = f"has no {CONFIG_FILE}" if folder.exists() else "does not exist"
         may_be_on_hub = not folder.exists() and not folder.is_absolute()
         hub = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`" if may_be_on_hub else ""
