@@ -31,7 +31,8 @@ __all__ = [
 
 
 def recipe(name: str, **settings: Any) -> "RunConfig":
-    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
+    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names,
+    `xlme config --recipe NAME` in a shell the settings, each with its meaning.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
 

@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror}): `xlme config` writes such a file") from None
 
 
 def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str, section: str = "") -> Settings:

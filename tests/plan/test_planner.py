@@ -327,6 +327,10 @@ def test_the_plain_engine_is_not_planned() -> None:
         plan(parse("plan", PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
 
 
+def test_a_gpu_has_its_name_in_capitals_too() -> None:
+    assert gpu_of("H100") is gpu_of("h100") is GPUS["h100-80g"]
+
+
 def test_the_table_of_the_guide() -> None:
     """Days and GiB a GPU of each recipe, in docs/howto/gpus.md."""
     page = (ROOT / "docs/howto/gpus.md").read_text(encoding="utf-8")

@@ -40,6 +40,7 @@ _ADVICE = (
     ("run model models folder", "did you mean --runs?"),
     ("model", "to start from a model, name it by --start.folder"),
     ("run", "the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),
+    ("price cost dollars", "did you mean --dollars-per-hour?"),
     ("gpus", "did you mean --processes?"),
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),

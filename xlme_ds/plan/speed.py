@@ -94,10 +94,10 @@ GPUS = {
 
 
 def gpu_of(text: str) -> GPU:
-    """A GPU by its name (h100 is h100-80g, a100 is a100-80g), or by "memory in GiB,bf16 TFLOP/s". Raises ValueError
-    for anything else."""
+    """A GPU by its name (H100 and h100 are h100-80g, a100 is a100-80g), or by "memory in GiB,bf16 TFLOP/s". Raises
+    ValueError for anything else."""
     for name, gpu in GPUS.items():
-        if text in (name, name.partition("-")[0]):
+        if text.lower() in (name, name.partition("-")[0]):
             return gpu
     try:
         memory, tflops = (float(part) for part in text.split(","))
