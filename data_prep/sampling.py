@@ -15,7 +15,7 @@ import numpy as np
 
 Integers = np.ndarray | int | np.integer
 _ROUNDS = 12  # rounds of the Feistel network; 8 would leave a bias of some percent in the smallest permutations
-_MAX_SIZE = 1 << 52  # sizes of permutations are below this, so that float64, which gives the bit length, is exact
+_MAX_SIZE = 1 << 52  # sizes of permutations are below this: `permute` takes their bit lengths from float64
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
@@ -101,16 +101,15 @@ class Order:
 
     A slot is a position in this order, and takes one example. Language j is called `names[j]`, has `examples[j]`
     examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots [0, total) are
-    cut into blocks of `block` slots. `uses` halves the range of blocks again and again, and so gives the number of a
-    language's slots in a block and before the block. Within a block the languages are shuffled. So a block can be
-    computed without the blocks before it.
+    cut into blocks of `block` slots. Within a block the languages are shuffled.
 
-    Each slot that a language fills is one use of the language. The uses of a language are numbered from 0, block by
-    block. Use u belongs to pass u // (number of examples): with 3 examples, uses 0 to 2 are pass 0, and each pass uses
-    every example once. Within a block, the uses of one pass take their slots in random order. A pass visits the
-    examples in stretches, which are runs of neighbouring examples, and has its own order of the stretches. So a block
-    reads few regions of the files, but mixes their examples. The length of a stretch is `neighbours`, but at most 1/16
-    of the language's uses in an average block, and at least 1.
+    Each slot that a language fills is one use of the language. The method `uses` says how many uses each language has
+    in a block and before the block, so that a block can be computed without the blocks before it. The uses of a
+    language are numbered from 0, block by block. Use u belongs to pass u // (number of examples): with 3 examples, uses
+    0 to 2 are pass 0, and each pass uses every example once. Within a block, the slots of a language are given to its
+    uses of one pass in random order. A pass visits the examples in stretches, which are runs of neighbouring examples,
+    and has its own order of the stretches. So a block reads few regions of the files, but mixes their examples. The
+    length of a stretch is `neighbours`, but at most 1/16 of the language's uses in an average block, and at least 1.
     """
 
     names: tuple[str, ...]
@@ -140,17 +139,18 @@ class Order:
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """A bool for each slot: whether its pair has the target side first."""
+        """For examples that are translation pairs, a bool for each slot: whether the target side comes first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """Returns (before, inside): for each language, the number of its uses before the block, and in the block.
 
-        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots, which
-        gives each language a fraction of uses in the left half. The cumulative sums of the fractions over the languages
-        are rounded, all with the same random offset. So the languages' whole numbers of uses add up to the left half's
-        slots. A rounding changes a number by less than one. So a language's uses before a block differ from its exact
-        share by at most the number of halvings.
+        The range of all blocks is halved until one block is left. The uses in a range are divided between its halves in
+        proportion to the halves' slots, so a language's number of uses in the left half need not be whole. Therefore
+        the cumulative sums of these numbers over the languages are rounded, all with the same random offset, and each
+        language gets the difference of two neighbouring sums. The last sum is the number of slots of the left half, so
+        the differences add up to it. A rounding changes a number by less than one. So a language's uses before a block
+        differ from its exact share by at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block)  # the blocks [first, last)
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
@@ -170,15 +170,15 @@ class Order:
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """int64: for each use, the index of its example. `use[i]` numbers a use, from 0, among the uses of the language
-        with index `language[i]`."""
+        """int64: for each use, the index of its example. `use[i]` is the number, from 0, of a use of the language with
+        index `language[i]`."""
         per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
         pass_key, position = hashed(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
-        in_stretch = stretch < stretches  # false for the last examples, which are too few for a stretch and end a pass
+        in_stretch = stretch < stretches  # false at the end of a pass, where too few positions are left for a stretch
         # Consecutive uses are often in the same stretch. Only the first of them permutes the stretch's index.
         is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
         permuted = permute(
@@ -206,7 +206,8 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
     # A group is the uses of one language in one pass. Its slots are sorted by their random draws; then the group's use
-    # k takes the k-th slot. The sorted key has the group in its upper 24 bits, and the upper 40 bits of the draw below.
+    # k takes the k-th slot. The sort key has the group in its upper 24 bits, and the upper 40 bits of the draw in its
+    # lower 40.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

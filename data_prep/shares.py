@@ -129,7 +129,7 @@ def _check_entry(names: tuple[str, ...], share: Fraction, has_text: bool) -> Non
 def bound_shares(
     total: int, shares: Sequence[Fraction], limits: Sequence[int], entry_numbers: Sequence[int], max_repeats: float
 ) -> list[Fraction]:
-    """The `shares` changed so that no language j has more than `limits[j]` of `total` examples. `Sampling` says which
+    """`shares`, changed so that no language j has more than `limits[j]` of `total` examples. `Sampling` says which
     languages get the examples above a limit.
 
     `entry_numbers[j]` is the number of the entry of --share that names language j, from 1, or 0 if none does. Raises

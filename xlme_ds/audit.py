@@ -1,8 +1,8 @@
 """`xlme audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
-Proves from the run's own records that every row up to its newest checkpoint was read exactly once, in its step, with
-the tokens that the data hold. If a step was repeated, because the run was killed and resumed, only its last attempt
-counts.
+Proves from the run's own records that in the steps up to its newest checkpoint it read every row exactly once, in the
+step that the row belongs to, with the tokens that the data hold. If a step was repeated, because the run was killed and
+resumed, only its last attempt counts.
 """
 
 import sys
@@ -34,21 +34,22 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme audit", error)
     for fault in faults[:_MAX_PRINTED]:
         print(fault)
-    print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")
+    print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each was read once, with the data's tokens")
     sys.exit(1 if faults else 0)
 
 
 def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
-    """Check that a run read every row of its data exactly once. Returns a sentence for every fault, and a summary.
+    """Check that a run read every row that its steps ask for exactly once. When a run begins its data again, it numbers
+    the rows on. Returns a sentence for every fault, and a summary.
 
     Args:
         run: Run folder.
-        data: The mixed folder on which the run was trained, or one folder for each phase of the run.
+        data: The data folder on which the run was trained; one folder for each phase, if it has several.
     """
     require_folder(run, "name a run folder")
     newest, _ = Checkpoints(run, 1, 0).newest()
     if newest is None:
-        raise ValueError(f"{run} has no usable checkpoint: name a run folder")
+        raise ValueError(f"{run} has no usable checkpoint: name a run that has saved one")
     if not (run / AUDIT_FOLDER / ATTEMPTS).exists():
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])

@@ -25,8 +25,9 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 def environment() -> dict[str, str]:
     """The environment for a command that this process starts: this process's environment without the variables that a
-    launcher set. PATH begins with this Python's folder. PYTHONPATH contains the folder of our packages. PYTHONSAFEPATH
-    keeps Python from importing a file of the current folder that has the name of a module that we import."""
+    launcher set. PATH begins with this Python's folder. PYTHONPATH contains the folder of our packages, unless they are
+    installed. PYTHONSAFEPATH keeps Python from importing a file of the current folder that has the name of a module
+    that we import."""
     our_folder = str(Path(__file__).resolve().parents[1])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
@@ -40,7 +41,7 @@ def environment() -> dict[str, str]:
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The command that runs `module` under DeepSpeed's launcher, or, for one process, without it.
+    """The command that runs `module` under DeepSpeed's launcher; one process without `options` needs no launcher.
 
     `processes`: number of processes, None for one per GPU; `options`: further options of the launcher.
     """

@@ -39,8 +39,8 @@ def collator() -> Any:
 
 
 def peer_batch(kind: str, rows: Any) -> Tensors:
-    """Make a batch of `rows`, int32 ids [B, T]. In a customary batch, the ids that the collator replaced are
-    restored."""
+    """Make a batch of `rows`, int32 ids [B, T]. In a customary batch, the original ids are put back where the collator
+    masked them, because our batches have original ids and masked positions."""
     if kind == "customary":
         batch = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
         masked = batch["labels"] >= 0

@@ -1,10 +1,10 @@
 """Training state in files: every rank writes the parts that it owns, and any number of ranks can read them.
 
-A file has safetensors' format and holds flat float32 tensors named `parameter/kind/start`. Such a tensor is a part: the
-elements from `start` on of the flattened parameter or of its flattened optimizer state. The kind is `fp32` for the
-parameter's master weights, and else the name of the optimizer state, such as `exp_avg`. Nothing in a file depends on
-the engine. This module also reads and checks checkpoint folders without an engine; `checkpoints.py` writes and removes
-them.
+A state tensor is a parameter's flattened master weights or one of its flattened optimizer states. Its kind is `fp32`
+for the weights, and else the name of the optimizer state, such as `exp_avg`. A file has safetensors' format and holds
+parts of state tensors, as flat float32 arrays named `parameter/kind/start`: the elements from `start` on. Nothing in a
+file depends on the engine. This module also reads and checks checkpoint folders without an engine; `checkpoints.py`
+writes and removes them.
 """
 
 import json
@@ -27,7 +27,7 @@ from ..checkpoint_names import checkpoint_name, saved_step
 from ..io.files import read_object
 
 WEIGHTS = "fp32"  # the kind of the master weights
-COMPLETE = "complete.json"
+COMPLETE = "complete.json"  # the marker: it lists the files of a complete checkpoint
 STATE = "state.json"
 # A parameter TABLE_N is block N of a vocabulary table. Readers join the blocks, because the model that loads them may
 # store the table in another number of blocks.
@@ -136,10 +136,10 @@ class StateWriter:
 class Headers(NamedTuple):
     """The headers of some files of a checkpoint."""
 
-    tensors: list[tuple[str, str]]  # (parameter, kind) of each tensor
+    tensors: list[tuple[str, str]]  # (parameter, kind) of each state tensor
     steps: set[int]  # the steps that the headers name; in an undamaged checkpoint all name the same step
-    # [parts, 5]: index of the part's tensor in `tensors`, first element, element count, index of the part's file in the
-    # checkpoint, and first byte in that file.
+    # [parts, 5]: index of the part's state tensor in `tensors`, first element, element count, index of the part's file
+    # in the checkpoint, and first byte in that file.
     parts: np.ndarray
 
 
@@ -175,7 +175,7 @@ def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int
             (numel,) = entry["shape"]
             begin, end = entry["data_offsets"]
             if entry["dtype"] != "F32" or not 0 <= begin <= end <= size - 8 - length or end - begin != 4 * numel:
-                raise ValueError(f"{key} is at {begin} to {end}")
+                raise ValueError(f"{key} is at bytes {begin} to {end}, which hold no {numel} float32 numbers")
             if not 0 <= start < _MAX_ELEMENTS:
                 raise ValueError(f"{key} begins at element {start}")
             tensor_index = tensors.setdefault((name, kind), len(tensors))
@@ -221,10 +221,10 @@ class StateReader:
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors. Every file that is needed is opened once and read in order.
 
-        Each of `parts` is (parameter, kind, first element, tensor to fill from this element on). The tensor is flat, of
-        any float type, on any device. `sizes` has the element count of every parameter of the model to fill; it is
-        needed if the model may store vocabulary tables in other blocks than the files. Raises ValueError if the files
-        lack elements.
+        Each of `parts` is (parameter, kind, first element, tensor). The tensor is filled with the elements from the
+        first one on; it is flat, of any float type, on any device. `sizes` has the element count of every parameter of
+        the model to fill; it is needed if the model may store vocabulary tables in other blocks than the files. Raises
+        ValueError if the files lack elements.
         """
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
         byte_ranges = [byte_range for part in parts for byte_range in self._byte_ranges(block_starts, *part)]
@@ -254,7 +254,7 @@ class StateReader:
         # that start before `end`.
         first_part = max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0)
         stop_part = np.searchsorted(parts[:, 0], end)
-        done = 0  # elements of `out` that the byte ranges so far fill
+        done = 0  # number of elements of `out` that the byte ranges found so far will fill
         byte_ranges = []
         for part_start, numel, file_index, offset in parts[first_part:stop_part].tolist():
             skip = begin + done - part_start  # elements of the part before the byte range
@@ -273,7 +273,7 @@ class StateReader:
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
     """Returns (sizes, parts). `sizes` has the element count of every parameter. For each (parameter, kind), `parts` has
     the rows of `Headers.parts` of this tensor, without the tensor index, sorted by first element. In `parts`, the
-    blocks of a vocabulary table are joined into one parameter."""
+    blocks of a vocabulary table are joined into one parameter; `sizes` still has each block."""
     indices: dict[tuple[str, str], int] = {}  # (parameter, kind) -> index of this tensor over all headers
     reindexed = []
     for tensors, _, parts in headers:
@@ -372,7 +372,7 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of a checkpoint's `state.json`: `step`, `world` (number of processes that saved it), `probe` (loss of
-    the probe batch), data fingerprints, and the `run` that saved it with its `settings`."""
+    the probe batch), fingerprints of the data, `run` (the run that saved it) and `settings` (of that run)."""
     try:
         state = read_object(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number

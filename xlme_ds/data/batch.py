@@ -1,7 +1,8 @@
-"""The input of one forward pass: rows of both tasks, the masked positions, and for each of these a random number, with
-which the generator samples a token.
+"""The input of one forward pass: rows of text and of pairs, the masked positions, and for each of these a random
+number, with which the generator samples a token.
 
-B rows, T tokens, M masked positions of the batch, N values to add up.
+A row holds items: pieces of text, or translation pairs with two sides. B rows, T tokens, M masked positions of the
+batch; in the sums below, N values to add up.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ class Batch(NamedTuple):
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[Tensor], added: Sequence[str] = ()) -> Self:
-        """The batch of `tensors`, in the order of the method `tensors`. `added`: names of the tensors that an objective
-        may have added; `tensors` ends with all of them or has none of them."""
+        """The batch of `tensors`, in the order of the method `tensors`. `added`: names of an objective's tensors;
+        `tensors` ends with these tensors, in this order, or has none of them."""
         fields = len(cls._fields) - 1
         return cls._make([*tensors[:fields], dict(zip(added, tensors[fields:], strict=False))])
 
@@ -63,8 +64,8 @@ class Batch(NamedTuple):
 def sum_by_language(
     values_N: Tensor, counted_N: Tensor, term_N: Tensor, language_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """Returns float64 [2, terms, languages]: for each term of the loss and each language, the sum of the values, and
-    the number of values.
+    """Returns float64 [2, terms, languages]: for each term of the loss and each language, the sum and the number of
+    the values that count.
 
     `counted_N` is 1 for a value that counts and 0 for a value that does not. `term_N` and `language_N` are the index of
     each value's term and of its language.
@@ -75,6 +76,6 @@ def sum_by_language(
 
 
 def sum_by_task(values_N: Tensor, task_N: Tensor, tasks: int = len(TASKS)) -> Tensor:
-    """The sum of the values of each task, [tasks]. `task_N`: the index of each value's task, or any other index below
-    `tasks`, by which the sums are then separated."""
+    """The sum of the values of each task, [tasks]. `task_N`: for each value the index of the sum to which it belongs,
+    which is its task or any other index below `tasks`."""
     return torch.stack([(values_N * (task_N == task)).sum() for task in range(tasks)])

@@ -51,7 +51,7 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     en-de.txt.zip.
 
     Args:
-        limit: How many pairs of each language are scored: the first ones that repeat no sentence of an earlier pair.
+        limit: How many sentence pairs of each language are scored: the first that repeat no earlier sentence.
     """
     from . import retrieval
 
@@ -64,7 +64,7 @@ def align(options: _Layers, apart: bool = False) -> None:
     `--data` is a folder named a-b that has test.a, test.b and alignv2.txt or align.txt, or a folder of such folders.
 
     Args:
-        apart: Read the two sentences of a pair as two items instead of as one item.
+        apart: Give the model the two sentences of a pair as two inputs instead of joined in one.
     """
     from . import alignment
 
@@ -92,8 +92,8 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
 def perplexity(
     options: _Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
-    """Perplexity by language on monolingual text. It counts the tokens that a model's objective predicts: the masked
-    tokens, or all tokens.
+    """Perplexity by language on monolingual text. The mean is over the tokens that a model's objective predicts: the
+    masked tokens, or all tokens.
 
     `--data` is a data folder that holds mono/, encoded with the models' vocabulary.
 
@@ -101,7 +101,7 @@ def perplexity(
         passes: How often the rows are read, each time with other masks, which are the same for every model.
         seed: Seed of the masks.
         limit: How many rows of each language are read, from the start; by default all.
-        unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this text.
+        unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this folder.
     """
     from . import predicted_tokens
 

@@ -1,7 +1,7 @@
 """Word alignment by optimal transport between the subwords of one layer (XLM-Align section 3.1; XLM-E section 4.6),
 and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
-S source subwords and T target subwords of a pair.
+Of arrays: S source subwords and T target subwords of a pair, D width.
 """
 
 import re
@@ -31,7 +31,7 @@ _MEASURES = {  # key in the results -> title in tables
     "aer": "AER",
     "precision": "precision",
     "recall": "recall",
-    "aer_cosine": "AER, cosines*",
+    "aer_cosine": "AER, cosines*",  # *: the note in `alignment_tables` explains it
 }
 
 
@@ -62,7 +62,8 @@ def align(
     random: bool = False,
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
-    alignv2.txt or align.txt, or is such a folder. `apart`: the two sentences of a pair are read as two items."""
+    alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
+    one."""
     compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
     results = [
         model.description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name) for model in compared
@@ -131,9 +132,9 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
             if word == 0 or word > len(words):
                 raise ValueError(
                     f"{links_file} line {line_number} has {side} word {word}, but sentence {sentence} has {len(words)} "
-                    f"{side} words, counted from 1: the folder's name must have the source language first"
+                    f"{side} words, counted from 1: name the folder after the source language first"
                 )
-        if source_word > 0 and target_word > 0:  # a negative number says that the other word has no partner
+        if source_word > 0 and target_word > 0:  # a negative number stands for a missing partner
             pair.possible.add((source_word - 1, target_word - 1))
             if certainty != "P":
                 pair.sure.add((source_word - 1, target_word - 1))
@@ -161,7 +162,8 @@ def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray
     """Sinkhorn's algorithm: divide by column sums and by row sums in turn. Returns two transport plans, float64 [S, T]:
     in the first the rows sum to 1, in the second the columns.
 
-    The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
+    The iteration starts from the similarity itself, not from its exponential, as in XLM-Align's code; values that are
+    not positive become 1e-6.
     """
     rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, 1e-6).astype(np.float64)
     for _ in range(iterations):

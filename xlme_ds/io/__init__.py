@@ -1,1 +1,1 @@
-"""Files, folders and their errors, for both packages; needs no library but Python's own."""
+"""Files, folders and their errors, for xlme_ds and data_prep. Needs only the standard library."""

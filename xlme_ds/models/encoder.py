@@ -1,7 +1,7 @@
 """Token lookup, and an encoder over embedded tokens: its positions, layers and norms.
 
-An embedding is stored as one or several blocks of the vocabulary. Blocks limit the size of an engine's buffers: with a
-single parameter of 524,288 × 1,536, every swap buffer would be that large.
+An embedding table is stored as one or several parameters, the blocks, each for a range of token ids. Blocks keep
+DeepSpeed's buffers small: when it swaps parameters to a disk, each buffer is as large as the largest parameter.
 
 B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
@@ -45,8 +45,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity, as `view_as`. But `view_as` passes on a view of its gradient, and autograd copies a view instead of
-    adding to it in place. Here the gradient itself is passed on, so nothing is copied."""
+    """Identity with a backward pass that returns the gradient itself. A block gets several gradients, and autograd adds
+    in place only to one that is no view. `view_as` alone would return a view, and autograd would copy it."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -60,8 +60,8 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
-    `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if another operation reads the blocks through
-    `read_whole` and so gives them a dense gradient, to which autograd adds the sparse one.
+    `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if the blocks get a dense gradient too, from an
+    operation that takes them from `read_whole`: autograd then adds the sparse gradient to the dense one.
     """
 
     def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
@@ -83,13 +83,13 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 
 
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """`blocks` as the input of an operation that gives them a dense gradient. Call this before the sparse lookups of
-    the forward pass.
+    """Prepare `blocks` for an operation that reads each of them whole, and so gives it a dense gradient. Call this
+    before the sparse lookups of the forward pass.
 
     The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
-    gradients to it in place. If a sparse gradient came after the dense one, autograd would copy the dense one. Blocks
-    that an engine partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block
-    in memory. Blocks with `open_gradient` are returned unchanged too: the masked head adds its gradient to them itself.
+    gradients to it in place. In the opposite order autograd would copy the dense gradient. Blocks that an engine
+    partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block in memory.
+    Blocks with `open_gradient` are returned unchanged too: the masked head writes its gradient there without autograd.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -119,7 +119,7 @@ class Encoder(nn.Module):
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
         self.cfg = cfg
-        self.cfg_of_phase = cfg  # with the rotary base of the current phase
+        self.cfg_of_phase = cfg  # `cfg` with the rotary base of the data's current phase
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
         languages = len(cfg.language_embeddings)
         self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
@@ -128,7 +128,7 @@ class Encoder(nn.Module):
             if cfg.relative_bias != "none"
             else None
         )
-        # By name, because a pipeline stage deletes layers, and the others keep their indices.
+        # A dict, so that a layer keeps its index when a pipeline stage deletes other layers.
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
         # Post-LN normalises the input of the first layer. Pre-LN normalises the output of the last layer, and with
         # `embedding_norm` also the input of the first.

@@ -25,8 +25,8 @@ class TiedTable:
     """The blocks of the tied embedding in one object, which hides the tensors from ZeRO-3.
 
     DeepSpeed 0.19.8 replaces tensors among a module's arguments by views, which hold the complete table until the
-    backward pass. With one process and parameters on a disk, that memory is overwritten by other parameters before the
-    backward pass.
+    backward pass. With one process and parameters on a disk, DeepSpeed reuses the views' memory for other parameters
+    before the backward pass, which would then read wrong numbers.
     """
 
     blocks: Sequence[Tensor]
@@ -57,7 +57,7 @@ class MaskedLanguageModelHead(nn.Module):
         """Returns the losses, samples and predictions at the masked positions. Samples are drawn with `uniforms_M`,
         uniform random numbers, if these are given.
 
-        `ordinary`: predict only ordinary tokens, because the predictions become part of the text. The loss is then
+        `ordinary`: give special tokens the probability 0, for predictions that become part of a text. The loss is then
         meaningless.
         """
         bias_V: Tensor = self.bias
