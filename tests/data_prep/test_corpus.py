@@ -212,6 +212,16 @@ def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) 
     assert found == [("a", code) for code in german] and counts.dropped == {"malformed": 3}
 
 
+def test_a_tmx_says_which_side_is_which_whatever_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "de-en.tmx").write_text(tmx(unit("one", "eins")))
+    (source,) = inputs(
+        describe(tmp_path, 'pairs = "any"', name="x", where=str(data), format="tmx", files="{src}-{tgt}.tmx")
+    )
+    assert source.languages == ("en", "de") and read_pairs(source)[0] == [("one", "eins")]
+
+
 @pytest.mark.parametrize("order", ["le", "be"])
 def test_the_mark_of_a_tmx_says_the_order_of_its_bytes(tmp_path: Path, order: str) -> None:
     mark = {"le": codecs.BOM_UTF16_LE, "be": codecs.BOM_UTF16_BE}[order]
