@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as proto
 from transformers import XLMRobertaTokenizer
 
+from data_prep.vocab.extension import extend
 from data_prep.vocab.vocab import VocabConfig, run
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -72,6 +74,17 @@ def test_old_pieces_keep_ids_and_scores(old: Vocabulary, new: Vocabulary, config
     assert new.begins_with(old) and not old.begins_with(new)
     manifest = read_manifest(config.out)
     assert (manifest.vocabulary_size, manifest.vocabulary_sha256) == (LARGER, new.sha256)
+
+
+@pytest.mark.parametrize("room", [28, 33, 37, 40])
+def test_every_new_character_comes_before_longer_pieces(old: Vocabulary, room: int) -> None:
+    """Also one that the text has once, where there is room for a few pieces."""
+    lines = [*read("eu")[:300], "haus Ω"]
+    model = extend(old.path, lines, old.size + room, coverage=1.0)
+    old_pieces = {old.piece(token) for token in range(old.size)}
+    new = {piece.piece for piece in proto.ModelProto.FromString(model).pieces} - old_pieces
+    characters = {character for line in lines for character in line.replace(" ", "")} - old_pieces
+    assert "Ω" in characters < new and len(new) == room
 
 
 def tokens(vocabulary: Vocabulary, lines: list[str]) -> list[list[int]]:
