@@ -243,6 +243,9 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     shutil.copy(data / "test-de.tsv", data / "test-sw.tsv")  # a language more: it would be left out without a word
     assert "has scores of other test files (test-sw.tsv): remove it" in refused(base, "ner", data, out, **fixed)
     (data / "test-sw.tsv").unlink()
+    (data / "test-de.tsv").rename(tmp_path / "de")  # a language less
+    assert "has scores of other test files (test-de.tsv): remove it" in refused(base, "ner", data, out, **fixed)
+    (tmp_path / "de").rename(data / "test-de.tsv")
     (out / "scores.json").write_text('{"task')
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
     (out / "config.json").unlink()
