@@ -230,6 +230,7 @@ def test_a_file_cut_short_after_it_was_opened_is_one_clear_error(tmp_path: Path)
     [
         ("tokens", [200]),
         ("tokens", [-1]),
+        ("tokens", [1]),  # <pad>
         ("lengths", [33]),
         ("lengths", [0]),
         ("lengths", [-5, 37]),
