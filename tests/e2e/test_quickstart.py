@@ -92,7 +92,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
         in python(*command, "--processes", "3").stderr
     )
     assert "--out 'my runs/q-export'" in shlex.join(quickstart.next_steps(Path("my runs/q"))[1])
-    assert "has a run that the quickstart did not make" in python(*command).stderr
+    assert "has files that the quickstart did not make" in python(*command).stderr
     (out / ".quickstart").touch()
     assert "has optimizer.warmup_steps 2, and the quickstart has 100: start over" in python(*command).stderr
     before, written = (out / "report.html").stat().st_mtime_ns, (out / "config.json").read_text()
