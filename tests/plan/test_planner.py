@@ -130,6 +130,9 @@ def test_one_replica_holds_no_copies_for_sums_over_ranks() -> None:
     run = replace(run, engine=replace(run.engine, deepspeed="zero1"), data=replace(run.data, micro_batch=2048))
     one, two = (_moments(ParallelLayout.of(run, gpus, "bf16", 512), 0) for gpus in (1, 2))
     assert all(memory["buffers"] == 0 for memory in one.values()) and two["update"]["buffers"] > 0
+    # Two buffers of the table's size would be more than all gradients; this rank's half of the sums is kept too.
+    parameters = count_parameters(run)["trained_total"]
+    assert two["reduction"]["buffers"] == pytest.approx(4 * (parameters + parameters / 2), rel=1e-3)
 
 
 def test_memory_is_that_of_the_phase_that_predicts_most() -> None:
