@@ -103,3 +103,12 @@ def test_checkpointing_saves_only_the_input_of_a_layer() -> None:
     assert activations.layer_backward_bytes(of) - activations.layer_backward_bytes(
         layout(SMALL, 2, False)
     ) == activations.layer(of)
+
+
+def test_positions_at_which_a_head_predicts() -> None:
+    """XLM-E's generator predicts at 15% of the positions; all-tokens MLM's discriminator at every one."""
+    run = RunConfig("test", model=SMALL, data=DataConfig(ROWS, 0, micro_batch=ROWS), engine=ENGINE)
+    run = replace(run, objective=ObjectiveConfig("all_tokens", mask_fraction=0.15))
+    whole = ParallelLayout.of(run, 1, "fp32", TOKENS)
+    first, last = (activations.predicted_positions(whole, last) for last in (False, True))
+    assert (first, last) == pytest.approx((0.15 * ROWS * TOKENS, ROWS * TOKENS))
