@@ -52,6 +52,8 @@ def test_faults_are_named(tmp_path: Path) -> None:
             read_tatoeba(tmp_path / "t")
         return str(caught.value)
 
+    assert "t does not exist: name the folder of LASER's Tatoeba v1 files" in fault()
+    (tmp_path / "t").mkdir()
     assert "holds no file named tatoeba.xxx-eng.xxx" in fault()
     write_tatoeba(tmp_path / "t", "deu", ["one", "two"], ["eins"])
     assert "deu-eng.eng has 2 lines but" in fault()

@@ -36,7 +36,7 @@ def test_killed_stages_end_with_the_same_bytes(
     killed = {name: done["stages"][name]["kills"] for name in RESUMABLE}
     ways = {way for some in killed.values() for way in some}
     assert ways >= {"kill_rank", "kill_step", "lose_node"}, killed
-    assert done["stages"]["train"]["kills"] and "each once" in done["checks"]["audit"]
+    assert done["stages"]["train"]["kills"] and "each was read once" in done["checks"]["audit"]
     assert done["checks"]["planted"]["lines"] > 50_000
     assert "| mix | " in report(done)
     alone = Jobs(replace(settings, out=tmp_path / "alone", kills=False))
