@@ -131,6 +131,7 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--recipe", "base", "--no-jsn"], "there is no --no-jsn: did you mean --json?\n"),
         (["evaluate", "--model", "m"], "xlme evaluate: error: there is no test '--model': choose one of tatoeba, "),
         (["prep", "vocab", "mono", "--out", "o"], "error: mono has no flag: did you mean --mono mono?\n"),
+        (["prep", "vocab", "para", "--mono=m", "--out", "o"], "error: para has no flag: did you mean --para para?\n"),
         (["plan", "--recipe", "base", "--price", "2"], "there is no --price: did you mean --dollars-per-hour?\n"),
         (["plan", "--config", "none.toml"], "none.toml cannot be read (No such file or directory): `xlme config`"),
         (["slurm", "mine", "--out", "o"], "error: mine has no flag: did you mean --out mine?\n"),

@@ -93,6 +93,9 @@ def test_the_cost_of_base(gpus: int) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (time, dollars) = re.findall(rf"([\d hmin]+) and (\$\d+) on {gpus}\b", readme)[0]
     assert f": {time.strip()}, " in first and f", {dollars} " in first, first
+    at_a_tenth = python("-m", "xlme_ds", *words.split(), "--utilisation", "0.1").stdout.splitlines()[0]
+    cost = re.findall(r"At 10% of the peak the cost is (\$[\d,]+) or (\$[\d,]+);", readme)[0][gpus == 64]
+    assert f", {cost} " in at_a_tenth, at_a_tenth
 
 
 def test_there_are_commands() -> None:

@@ -363,6 +363,9 @@ def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkey
     assert launched == f"  xlme launch --hostfile HOSTS --gpus 8 {command}"
     assert hosts.startswith("HOSTS is a hostfile of 8 machines")
     assert printed(capsys, *words[:2], "--gpus", "8", *words[4:])[2].startswith("  xlme launch --gpus 8 pretrain ")
+    twelve = ["--recipe", "base", "--data.mono-rows", "48", "--data.para-rows", "48", "--data.micro-batch", "1"]
+    odd = printed(capsys, *twelve, "--gpus", "12")  # not twice 8, which is more
+    assert odd[2].startswith("  xlme launch --hostfile HOSTS --gpus 6 pretrain ") and "of 2 machines" in odd[3]
     assert printed(capsys, "--recipe=large", "--gpus=64", *words[4:], "--dollars_per_hour", "2.5")[2] == (
         launched.replace("--recipe large", "--recipe=large")
     )
@@ -486,6 +489,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     base = found["recipes"]["base"]
     assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
     assert base["gpu_hours"] * base["share"] == pytest.approx(200)
+    assert "(12 h 30 min on 16 GPUs): " in printed(capsys, *words, "--gpus", "16")[0]
     lines = printed(capsys, *words)
     assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
     assert "Hoffmann et al. (2022" in " ".join(lines)

@@ -134,7 +134,7 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                     f"{links_file} line {line_number} has {side} word {word}, but sentence {sentence} has {len(words)} "
                     f"{side} words, counted from 1: name the folder after the source language first"
                 )
-        if source_word > 0 and target_word > 0:  # a negative number stands for a missing partner
+        if source_word > 0 and target_word > 0:  # a negative number marks a missing partner
             pair.possible.add((source_word - 1, target_word - 1))
             if certainty != "P":
                 pair.sure.add((source_word - 1, target_word - 1))

@@ -28,7 +28,13 @@ READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
 empty."""
 _LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
-_INPUTS = ("--run", "--data", "--mono", "--encoded")  # the flags that a first word without a flag may be meant for
+_INPUTS = (
+    "--run",
+    "--data",
+    "--mono",
+    "--para",
+    "--encoded",
+)  # the flags that a first word without a flag may be meant for
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -48,12 +54,13 @@ def read_command(
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        refuse_mistakes_of(command, arguments)
-    except ValueError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    if not {"-h", "--help"}.isdisjoint(arguments):
+    if {"-h", "--help"}.isdisjoint(arguments):
+        try:
+            refuse_mistakes_of(command, arguments)
+        except ValueError as error:
+            print(f"{prog}: error: {error}", file=sys.stderr)
+            sys.exit(2)
+    else:
         config = (*config, tyro.conf.FlagCreatePairsOff)
         usage = [shown for _, _, shown in _flags(command)]
         if len(" ".join(usage)) >= _LONGEST_USAGE:
@@ -66,7 +73,8 @@ def refuse_mistakes_of(command: Callable[..., Any], arguments: Sequence[str]) ->
     """Raise ValueError if the first argument has no flag, and for a mistake that `refuse_mistakes` names."""
     kinds = {flag: kind for flag, kind, _ in _flags(command)}
     if arguments and not arguments[0].startswith("-"):
-        missing = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in arguments]
+        given = {argument.partition("=")[0] for argument in arguments}
+        missing = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in given]
         flag = next(iter(missing or kinds))
         raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
     refuse_mistakes(arguments, kinds)

@@ -89,7 +89,7 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
     gradients to it in place. In the opposite order autograd would copy the dense gradient. Blocks that an engine
     partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block in memory.
-    Blocks with `open_gradient` are returned unchanged too: the masked head writes its gradient there without autograd.
+    Blocks with `open_gradient` are returned unchanged too: the masked head adds its gradient there without autograd.
     """
     if not torch.is_grad_enabled():
         return list(blocks)

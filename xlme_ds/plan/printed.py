@@ -1,7 +1,6 @@
 """Prints the output of `xlme plan`: the fastest layout, its command, other layouts, and on request tables with all
 figures."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,11 +22,11 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
     print(_answer(result, fastest, dollars_per_hour) + "\n")
     if fastest:
         gpus, per_node = hardware["gpus"], hardware["gpus_per_node"]
-        several = f"--hostfile HOSTS --gpus {per_node}" if gpus > per_node else f"--gpus {gpus}"
+        machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
+        several = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
         launched = "" if gpus == 1 else f"launch {several} "
         print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} --data DATA --out OUT")
-        if gpus > per_node:
-            machines = math.ceil(gpus / per_node)
+        if machines > 1:
             print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
         if smaller := sorted(fastest[0]["micro_batches"])[:-1]:
             print(f"equally fast by this estimate: --data.micro-batch {', '.join(map(str, smaller))}")

@@ -48,12 +48,10 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         lines.append(f"  phases: {'; '.join(_phases(loader))}")
     elif isinstance(loader, Loader):
-        passes = {
-            TASKS[task]: config.train.steps * data.mean_rows[task] / store.rows for task, store in loader.stores.items()
-        }
-        if max(passes.values()) > 1:
-            read = ", ".join(f"{task} {count:.3g} times" for task, count in passes.items())
-            lines.append(f"  the whole run reads the data again and again: {read}, each time with new masks")
+        passes = {task: config.train.steps * data.mean_rows[task] / store.rows for task, store in loader.stores.items()}
+        repeated = [f"{TASKS[task]} rows {count:.3g} times" for task, count in passes.items() if count > 1]
+        if repeated:
+            lines.append(f"  the whole run reads {', '.join(repeated)}")
     if changed := _changed_from_recipe(config):
         lines.append(f"  not as the recipe: {', '.join(changed)}")
     if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:

@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         if is_checkpoint_name(checkpoint.name) and checkpoint.is_dir() and (run / CONFIG_FILE).exists():
             raise ValueError(f"{folder} is a checkpoint: write it as {run}@{saved_step(checkpoint)}") from None
         run_name, _, step_name = str(folder).rpartition("@")
-        if run_name and Path(run_name).is_dir():
+        if run_name and Path(run_name).is_dir() and not folder.exists():
             raise ValueError(
                 f"{folder}: {step_name} is not a step: name one that `xlme checkpoint list --run {run_name}` prints"
             ) from None
