@@ -34,7 +34,7 @@ _INPUTS = (
     "--mono",
     "--para",
     "--encoded",
-)  # the flags that a first word without a flag may be meant for
+)  # for a first word that has no flag
 _inner_calls: list[StructTypeInfo] = []
 
 
