@@ -5,11 +5,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tensorboard.summary.writer import event_file_writer
 
 # Before torch is loaded. Two files run at a time on two cores: threads of theirs would spin while they wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from xlme_ds.run_commands import TORCH_VARIABLES
+
+# A reader takes the event files of one second in the order of their names, which end in this process's count of them:
+# "10" would come before "9".
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**9)
 
 # Files that take minutes, the longest first: `make test` runs two files at a time, and both ends come together.
 LONG = (
