@@ -13,7 +13,13 @@ import torch
 from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
-from xlme_ds.counting import count_parameters, flops_of, flops_per_step
+from xlme_ds.counting import (
+    count_parameters,
+    flops_of,
+    flops_per_step,
+    paper_forward_per_token,
+    paper_training_flops,
+)
 from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.masked_head import GROUP
@@ -91,6 +97,27 @@ def test_published_operations_of_base() -> None:
     assert round(flops["standard"]["both_para_half"] / 1e20, 2) == 1.83
     assert flops["standard"]["both"] == pytest.approx(2 * flops["standard"]["mono"])
     assert flops["per_step"] * 125_000 == pytest.approx(flops["standard"]["both"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "head"),
+    [
+        (dict(), 1 + 2, 2 * (24**2 + 24)), (dict(name="all_tokens"), 1 + 2, 2 * (24**2 + 24)),
+        (dict(name="rts"), 2, 2 * (24**2 + 24)), (dict(name="mlm"), 2, 0),
+        (dict(name="btmlm", pseudo_fractions=(0.25,)), 2, 0),
+    ],
+)  # fmt: skip
+def test_operations_as_the_paper_counts_them(settings: dict[str, Any], layers: int, head: float) -> None:
+    """Without any softmax; as much again backwards, and the layers once more where a first pass precedes. 2^20 tokens
+    count as a million, and half of the tokens of pairs."""
+    two_passes = "pseudo_fractions" in settings
+    rows = DataConfig(8, 0 if two_passes else 4)
+    run = RunConfig("test", model=SMALL, objective=ObjectiveConfig(**settings), data=rows, train=TrainConfig(steps=10))
+    layer = 2 * (4 * 24**2 + 2 * 24 * 40 + 2 * 32 * 24)
+    assert paper_forward_per_token(run, 32) == layers * layer + head
+    per_step = 32 * 1e6 / 2**20 * (2 * (layers * layer + head) + 2 * layer * two_passes)
+    found = paper_training_flops(run, 32)
+    assert found == pytest.approx({"mono": 80 * per_step, "both": (80 + run.data.para_rows * 10 / 2) * per_step})
 
 
 def causal() -> LanguageModel:

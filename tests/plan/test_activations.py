@@ -1,21 +1,25 @@
 """Bytes that a layer saves for its backward pass, as autograd saves them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.small import SMALL, lively
+from tests.small import MODERN, SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder
-from xlme_ds.models.tiles import GROUP
+from xlme_ds.models.layer_costs import MicroBatch
+from xlme_ds.models.layers import layer_class
+from xlme_ds.models.tiles import GROUP, tiling
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
 
 ROWS, TOKENS = 3, 40
 ENGINE = EngineConfig()
+SIDE = tiling("_backward_distances", 16, 2).keys  # of a tile of the Triton kernel
 
 
 def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
@@ -87,6 +91,55 @@ def test_the_softmax_on_a_gpu_counted_by_hand(temperature: float) -> None:
     assert found(by_torch, True) == pytest.approx(tile * (4 + 2) + 2 * 18 * 24 * 4)
     whole = layout(replace(cfg, kernels="auto"), 4, True)  # the kernels are for bf16
     assert found(whole, True) == pytest.approx(tile * 4 + 2 * 18 * 24 * 4)
+
+
+N, D, F, H, E = ROWS * TOKENS, 32, 40, 2, 2  # tokens, width, feed-forward size, heads, bytes of a bf16
+ALIKE = (8 * D + 2 * F) * N * E + 4 * N * 4  # of every layer: tensors of a token, and mean and scale of each norm
+SCORES, LOG_SUMS = N * TOKENS * H, N * H * 4
+
+
+@pytest.mark.parametrize(
+    ("triton", "changes", "expected"),
+    [
+        (False, dict(), ALIKE + 2 * N * D * E + SCORES * E + N * H * 5 * E + LOG_SUMS),
+        (False, dict(relative_bias="plain"), ALIKE + SCORES * E + LOG_SUMS),
+        (False, dict(relative_bias="none"), ALIKE + N * TOKENS * E + LOG_SUMS),
+        (False, dict(dropout=0.1, relative_bias="none"), ALIKE + N * TOKENS * E + LOG_SUMS + 2 * N * D),
+        (False, dict(attention_dropout=0.1), ALIKE + N * D * E + SCORES * (2 * E + 1) + N * H * 5 * E),
+        (True, dict(), ALIKE + N * H * 4 + LOG_SUMS),
+        (True, dict(relative_bias="none", dropout=0.1), ALIKE + LOG_SUMS + 2 * N * D),
+        # A global layer of three; three products of the feed-forward network, q, k and v apart from the norms' input.
+        (True, dict(**MODERN), (8 * D + 4 * F) * N * E + 4 * N * 4 + LOG_SUMS),
+        (False, dict(**MODERN),
+         (5 + (3 + 2 * 5) / 3) * D * N * E + 4 * F * N * E + 4 * N * 4 + LOG_SUMS + N * TOKENS * E / 3),
+    ],
+)  # fmt: skip
+def test_a_layer_on_a_gpu_counted_by_hand(triton: bool, changes: dict[str, Any], expected: float) -> None:
+    cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3))
+    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("triton", "changes", "shared", "backward"),
+    [
+        (False, dict(), N * TOKENS + TOKENS**2 * (8 + H * E), 3 * SCORES * E - 2 * N * F * E),
+        (False, dict(relative_bias="none"), N * TOKENS, 2 * N * F * E),
+        (False, dict(relative_bias="none", attention_dropout=0.1), N * TOKENS, 3 * SCORES * E - 2 * N * F * E),
+        (True, dict(feed_forward=2), N * 8 + 2 * H * 128 * 512 * E, 2 * H * 4 * (TOKENS + SIDE) * 4),
+        (True, dict(relative_bias="none"), N * 8, 2 * N * F * E),
+        (True, dict(**MODERN), 4 * N * D / H * 4 + 2 * N * 8, 4 * N * F * E - 2 * N * D * E),
+        (False, dict(**MODERN), 4 * N * D / H * 4 + N * 2 * 8 * E + N * TOKENS, 8 * N * D * E - 2 * N * D * E),
+    ],
+)  # fmt: skip
+def test_what_layers_share_and_a_backward_pass_holds_counted_by_hand(
+    triton: bool, changes: dict[str, Any], shared: float, backward: float
+) -> None:
+    """`backward`: without the gradients of a layer's input and output."""
+    cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes)
+    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    assert layer_class(cfg).shared_bytes(cfg, batch) == pytest.approx(shared)
+    assert layer_class(cfg).backward_bytes(cfg, batch) - 2 * N * D * E == pytest.approx(backward)
 
 
 def test_dropout_saves_nothing_of_a_generator() -> None:
