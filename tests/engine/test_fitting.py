@@ -96,6 +96,8 @@ def test_auto_is_the_precision_of_the_processor(
     assert resolve_precision(EngineConfig("plain")) == "fp32"
     assert resolve_precision(EngineConfig(precision="fp32")) == "fp32"
     assert resolve_precision(EngineConfig(precision="bf16")) == "bf16"
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # there may be a GPU all the same
+    assert resolve_precision(EngineConfig()) == ("bf16" if in_bf16 & {"avx512", "amx"} else "fp32")
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tests.launch import ROOT, Python, catches, environment, free_port, python
 from tests.slurm.cluster import wait_until
-from xlme_ds.cli import fail
-from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous
+from xlme_ds.cli import fail, note
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine import ranks
+from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous, start_process_group
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
 SCRIPT = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
@@ -162,6 +167,68 @@ def test_a_mistake_that_rank_0_does_not_have(
     with pytest.raises(SystemExit):
         fail("xlme pretrain", SharedError("all ranks have it"))
     assert not capsys.readouterr().err and len(waited) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "prints"),
+    [({}, True), ({"SLURM_PROCID": "0"}, True), ({"SLURM_PROCID": "1"}, False), ({"RANK": "1"}, False),
+     ({"RANK": "0", "SLURM_PROCID": "1"}, True)],
+)  # fmt: skip
+def test_a_remark_is_printed_by_rank_0(
+    variables: dict[str, str], prints: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By srun's number where no launcher has given torch's."""
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    note("a remark")
+    assert bool(capsys.readouterr().err) == prints
+    note("a remark", here=True)
+    assert capsys.readouterr().err == "a remark\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "prints"),
+    [
+        (dist.DistStoreError("Timed out after 1861 seconds"), "rank 1 waited 31 minutes for .* 2 at h:5: ", True),
+        (dist.DistNetworkError("the client socket has timed out"), "rank 1 waited 31 minutes", True),
+        (dist.DistNetworkError("EADDRINUSE"), "port 5 of h, .*, is in use by another program: choose", False),
+        (dist.DistNetworkError("no route"), "^no route$", None),
+        (ValueError("no such folder"), "^no such folder$", False),
+    ],
+)  # fmt: skip
+def test_processes_that_do_not_meet(
+    error: Exception, expected: str, prints: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank that waited in vain prints that, as the others may not exist; of other errors one rank of a node."""
+    import deepspeed
+
+    def fails(*arguments: object, **settings: object) -> None:
+        raise error
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    monkeypatch.setattr(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    monkeypatch.setattr(deepspeed, "init_distributed", fails)
+    for name, value in (TORCH | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Exception, match=expected) as raised:
+        start_process_group(EngineConfig(), 30)
+    assert isinstance(raised.value, SharedError) == (prints is not None)
+    assert getattr(raised.value, "prints", None) == prints
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_slow_meeting_is_told_once_a_node(
+    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    for seconds, told in ((0.01, rank == "0"), (60.0, False)):
+        monkeypatch.setattr(ranks, "_SLOW_SECONDS", seconds)
+        with ranks._printing_if_slow("it takes long"):
+            time.sleep(0.2)
+        assert capsys.readouterr().err == "it takes long\n" * told
 
 
 def test_a_port_in_use() -> None:
