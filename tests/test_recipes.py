@@ -236,6 +236,36 @@ def test_a_recipe_is_its_papers_tables(name: str) -> None:
     assert not run.start.folder or name.startswith("continue_xlmr"), "which would be something else without it"
 
 
+# Rows of a micro-batch, with which a run fits the GPUs of its summary (tests/plan/test_planner.py).
+MICRO_BATCHES = {"base": 64, "large": 32, "xl": 8, "large_zero2": 8, "large_pipe": 8, "xl_zero3": 4, "xl_pipe": 4}
+MICRO_BATCHES |= {"continue_xlmr_large": 8, "ernie_m_large": 8, "ernie_m_large_stage2": 8, "xlm": 64, "xlm_clm": 64}
+MICRO_BATCHES |= {"xlm_mt": 8, "xlm_umt": 8, "xlme_mt": 8, "quickstart": 8}
+STAGES = {"large_pipe": 2, "xl_pipe": 4}
+ENGINE = dict(
+    kind="deepspeed", precision="auto", gradient_precision="auto", pipeline_stages=2, pipeline_schedule="1f1b",
+    balance=(), offload_optimizer="none", offload_parameters="none", nvme_folder="",
+)  # fmt: skip
+TRAIN = dict(
+    eval_every=5000, eval_rows=512, save_every=2500, keep_last=3, keep_every=25_000, save_buffer_gib=4.0,
+    max_bad_steps=10, spike_sigma=0.0, watchdog_minutes=30.0, wandb="", audit=False,
+)  # fmt: skip
+STARTS = {"continue_xlmr": "xlm-roberta-base", "continue_xlmr_large": "xlm-roberta-large"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_how_a_recipe_is_run(name: str) -> None:
+    """What no paper has: 16 rows at once if nothing else is stated; XL under 24 GB drops activations; all else is as
+    ever, but that tasks in turns are logged in turns."""
+    run = recipe(name)
+    assert run.data.micro_batch == MICRO_BATCHES.get(name, 16)
+    assert run.start.folder == STARTS.get(name, "")
+    assert run.model.activation_checkpointing == (name in ("xl_zero3", "xl_pipe"))
+    changes = dict(kind="pipeline", pipeline_stages=STAGES[name]) if name in STAGES else {}
+    assert asdict(run.engine) == ENGINE | dict(deepspeed=run.engine.deepspeed) | changes
+    if name != "quickstart":
+        assert asdict(run.train) == TRAIN | dict(steps=run.train.steps, log_every=11 if name == "xlm" else 10)
+
+
 MODERN = ("modern_base", "modern_base_mlm")
 
 
@@ -250,7 +280,10 @@ def test_modern_base_is_modernbert_base(name: str) -> None:
         *("cls_token_id", "sep_token_id"),
     }
     assert 3 * run.model.generator_layers <= run.model.discriminator_layers + 2
-    assert run.objective.name == ("mlm" if name.endswith("mlm") else "electra")
+    found = stated(run)
+    assert found["objective"] == (MLM | dict(mask_fraction=0.3) if name.endswith("mlm") else ELECTRA)
+    assert (found["rows"], found["steps"], found["optimizer"]) == ((1024, 1024), 125_000, TABLE_10), "1M tokens of each"
+    assert (found["schedule"], found["alternate"], found["take"]) == (LINEAR, False, "all")
 
 
 SCHEDULES = {

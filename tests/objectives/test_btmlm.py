@@ -160,11 +160,12 @@ def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() ->
 def test_packed_sentences_are_read_to_compare_alone(tmp_path: Path) -> None:
     folder = write_data(tmp_path, rows=8) / "mono"
     objective = objective_of(ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)))
-    for sentences in (False, True):
+    for packed in ("", "sentences", "documents"):
         manifest = read_manifest(folder)
-        write_manifest(folder, replace(manifest, settings=manifest.settings | {"sentences": sentences}))
+        settings = manifest.settings | {name: name == packed for name in ("sentences", "documents")}
+        write_manifest(folder, replace(manifest, settings=settings))
         for purpose in ("train", "evaluate"):
-            with pytest.raises(ValueError, match="mixed with --sentences") if sentences else nullcontext():
+            with pytest.raises(ValueError, match=f"mixed with --{packed}") if packed else nullcontext():
                 objective.check_rows(RowStore(folder), purpose)
         objective.check_rows(RowStore(folder), "compare")
 

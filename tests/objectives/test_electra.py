@@ -97,6 +97,9 @@ def test_the_loss_is_lambda_weighted_means() -> None:
         ),
         (dict(random_fakes=("4:1",)), "the weights 4:1 do not have the form STEP:WEIGHT with rising steps from 0"),
         (dict(random_fakes=("0.5",)), "the weights 0.5 do not have the form STEP:WEIGHT with rising steps from 0"),
+        (dict(random_fakes=("0:1", "5:0.5", "5:0")), "the weights 0:1 5:0.5 5:0 do not have the form STEP:WEIGHT"),
+        (dict(random_fakes=("0:0", "5:inf")), "the weights 0:0 5:inf do not have the form STEP:WEIGHT"),
+        (dict(random_fakes=("0:-1",)), "the weights 0:-1 do not have the form STEP:WEIGHT"),
         (dict(name="mlm", random_fakes=("0:1",)), "objective.name mlm does not read it: leave it empty"),
         (dict(generator_keep_fraction=1.0), r"generator_keep_fraction is 1\.0: it must be at least 0 and below 1"),
     ],
@@ -258,6 +261,14 @@ def test_a_task_without_rows_is_left_out() -> None:
     assert all(math.isfinite(metrics[name]) for name in ("loss", "mlm", "mrtd"))
 
 
+def test_where_nothing_is_replaced_there_is_no_auc() -> None:
+    output = random_output(batch := usual_batch())._replace(corrupted_BT=usual_batch().tokens_BT)
+    metrics = OBJECTIVE.summarise(
+        OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch)
+    )
+    assert not {"auc_mono", "auc_para"} & metrics.keys() and metrics["replaced_fraction_mono"] == 0
+
+
 def test_the_table_of_objectives_builds_models() -> None:
     assert sum(p.numel() for p in objective_of(ObjectiveConfig()).build(SMALL).parameters()) == sum(
         p.numel() for p in model().parameters()
@@ -271,3 +282,4 @@ def test_random_fakes_are_for_training_alone(tmp_path: Path) -> None:
     for purpose in purposes:
         batch = objective.batches(store, purpose)([(0, store.read(np.arange(4)), np.arange(4))], 1, 0.15, 2)
         assert ("random_1" in batch.added) == (purpose == "train"), purpose
+        assert purpose != "train" or batch.added["random_1"].tolist() == [0.75], "of step 2"
