@@ -117,7 +117,9 @@ def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyP
     theirs = run_commands.environment()
     assert not theirs.keys() & set(names) and theirs["MINE"] == "1" and theirs["PYTHONSAFEPATH"] == "1"
     assert theirs["PATH"] == f"{Path(sys.executable).parent}:/a:/b"
-    assert theirs["PYTHONPATH"].split(":")[0] == "/first", "and no empty place, which is the current folder"
+    assert theirs["PYTHONPATH"] == f"/first:{ROOT}", "and no empty place, which is the current folder"
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/other")
+    assert run_commands.environment()["PYTHONPATH"] == f"{ROOT}:/other", "nor a place twice"
     with pytest.raises(SystemExit) as left:
         run(["bash", "-c", "exit 3"], theirs | {"PATH": os.environ["PATH"] + ":/bin:/usr/bin"}, quiet=True)
     assert left.value.code == 3

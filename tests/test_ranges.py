@@ -63,6 +63,28 @@ def test_numbers_at_and_beyond_the_end_of_a_range(name: str) -> None:
         check_ranges(replace(settings, **{key: (plain(last),) if several else plain(last)}))
 
 
+LEAST = 5e-324
+# What an error says of a range, with numbers that are in it and others that are not.
+RANGES: dict[str, tuple[list[float], list[float]]] = {
+    "be at least 1": ([1], [0]),
+    "not be negative": ([0], [-1, -LEAST]),
+    "be positive": ([LEAST], [0]),
+    "be at least 0 and below 1": ([0, 1 - 2**-53], [-LEAST, 1]),
+    "be above 0, up to 1": ([LEAST, 1], [0, 1 + 2**-52]),
+    "be even and at least 4": ([4, 6], [2, 3, 5]),
+    "be even and at least 2": ([2, 4], [0, 1, 3]),
+    "be at least 2, or use engine.kind deepspeed": ([2], [1]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - RELATIONS))
+def test_a_range_is_what_its_error_says(name: str) -> None:
+    _, allowed = SETTINGS[name]
+    assert allowed is not None
+    legal, illegal = RANGES[allowed.wording.partition(" (")[0]]
+    assert [allowed.contains(number) for number in (*legal, *illegal)] == [True] * len(legal) + [False] * len(illegal)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_number_that_no_stage_of_preparation_can_use(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each flag alone; nothing is read before."""

@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_wild_headers(tmp_path: Path, entry: dict) -> None:
         StateReader([tmp_path / "c" / state_file(0, 1)])
 
 
+@pytest.mark.parametrize(("start", "refused"), [(0, False), (-1, True), ((1 << 40) - 1, False), (1 << 40, True)])
+def test_wild_places_of_a_part(tmp_path: Path, start: int, refused: bool) -> None:
+    path = checkpoint(tmp_path / "c")
+    header, data = header_of(path)
+    header[f"w/fp32/{start}"] = header.pop("w/fp32/0")
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with pytest.raises(ValueError, match=f"w/fp32/{start} begins at element") if refused else nullcontext():
+        StateReader([path])
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 8, b"\xff" * 200, (4).to_bytes(8, "little") + b"[1]x", b"\x80\x04]" * 9]
 )
@@ -85,9 +97,18 @@ def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:
     entries = json.loads((folder / "complete.json").read_text())
     (folder / "complete.json").write_text(json.dumps(entries | {"../secret": {"bytes": 1, "crc32": 2363233923}}))
     assert find_fault(folder) == "complete.json is missing or damaged"
+    (folder / "complete.json").write_text(
+        json.dumps({name: of for name, of in entries.items() if name != "state.json"})
+    )
+    assert find_fault(folder) == "complete.json is missing or damaged", "it vouches for no state"
 
 
-@pytest.mark.parametrize("state", ["[]", "{", '{"step": "many"}', '{"step": 1, "world": null, "probe": 1.0}', "null"])
+STATES = ["[]", "{", '{"step": "many"}', '{"step": 1, "world": null, "probe": 1.0}', "null"]
+STATES += [f'{{"step": 1, "world": 1, "probe": 1.0, "{name}": []}}' for name in ("settings", "records", "guard")]
+STATES += ['{"step": 1, "world": 1}', '{"step": 1, "world": 1, "probe": "low"}']
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_damaged_state(tmp_path: Path, state: str) -> None:
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(ValueError, match=r"state\.json is damaged .* resume from another checkpoint"):

@@ -271,6 +271,7 @@ def test_state_is_the_same_in_pieces_of_any_size(tmp_path: Path, monkeypatch: py
                 writer.put(torch.from_numpy(values))
             writer.end()
             assert writer.result() == {"bytes": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())}
+            assert int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0, "numbers begin where they may be mapped"
             found = safetensors.numpy.load_file(file)
             assert found.keys() == tensors.keys() and all((found[name] == tensors[name]).all() for name in tensors)
         reader = state_files.StateReader(files)
@@ -608,10 +609,15 @@ def test_state_of_several_steps_or_of_a_file_that_shrinks_is_refused(tmp_path: P
         reader.read([("w", last, 6, torch.empty(6))])
 
 
-def test_a_mean_has_the_type_of_its_tensors() -> None:
+def test_a_mean_has_the_type_of_the_first_models_tensors() -> None:
     """Exports may be in half precision."""
     tensors = {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16), "b": torch.tensor([1.0, 3.0])}
-    means, _ = commands._mean([Path("1"), Path("3")], lambda path: {k: v * int(str(path)) for k, v in tensors.items()})
+
+    def read(path: Path) -> dict[str, torch.Tensor]:
+        """The second model is in single precision."""
+        return {k: v * int(str(path)) if str(path) == "1" else v.float() * 3 for k, v in tensors.items()}
+
+    means, _ = commands._mean([Path("1"), Path("3")], read)
     assert {name: (mean.dtype, mean.tolist()) for name, mean in means.items()} == {
         "a": (torch.bfloat16, [2.0, 4.0]), "b": (torch.float32, [2.0, 6.0])
     }  # fmt: skip

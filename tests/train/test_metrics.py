@@ -143,6 +143,11 @@ def test_the_peak_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> Non
     assert product_rate(torch.device("cpu"), "fp32") == 2 * 1024**3 / 2
 
 
+def test_the_peak_memory_of_a_gpu_is_what_torch_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    assert records.peak_memory(torch.device("cuda", 0)) == 1.5
+
+
 def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(9, 0, ("mlm", "mrtd"))
     console.evaluation({"step": 6, "loss": 1.0, "mlm": 5.43219, "auc_mono": 0.71251, "auc_para": 0.5, "accuracy": 1})

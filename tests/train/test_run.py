@@ -28,6 +28,7 @@ from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_by_language
 from xlme_ds.data.rows import TASKS
+from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import build_engine
 from xlme_ds.objectives import objective_of
@@ -80,8 +81,10 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: Path, rank: int) -> None:
-    """Of two ranks the second has a row less of each task."""
+    """Of two ranks the second has a row less of each task; pairs have a language more than text."""
     config, folder = tiny({"kind": "plain"}, 2), write_data(tmp_path, rows=9)
+    manifest = read_manifest(folder / "para")
+    write_manifest(folder / "para", replace(manifest, languages=(*manifest.languages, "xx")))
     heldout = HeldOutLoader(folder, DataConfig(5, 3, 2), 1, 0.15, rank, 2)
     engine = build_engine(config, Loader(folder, config.data, 1, 0.15), heldout, None)
     found, module, objective = engine.eval_batch(0), engine.module.eval(), engine.objective
@@ -91,6 +94,8 @@ def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: 
     with torch.no_grad():
         sums = sum(objective.sums(module(batch), batch).double() for batch in batches)
     assert found["sums"].tolist() == pytest.approx(sums.tolist(), rel=1e-5)
+    assert found["by_language"].shape == (2, 4, 4)
+    assert found["by_language"][0].sum(1).tolist() == pytest.approx(sums.tolist(), rel=1e-5)
 
 
 def test_what_an_evaluation_reports(tmp_path: Path) -> None:
@@ -167,6 +172,25 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(tmp_path: Pa
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 128 + sent[0], errors
         assert errors.count("while it waited for other processes") == 1 and errors.startswith(sent[0].name), errors
+
+
+WAITS = """
+import os, signal, threading, time
+from xlme_ds.train import stop
+stop._PATIENCE = 0.2
+request = stop.StopRequest()
+request.has_work = True
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # so that another thread receives it, and this one sleeps on
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+threading.Timer(0.8, lambda: print(request.received, flush=True)).start()
+time.sleep(1.2)
+"""
+
+
+def test_a_process_with_work_to_save_stops_when_the_others_have_come() -> None:
+    done = python("-c", WAITS)
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+    assert done.stderr.startswith("SIGTERM: this process waits for other processes, and saves and stops when they have")
 
 
 TWICE = """
