@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.figure import Figure
 
 from tests.launch import ROOT
-from xlme_ds.compare.results import colour_of, plot, read_results
+from xlme_ds.compare.results import RunScores, _panel, _points, _power, colour_of, measures_of, plot, read_results
 from xlme_ds.compare.trends import crossing, student, trends
 
 FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
@@ -73,6 +74,46 @@ def test_a_system_has_one_colour_in_all_pictures() -> None:
     assert colour_of("xlmr_tlm", alone) == colour_of("xlmr_tlm", together) == "C1"
     colours = [colour_of(name, together) for name in together]
     assert len(set(colours)) == len(colours)
+
+
+def test_a_panel_has_the_means_the_runs_and_the_untrained_models() -> None:
+    """Over the operations that were spent, the smallest budget first, in whichever order the runs are; and no further
+    than scores can be."""
+
+    def made(name: str, budget: float, seed: int, error: float, **untrained: float) -> RunScores:
+        return RunScores(name, budget, seed, budget * (1 + seed / 100), 9, 1e6, {}, {}, {}, {"align": error}, untrained)
+
+    runs = [
+        made("xlme", 1e15, 1, 99.0),
+        made("xlme", 1e14, 1, 10.0, align=70.0),
+        made("xlme", 1e14, 2, 20.0, align=80.0),
+    ]
+    runs += [made("mine", 1e14, 1, 5.0)]
+    assert _points(runs, "align")["xlme"] == [(1.01e15, 99.0), (1.01e14, 10.0), (1.02e14, 20.0)]
+    axes = Figure().add_subplot()
+    _panel(axes, runs, "align")
+    lines = [
+        (list(line.get_xdata()), list(line.get_ydata()), line.get_linestyle(), line.get_color()) for line in axes.lines
+    ]
+    assert lines[:2] == [
+        ([1.01e14, 1.01e15], [15.0, 99.0], "-", "C0"), ([1.01e15, 1.01e14, 1.02e14], [99.0, 10.0, 20.0], "None", "C0"),
+    ]  # fmt: skip
+    trend, untrained, mean = lines[2:5]
+    assert trend[2] == "--" and (trend[0][0], trend[0][-1]) == pytest.approx((1.01e14, 1.01e15))
+    assert (untrained[1], untrained[2]) == ([75.0, 75.0], ":") and mean[:2] == ([1.01e14], [5.0])
+    assert axes.get_title().endswith("(less is better)") and axes.get_xscale() == "log"
+    low, high = axes.get_ylim()
+    assert low >= -2 and high == 102
+    assert measures_of([*runs, RunScores("a", 1.0, 1, 1.0, 1, 1.0, {}, {}, {}, {"ner": 1.0}, {})]) == ["ner", "align"]
+
+
+def test_powers_of_ten_in_short() -> None:
+    assert [_power(exponent) for exponent in (16.477, -3.0, 100.0, -100.0)] == [
+        "3e16",
+        "1e-03",
+        "beyond all",
+        "beyond all",
+    ]
 
 
 def test_the_documents_picture_is_of_their_numbers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.alignment import (
     GoldPair,
     Subwords,
+    _vectors,
     align_subwords,
     align_test,
     align_words,
@@ -178,6 +179,13 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
     )
     np.testing.assert_allclose(ours, alone[0][0].mean(0).detach().numpy(), atol=1e-6)
     assert read_apart["cut"] == 0 and not np.allclose(ours, theirs)
+    sides = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in GOLD]
+    together = {(n, layer): vectors for n, layer, *vectors in _vectors(xlm, sides, True, ("de", "en"))}
+    np.testing.assert_allclose(together[0, 2][0], alone[2][0].detach()[1 : s + 1], atol=1e-5)
+    for n, pair in enumerate(sides):  # several pairs at once are read as each by itself
+        for _, layer, *vectors in _vectors(xlm, [pair], True, ("de", "en")):
+            for found_there, expected in zip(together[n, layer], vectors, strict=True):
+                np.testing.assert_allclose(found_there, expected, atol=1e-5)
 
 
 def test_identical_words_in_one_order_are_aligned_by_the_embeddings_read_apart(

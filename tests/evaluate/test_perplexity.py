@@ -237,6 +237,14 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     assert " seed is 18446744073709551616: it must be" in fault(run, data, "--seed", str(2**64))
     with pytest.raises(ValueError, match=r"^seed is -1: it must be at least 0"):
         losses(run, data, seed=-1)
+    with pytest.raises(ValueError, match=r"^rows 0 leaves nothing to read: it must be at least 1"):
+        losses(run, data, rows=0)
+    with pytest.raises(ValueError, match="mono has neither mono/ nor para/: name a data folder"):
+        losses(run, data / "mono")
+    like_xlm = write_data(tmp_path / "xlm", 8, vocabulary=Vocabulary(run / "model").size, layout="xlm",
+                          sha256=Vocabulary(run / "model").sha256)  # fmt: skip
+    with pytest.raises(ValueError, match=r"xlm/mono was mixed with --layout xlm, but the model in .* on xlme: mix"):
+        losses(run, like_xlm)
     assert f"{data / 'para'} has no mono/" in fault(run, data / "para")
     assert "other/mono was encoded with another vocabulary than that of" in fault(run, other)
     assert "other/mono was encoded with another vocabulary than" in fault(run, data, "--unigram", str(other))

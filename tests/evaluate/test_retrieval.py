@@ -278,6 +278,10 @@ def test_a_sentence_of_just_the_longest_is_not_cut(model: TextEncoder) -> None:
         [np.arange(4, 4 + size) % 50 + 4 for size in sizes] for sizes in ((3, longest), (longest + 1, longest + 9))
     ]
     assert retrieval_scores(model, {"de": (sides[0], sides[1])}, "")["cut"] == 2
+    longer = sides[1][1]
+    cuts = [sentence_vectors(model, [longer[:size]])[:, 0] for size in (len(longer), longest, longest - 1)]
+    np.testing.assert_array_equal(cuts[0], cuts[1])
+    assert not np.allclose(cuts[1], cuts[2])
 
 
 def test_shown_are_the_first_rows_of_english_german_and_the_others(tmp_path: Path) -> None:

@@ -106,6 +106,20 @@ def test_translations_by_hand(run: Path) -> None:
     )  # a is nearest to itself: y of 3
 
 
+def test_more_words_than_are_compared_at_once(lookup: TrainedEncoder) -> None:
+    """1,030, of which every second translates itself, and the others a word that is no target of theirs."""
+    words = [f"{a}{b}{c}{d}" for a in WORDS for b in WORDS for c in WORDS for d in WORDS[:2]][:1030]
+    pairs = [(word, words[n if n % 2 else n + 1]) for n, word in enumerate(words)]
+    vectors, targets = word_vectors(lookup, words)[0], sorted({target for _, target in pairs})
+    sides = [side / np.linalg.norm(side, axis=1)[:, None] for side in (vectors, word_vectors(lookup, targets)[0])]
+    right = [
+        targets[index] == target for index, (_, target) in zip((sides[0] @ sides[1].T).argmax(1), pairs, strict=True)
+    ]
+    found = translations(lookup, pairs)
+    assert (found["words"], found["candidates"]) == (1030, 515)
+    assert 0.3 < np.mean(right) < 0.9 and found["precision"] == pytest.approx(np.mean(right), abs=0.02)
+
+
 def test_a_word_that_leaves_no_piece_is_named(lookup: TrainedEncoder) -> None:
     with pytest.raises(ValueError, match=r"'\\u200b' has no piece in .*sentencepiece.model: take its pair out"):
         word_vectors(lookup, ["kalo", "\u200b"])

@@ -336,6 +336,8 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
     kept, held = (training_examples(pairs, TASKS["xnli"], tuning, held_out) for held_out in (False, True))
     assert [one.first for one in held] == ["a9", "a19", "a29"] and len(kept) == 27
     assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
+    ten = TuningConfig(held_out=True, train_examples=10)
+    assert [one.first for one in training_examples(pairs, TASKS["xnli"], ten, held_out=True)] == ["a9"]
     with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):
         training_examples(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=9))
 

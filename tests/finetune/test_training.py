@@ -54,6 +54,12 @@ def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
     assert two_epochs == sorted([tuple(feature.ids.tolist()) for feature in every] * 2), "20 numbers of 10 examples"
     named = [int(number) for number in loaders[0].describe_rows(2).removeprefix("examples ").split(", ")]
     assert sorted(tuple(every[number].ids.tolist()) for number in named) == seen[1, 4][2]
+    for loader in [TaskLoader(every, "pair", DataConfig(8, 0, 2), 1, rank, 2) for rank in range(2)]:
+        batches = loader.step(1)
+        assert len(batches) == 2
+        for micro_batch, batch in enumerate(batches):  # the examples of that micro-batch of this rank
+            told = [int(n) for n in loader.describe_rows(1, micro_batch).removeprefix("examples ").split(", ")]
+            assert [every[n].ids.tolist() for n in told] == [row[row != PAD].tolist() for row in batch.tokens_BT]
     another = TaskLoader(every, "pair", DataConfig(4, 0, 4), 2, 0, 1)
     assert [another.describe_rows(step) for step in range(2)] != [loaders[0].describe_rows(step) for step in range(2)]
 

@@ -231,6 +231,29 @@ def test_key_figures_come_from_the_input(run: Path) -> None:
     assert [value for value in shown if value not in text] == []
 
 
+def test_key_figures_of_phases_and_of_the_last_evaluation(run: Path) -> None:
+    """A step without a rate counts for no time; the unigram model is that of the last evaluation; a phase begins where
+    the steps before it end."""
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["data"] = {"phase_steps": [20, 5], "phase_mask_fractions": [0.15, 0.3, 0.05]}
+    (run / "config.json").write_text(json.dumps(config))
+    write_lines(
+        run / "metrics.jsonl", [metric(step) | {"tokens_per_s": 0.0 if step == 2 else 500.0} for step in (1, 2, 3)]
+    )
+    unigram = ({"unigram_nll_mono": 9.5, "unigram_nll_para": 8.5}, {"unigram_nll_mono": 3.25, "unigram_nll_para": 4.5})
+    write_lines(run / "heldout.jsonl", [heldout(step) | more for step, more in zip((0, 40), unigram, strict=True)])
+    cards = {label: (value, note) for label, value, note in run_page._cards(RunFiles(run))}
+    assert cards["Training time"][0] == "4 s"
+    assert cards["Masked-token loss"] == ("6.04 nats", "held-out text; unigram model 3.25")
+    assert cards["Masked-token loss, pairs"] == ("5.52 nats", "held-out text; unigram model 4.50")
+    phases = "from step 0 15% predicted; from step 20 30% predicted; from step 25 5% predicted"
+    assert cards["Phases of the data"] == ("3", phases)
+    write_lines(run / "metrics.jsonl", [metric(1) | {"skipped_steps": None, "flops_per_s": None}])
+    cards = {label: (value, note) for label, value, note in run_page._cards(RunFiles(run))}
+    assert cards["Tokens seen"] == ("1K", "in 1 steps")
+    assert cards["Throughput"] == ("500 tokens/s", "median of the logged steps")
+
+
 def test_which_record_a_key_figure_is_of(run: Path) -> None:
     """The first, the last, or the middle one."""
     changes = ((0, 100.0, 1e12), (1, 500.0, 2e12), (5, 400.0, 4e11))
@@ -374,6 +397,37 @@ def test_change_and_languages_behind() -> None:
     rows = {row["code"]: (row["gain"], row["change"]) for row in found["tasks"]["mono"]["rows"]}
     assert rows == {"de": (1.0, -1.0), "fr": (0.0, -0.75), "sw": (-0.5, None)}
     assert found["tasks"]["mono"]["behind"] == 2
+
+
+def test_charts_of_languages_have_one_axis_with_zero_in_it() -> None:
+    """Where every loss is above the unigram model's, or below it; without a unigram loss there is no curve, and the row
+    is the last; another quantity is named if any language has it."""
+    quantities = {
+        "mlm": {"task": "mono", "unigram": True, "title": "loss"},
+        "mrtd": {"task": "mono", "unigram": False, "title": "replaced"},
+        "auc": {"task": "mono", "unigram": False, "title": "AUC"},
+    }
+
+    def found(*gains: float) -> dict[str, Any]:
+        records = []
+        for step, gain in zip((10, 30, 50), gains, strict=True):
+            terms = {"mlm": {"aa": 4.0, "de": 7.0 - gain}, "mrtd": {"de": 0.5}}
+            unigram = {"mono": {"de": 7.0}} if step != 30 else {}
+            records.append({"step": step, "terms": terms, "unigram": unigram, "tokens": {"mlm": {"aa": 3, "de": 5}}})
+        shown = by_language.heldout_languages(records, quantities)
+        assert shown is not None
+        return shown
+
+    below = found(1.0, 9.0, 4.0)
+    assert [row["code"] for row in below["tasks"]["mono"]["rows"]] == ["de", "aa"]
+    assert (below["tasks"]["mono"]["ranked"], below["tasks"]["mono"]["tokens"]) == (1, [3, 5])
+    assert below["tasks"]["mono"]["others"] == {"mrtd": "replaced"}
+    charts = below["charts"]
+    assert (charts["low"], charts["high"], charts["first"], charts["last"]) == (-4.0, 0.0, 10, 50)
+    (chart,) = charts["groups"][""]  # of 46 units of height zero is the highest
+    assert (charts["zero"], chart["lines"]) == ("2.0", {"mono": ["2.0,13.5", "98.0,48.0"]})
+    above = found(-4.0, -9.0, -1.0)["charts"]
+    assert (above["low"], above["high"], above["zero"]) == (0.0, 4.0, "48.0")
 
 
 def test_many_languages_are_shown_from_both_ends() -> None:
@@ -545,6 +599,21 @@ def test_verdicts(run: Path) -> None:
     assert read.strip() == "Tous <script>alert(1)</script> droits homains"
 
 
+def test_verdicts_of_a_model_that_judges_no_token(run: Path) -> None:
+    """Masked and right, masked and wrong, and not masked; counted over all samples, flagged by one threshold."""
+    unjudged = [{**each, "score": None} for each in FRENCH]
+    html = article(run, "fr", "mono", unjudged)
+    assert re.findall(r'<span class="([a-z ]+)"', html) == ["passed", "miss", "passed", "miss", "restored"]
+    assert "3 masked: 1 right" in " ".join(html.split())
+    samples = [
+        {"language": "fr", "task": "mono", "tokens": tokens} for tokens in (FRENCH, [token("▁a", 0.85)], unjudged)
+    ]
+    section = run_page._sentences(samples, {})
+    # Two judged tokens were replaced: the second highest score of all samples is 0.85.
+    assert (section["threshold"], section["judged"]) == (0.85, True)
+    assert section["totals"] == {"hit": 1, "miss": 3, "alarm": 1, "passed": 5, "restored": 1}
+
+
 def test_nothing_replaced_flags_nothing(run: Path) -> None:
     html = article(run, "ar", "para", ARABIC)
     assert re.findall(r'<span class="([a-z ]+)"', html) == ["passed"] * 3
@@ -554,7 +623,9 @@ def test_nothing_replaced_flags_nothing(run: Path) -> None:
 def test_direction_of_each_side(run: Path) -> None:
     assert re.findall(r'<p dir="(\w+)"', article(run, "ar", "para", ARABIC)) == ["ltr", "rtl"]
     xlm = [token(piece, 0.0) for piece in ("</s>", "▁Everyone", "</s>", "</s>", "▁لكل", "</s>")]
+    hebrew = [token(piece, 0.0) for piece in ("▁Everyone", "</s>", "▁לכל", "▁אדם,", "</s>")]
     for language, tokens, sides in (
+        ("en–he", hebrew, [("ltr", "en"), ("rtl", "he")]),
         ("en–ar", ARABIC[:3], [("ltr", "en"), ("rtl", "ar")]),
         ("en–ar", xlm, [("ltr", "en"), ("rtl", "ar")]),  # whose items begin with </s> and have two in the middle
         ("en", xlm[:3], [("ltr", "en")]),
@@ -565,6 +636,38 @@ def test_direction_of_each_side(run: Path) -> None:
         assert [side[:2] for side in shown["sides"]] == sides
     for code, tag in (("bn_rom", "bn-Latn"), ("zh-Hans", "zh-Hans"), ("my_zaw", "my")):
         assert f'<p dir="ltr" lang="{tag}">' in article(run, code, "mono", FRENCH)
+
+
+def test_lines_across_a_panel() -> None:
+    """The unigram model's last loss, chance, and the steps at which the data change."""
+
+    def panel(*losses: float, title: str = "Masked-token loss (nats a token)", borders: tuple[int, ...] = ()) -> str:
+        evaluations = [
+            {"step": step, "mlm": 6.0, "auc_mono": 0.7, "unigram_nll_mono": loss} for step, loss in enumerate(losses)
+        ]
+        return str(figures.curves([metric(1), metric(9)], evaluations, KNOWN, borders)[title].svg)
+
+    assert panel(9.0, 7.0) == panel(7.0, 7.0) != panel(7.0, 9.0)
+    paths = [panel(7.0, 7.0, borders=borders).count("stroke-dasharray") for borders in ((), (4,), (3, 5))]
+    assert paths[1] - paths[0] == 1 and paths[2] - paths[0] == 2
+    auc = "Discriminator: AUC, replaced against original tokens"
+    assert panel(9.0, 7.0, title=auc) == panel(7.0, 9.0, title=auc)
+
+
+def test_a_run_is_compared_by_its_evaluations_or_by_its_steps() -> None:
+    """Each in its own colour: points of the evaluations, or a smoothed line through the logged steps."""
+    logged, evaluated = [metric(step) for step in range(1, 101)], [heldout(step) for step in (0, 50, 100)]
+    svg = str(figures.compared_curves("mlm", [(logged, evaluated), (logged, [])], "t"))
+    curves = {
+        colour: [
+            len(re.findall("[ML] ", path))
+            for path in re.findall(rf'<path d="([^"]*)"[^>]*stroke: var\(--{colour}\)', svg)
+        ]
+        for colour in ("run0", "run1", "run2")
+    }
+    assert 3 in curves["run0"] and curves["run1"] and max(curves["run1"]) > 30 and not curves["run2"]
+    other = str(figures.compared_curves("mlm", [([metric(1)], evaluated), (logged, [])], "t"))
+    assert other == svg, "what was logged in training is not shown beside evaluations"
 
 
 def test_unknown_quantity_gets_a_panel() -> None:
@@ -584,6 +687,9 @@ def test_later_record_of_a_step_counts(run: Path) -> None:
     assert (
         "Training time 6 s" in text
     )  # 3,000 tokens at 500 a second; with the first record of step 2 it would be 3 h 53 min
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:4]]
+    (run / "heldout.jsonl").write_text("\n\n".join(json.dumps(records[n]) for n in (2, 0, 1)) + "\n\n")
+    assert [record["step"] for record in RunFiles(run).heldout] == [1, 2, 3], "in their order, past empty lines"
     (drawn,) = drawn_curves(run, "Joint loss")
     assert len(drawn) == 3 and drawn[1][1] > max(drawn[0][1], drawn[2][1])  # down on the page: zero is the least
 
@@ -620,6 +726,10 @@ def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
     assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {
         "metrics.jsonl": "1 to 6, 8", "heldout.jsonl": "4"
     }  # fmt: skip
+    write_lines(tmp_path / "metrics.jsonl", [metric(step) for step in range(1, 14)])  # the last step of either file
+    assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"heldout.jsonl": "4, 12"}
+    write_lines(tmp_path / "heldout.jsonl", [heldout(step) for step in (4, 8, 12, 16)])
+    assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"metrics.jsonl": "14 to 16"}
 
 
 def test_the_training_time_of_a_branch_is_its_own(run: Path) -> None:
@@ -717,6 +827,18 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(run: Path, tmp_path: P
     other = shutil.copytree(run, tmp_path / "elsewhere" / "trial")
     text = Page(write_comparison([run, other], tmp_path / "both.html").read_text(encoding="utf-8")).text
     assert f" {run} " in text and f" {other} " in text and "None." in text
+
+
+def test_a_setting_differs_wherever_one_run_has_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the first and the last run have the same; the page is runs.html in the current folder by default."""
+    for name, seed in (("a", 1), ("b", 2), ("c", 1)):
+        (tmp_path / name).mkdir()
+        content = {"format": 1, "config": {"seed": seed, "width": 9}}
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    main(["--runs", "a", "b", "c"])
+    text = " ".join(Page((tmp_path / "runs.html").read_text(encoding="utf-8")).text.split())
+    assert "seed 1 2 1" in text and "width" not in text
 
 
 def test_runs_without_records(tmp_path: Path) -> None:

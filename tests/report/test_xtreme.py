@@ -216,6 +216,9 @@ def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
     (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
     found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
     assert found == {"base": (["xnli"], False), "base@50": (["xnli"], True)}
+    scored |= {"model": "base@50", "folder": "runs/base@50"}  # as `evaluate --model runs/base@50` writes it
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
+    assert {model.name: model.tatoeba is not None for model in gather([tmp_path])} == {"base": False, "base@50": True}
 
 
 def test_up_to_four_languages_are_named_and_more_are_counted(tmp_path: Path) -> None:
@@ -232,6 +235,31 @@ def test_up_to_four_languages_are_named_and_more_are_counted(tmp_path: Path) -> 
         "ours, fine-tuned on de en fr sw": (4.0, "dev de en fr sw", (9.0, 5.0)),
         "ours, fine-tuned on 5 languages": (5.0, "held-out of 5 languages", (9.0, 5.0)),
     }
+
+
+def test_rows_are_in_the_order_of_their_names_and_settings_are_those_that_were_run(tmp_path: Path) -> None:
+    """Two settings have scores of commands that each had one."""
+    score = {"f1": 50.0}
+    dev = {"languages": {"en": score}, "mean": score, "held_out": False}
+    for folder, name, rate in (("1", "runs/b", "1e-5"), ("2", "runs/a", "1e-5"), ("3", "runs/b", "2e-5")):
+        write_scores(tmp_path / folder, "ner", {"en": score}, model=name, tuning={"learning_rate": rate}, dev=dev)
+    found = ours(tables(gather([tmp_path])), "table1")
+    assert list(found) == ["a", "b"] and found["b"]["ner"].marks[-1] == "best of 2 settings on dev en"
+
+
+def test_a_test_that_the_paper_lacks_has_a_column_of_its_own(runs: Path, tmp_path: Path) -> None:
+    """The columns of a CSV file are named by the task and the direction or metric."""
+    write_xtreme([runs], tmp_path)
+
+    def record(table: str) -> dict[str, str]:
+        with open(tmp_path / f"xtreme_{table}.csv", newline="") as file:
+            (row,) = [row for row in csv.DictReader(file) if row["system"].startswith("ours, layer")]
+        return row
+
+    assert (record("table6")["en-cs"], record("table6")["average"]) == ("10.00", "37.50")
+    found = record("table5")
+    assert [found[key] for key in ("14_en_xx", "14_xx_en", "36_en_xx", "36_xx_en")] == ["20.0", "45.0"] * 2
+    assert found["remarks"] == "14: 20.0 / 45.0 [7 of 14 languages]"
 
 
 def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> None:
@@ -400,6 +428,9 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "scores of other languages" in fault(runs, extra)
     write_scores(extra, "ner", same, seed=3)
     assert "another split" in fault(runs, extra)
+    more = {code: {"em": 1.0, "f1": 2.0} for code in ("en", "de")}
+    write_scores(extra, "xquad", more | {"en": {"em": 1.0}, "de": {"em": 1.0}}, seed=3)
+    assert "another metrics than" in fault(runs, extra)
     write_scores(extra, "ner", {})
     assert "scores of no language" in fault(extra)
     for wrong in (float("nan"), -1.0, 500.0):
