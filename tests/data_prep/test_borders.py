@@ -84,6 +84,16 @@ def test_the_largest_number_of_a_flag(
         assert told == (value > largest)
 
 
+def test_the_largest_number_of_a_flag_that_takes_fractions(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--encoded", "nowhere", "--vocab", "nowhere", "--out", "nowhere", "--max-repeats"]
+    for value in ("1e15", "2e15"):
+        assert main(["mix", *flags, value]) == 2
+        told = (
+            "--max-repeats is 2000000000000000.0: it must be at most 1,000,000,000,000,000" in capsys.readouterr().err
+        )
+        assert told == (value == "2e15")
+
+
 @pytest.mark.parametrize("setting", [{"mono_rows": 0}, {"para_rows": 1, "mono_rows": 0}])
 @pytest.mark.parametrize("unit", ["sentences", "documents"])
 def test_units_of_monolingual_rows_need_such_rows(unit: str, setting: dict[str, int]) -> None:

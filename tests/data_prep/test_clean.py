@@ -13,6 +13,7 @@ LINES: list[tuple[bytes, str, dict[str, int]]] = [
     ("a\u009bb".encode(), "ab", {"control_character": 1}),
     (b"a\tb", "a\tb", {}),
     (b"a\r", "a", {"carriage_return": 1}),
+    (b"a\r\r", "a", {"carriage_return": 1}),
     (b"a\rb\r", "a b", {"carriage_return_inside": 1}),
     (b"\xef\xbb\xbfa", "a", {"byte_order_mark": 1}),
     (" \ufeff\u3000\ufeff a\ufeffb".encode(), "a\ufeffb", {"byte_order_mark": 1}),

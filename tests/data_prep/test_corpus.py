@@ -175,6 +175,8 @@ def test_a_real_tmx_reads_as_a_tree_of_it_says(tmp_path: Path) -> None:
         ("a&nbsp;b&eacute;", "a\u00a0bé"),  # HTML's, which tools write without declaring them
         ("a\x02&#x1F;&#2;b&#9;c", "ab\tc"),  # characters that XML does not have
         ("a<!-- b -->c<?d e?>", "ac"),
+        ("a\x02&#x110000;&#99999999;b", "ab"),  # no characters at all
+        ("a<ph>&unheardof;</ph>b", "ab"),
     ],
 )
 def test_what_is_text_in_a_segment(tmp_path: Path, segment: str, text: str) -> None:
@@ -189,6 +191,7 @@ def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
         unit("a", "b", "en", "fr"),  # malformed
         unit("a", "b", "en-Cyrl", "de"),  # malformed: another script
         unit("&unheardof;", "b"),  # malformed
+        unit("&unheardof;&eacute;", "b"),  # malformed
         "<tu/>",  # malformed
         unit("a", " "),  # empty_side
         unit(" ", "b"),  # empty_side
@@ -200,8 +203,16 @@ def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
     ]
     found, counts = read_tmx(tmp_path, tmx("".join(units)).encode())
     assert found == [("a", "b"), ("ü" * 50_000, "b"), ("one", "first")]
-    assert dict(counts.dropped) == {"malformed": 4, "empty_side": 2, "long_line": 3}
+    assert dict(counts.dropped) == {"malformed": 5, "empty_side": 2, "long_line": 3}
     assert counts.units_in == len(units)
+
+
+def test_elements_of_a_tmx_may_be_as_deep_as_is_allowed(tmp_path: Path) -> None:
+    """A hundred of them, <seg> being the fifth; and a file without a byte is no text."""
+    assert read_tmx(tmp_path, tmx(unit("<hi>" * 95 + "a" + "</hi>" * 95, "b")).encode())[0] == [("a", "b")]
+    with pytest.raises(ValueError, match="over 100 elements inside of each other"):
+        read_tmx(tmp_path, tmx(unit("<hi>" * 96 + "a" + "</hi>" * 96, "b")).encode())
+    assert read_tmx(tmp_path, b"")[0] == []
 
 
 def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) -> None:
@@ -411,6 +422,33 @@ def test_text_is_of_one_language(
             find_sources(TextConfig(corpus=(path,)))
     else:
         assert len(find_sources(TextConfig(corpus=(path,)))["para"].inputs) == 2
+
+
+def test_members_of_a_zip_file_tell_its_pairs_apart(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for pair in ("de-en", "en-fr"):
+            for code in pair.split("-"):
+                archive.writestr(f"X.{pair}.{code}", f"{pair} {code}\n")
+    values = {"name": "x", "where": str(tmp_path), "format": "moses_zip", "files": "all.zip"}
+    corpus = describe(tmp_path, 'pairs = ["de-en", "en-fr"]', **values)
+    found = find_sources(TextConfig(corpus=(corpus,)))["para"].inputs
+    expected = [("en-de", [("de-en en", "de-en de")]), ("en-fr", [("en-fr en", "en-fr fr")])]
+    assert [(source.name, read_pairs(source)[0]) for source in found] == expected
+
+
+def test_the_settings_of_every_description_count(tmp_path: Path) -> None:
+    """Of two of one kind of text, and of one of the other."""
+    corpora = []
+    for name, text in (("one", 'languages = ["de"]'), ("two", 'languages = ["en"]'), ("three", 'pairs = ["de-en"]')):
+        (tmp_path / name).mkdir()
+        for file in ("de", "en", "X.de-en.de", "X.de-en.en"):
+            (tmp_path / name / file).write_text(name + file)
+        kind = ("moses", "X.{src}-{tgt}.{side}") if name == "three" else ("lines", "{lang}")
+        values = dict(zip(("format", "files"), kind, strict=True)) | {"name": name, "where": str(tmp_path / name)}
+        corpora.append(describe(tmp_path / name, text, **values))
+    sources = find_sources(TextConfig(corpus=tuple(corpora)))
+    keys = {task: {key.partition(".")[0] for key in sources[task].settings} for task in sources}
+    assert keys == {"mono": {"one", "two"}, "para": {"three"}}
 
 
 def test_a_column_says_the_language(tmp_path: Path) -> None:
@@ -688,6 +726,13 @@ def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
     values = (1, 1.0, "1", True, "true", "True", 0, None, "x")
     assert [value for value in values if not one.drops(value)] == [1, 1.0, "1"]
     assert [value for value in values if not true.drops(value)] == [True, "true", "True"]
+    false, small = (column_filters({"column": {"x": {"one_of": [value]}}})[0] for value in (False, 1e-7))
+    assert [value for value in (False, "false", "False", 0, None) if not false.drops(value)] == [
+        False,
+        "false",
+        "False",
+    ]
+    assert not small.drops("0.0000001") and not small.drops(1e-7) and small.drops(1e-6)
     (least,) = column_filters({"column": {"x": {"min": 0}}})
     assert least.drops(10**400) and not least.drops("7")
 
@@ -786,6 +831,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\nfilters = 3', r"filters must be a table for each filter, as \[filters.length\], not 3"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = nan', "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1\nmax = inf', "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = -inf', "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmax = true', "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\none_of = "web"', "both finite, or a list one_of"),
         ({}, 'pairs = "any"\n[filters.column.p]', r"has p = {}: write \[filters.column.NAME\]"),
@@ -811,10 +857,13 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
             'pairs = "any"\ncolumns = {source = true, target = 2}',
             "give the columns' numbers, from 1 on",
         ),
-        (
-            {"format": "wikimatrix_tsv"},
-            'pairs = "any"\ncolumns = ["source", "target", "target"]',
-            "name each of source, target and score once",
+        *(
+            (
+                {"format": "wikimatrix_tsv"},
+                f'pairs = "any"\ncolumns = ["score", "source", "target", "{name}"]',
+                "name each of source, target and score once",
+            )
+            for name in ("source", "target", "score")
         ),
         (
             {"format": "wikimatrix_tsv"},
@@ -837,7 +886,12 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = [["en", "fr"]]', r"pairs has \['en', 'fr'\]: write a string"),
         ({}, 'pairs = "any"\ncolumns = 5', "columns are 5: list their names"),
         ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
-        ({"files": "{src}-{tgt}.tar.gz"}, 'pairs = "any"', "which are archives: unpack them"),
+        *(
+            ({"files": f"{{src}}-{{tgt}}.{end}"}, 'pairs = "any"', "which are archives: unpack them")
+            for end in ("tar.gz", "tar", "tgz")
+        ),
+        ({"files": "*_{src}-{tgt}.{side}"}, 'pairs = "any"', r"because \* and {side} cannot be in one"),
+        ({"files": "data/*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
         ({"files": "{src}.{side}"}, 'pairs = "any"', "needs {src} and {tgt} in the name"),
         ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
     ],

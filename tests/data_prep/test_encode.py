@@ -109,6 +109,8 @@ def test_everything_is_counted(
     assert english["tokens"] == sum(len(row[0]) for row in records(tmp_path / "out" / "mono", "en"))
     assert german["repaired"] == {"carriage_return": 1, "control_character": 1, "invalid_utf8": 1}
     assert german["unknown"] == 1  # the rune
+    text = f"ᚠ {sentences[1]}".replace("ü", "\ufffd")
+    assert (german["characters"], german["bytes"]) == (len(text), len(text.encode()))
     assert (french["files"], french["documents_in"], french["documents"]) == (1, 0, 0)
     pairs = read_manifest(tmp_path / "out" / "para").counts["by_language"]["en-de"]
     assert pairs["dropped"] == {"empty_side": 1, "too_long": 1}
@@ -179,6 +181,15 @@ def test_a_relaunch_does_only_what_is_missing(corpus: tuple[Path, Path], vocab: 
     (folder / "en" / "000-00000.arrow").write_bytes(b"short")  # lost in a crash of the file system
     run(config)
     assert tree(config.out) == before
+
+
+def test_a_pair_needs_tokens_on_both_sides(vocab: Path, tmp_path: Path) -> None:
+    """A zero-width space is text that has none."""
+    for code, lines in (("de", "\u200b\nalle\nalle\n\u200b\n"), ("en", "all\n\u200b\nall\n\u200b\n")):
+        (tmp_path / f"X.de-en.{code}").write_text(lines)
+    run(EncodeConfig(vocab, tmp_path / "out", para=tmp_path))
+    counts = read_manifest(tmp_path / "out/para").counts["by_language"]["en-de"]
+    assert (counts["pairs"], counts["dropped"]) == (1, {"no_token": 3})
 
 
 @pytest.fixture(scope="module")

@@ -173,6 +173,8 @@ def test_all_patterns_of_a_language_count(tmp_path: Path) -> None:
     files, names = ["{lang}/*.x.gz", "{lang}.x", "{lang}/*.x"], ["de/1.x.gz", "de/0.x", "de/2.x.gz", "de.x", "fr/0.x"]
     found = by_name(inputs(tmp_path, "cc100", files, '"any"', *names))
     assert found == {"de": ["de/1.x.gz", "de/2.x.gz", "de.x", "de/0.x"], "fr": ["fr/0.x"]}
+    found = by_name(inputs(tmp_path, "cc100", ["{lang}.x", "{lang}/*.x"], '"any"'))
+    assert found == {"de": ["de.x", "de/0.x"], "fr": ["fr/0.x"]}, "files of folders, by a later pattern too"
 
 
 def test_the_first_pattern_that_a_name_fits_counts(tmp_path: Path) -> None:

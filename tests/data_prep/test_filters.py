@@ -128,6 +128,9 @@ def test_a_model_file_in_fasttexts_format(fasttext_model: str) -> None:
 def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"test: model of filter language is 'none.bin': it must name a file"):
         make_filters({"language": {"model": "none.bin"}}, "mono", "test")
+    for folder_or_number in (str(tmp_path), 5):
+        with pytest.raises(ValueError, match=r"model of filter language is .*: it must name a file"):
+            make_filters({"language": {"model": folder_or_number}}, "mono", "test")
     pytest.importorskip("fasttext")
     (tmp_path / "m.bin").write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"m.bin is no model of fastText"):
@@ -142,6 +145,20 @@ def test_a_model_file_that_is_cut_off_is_an_error(fasttext_model: str, tmp_path:
         path.write_bytes(data[:size])
         with pytest.raises(ValueError, match=rf"{number}\.bin is no model of fastText \(.*\): fetch it again"):
             labels_of("en", str(path))
+
+
+def test_a_quantized_model_file_is_whole(tmp_path: Path) -> None:
+    """As lid.176.ftz, which does not end with the numbers of its matrix."""
+    fasttext = pytest.importorskip("fasttext")
+    if not hasattr(fasttext, "train_supervised"):
+        pytest.skip("this package of fastText does not train: install fasttext-community")
+    lines = [f"__label__{label} {text}\n" for label, text in LABELLED.items()]
+    (tmp_path / "train.txt").write_text("".join(lines * 3), encoding="utf-8")
+    settings = {"dim": 8, "wordNgrams": 2, "bucket": 300, "thread": 1, "verbose": 0}  # it takes 256 rows to quantize
+    model = fasttext.train_supervised(str(tmp_path / "train.txt"), **settings)
+    model.quantize()
+    model.save_model(str(tmp_path / "model.ftz"))
+    assert labels_of("de", str(tmp_path / "model.ftz")) == ("__label__deu_Latn",)
 
 
 def test_encode_names_a_model_file_by_its_bytes(

@@ -25,6 +25,7 @@ from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.encoded import Unit, survey
 from data_prep.mix.mix import MixConfig, _say_shares, run
+from data_prep.mix.mixed_rows import _rechunked
 from data_prep.sampling import Order
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
@@ -508,6 +509,16 @@ def test_layout_of_xlm(corpus: Corpus, tmp_path: Path) -> None:
     run_verify(VerifyConfig(xlm.out))
     with pytest.raises(ValueError, match='layout was "xlm", now "xlme"'):
         run(replace(xlm, layout="xlme"))
+
+
+@pytest.mark.parametrize("sizes", [[3, 4, 1, 0, 8, 1], [4, 4], [9], [1, 1, 1], [5, 5, 5, 5]])
+def test_batches_are_cut_anew(sizes: list[int]) -> None:
+    """Of four rows each and, last, what is left: one row in some of these."""
+    schema = pa.schema([("n", pa.int64())])
+    ends = np.cumsum([0, *sizes]).tolist()
+    batches = [pa.record_batch([pa.array(range(a, b), pa.int64())], schema=schema) for a, b in pairwise(ends)]
+    found = [batch.column(0).to_pylist() for batch in _rechunked(batches, 4, schema)]
+    assert found == [[*range(a, min(a + 4, ends[-1]))] for a in range(0, ends[-1], 4)]
 
 
 def test_bytes_do_not_depend_on_processes(corpus: Corpus, tmp_path: Path) -> None:

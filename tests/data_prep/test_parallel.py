@@ -53,6 +53,40 @@ def test_a_failure_ends_the_tasks_that_still_run(tasks: ModuleType) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_no_task_begins_after_one_that_failed() -> None:
+    begun: list[int] = []
+
+    def fail_on_two(number: int) -> None:
+        begun.append(number)
+        if number == 2:
+            raise ValueError("two")
+
+    with pytest.raises(UserError, match="two"):
+        run_tasks(fail_on_two, [1, 2, 3, 4], [1] * 4, 1, "test")
+    assert begun == [1, 2]
+
+
+@needs_mpi
+def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> None:
+    """Of thirty tasks of one rank the second waits until the other rank has failed."""
+    program = (
+        "import sys, time; from pathlib import Path; from data_prep.parallel import communicator, run_tasks\n"
+        "folder = Path(sys.argv[1])\n"
+        "def do(number):\n"
+        "    if number == 100: (folder / 'failed').touch(); raise ValueError('at once')\n"
+        "    while number and not (folder / 'failed').exists(): time.sleep(0.01)\n"
+        "    time.sleep(0.1); (folder / str(number)).touch()\n"
+        "try: run_tasks(do, [100, *range(30)], [30] + [1] * 30, 1, 'test')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    command = [MPIEXEC, "-n", "2", sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(HERE.parents[1])}, capture_output=True, text=True
+    )
+    assert done.stdout == "at once\n" * 2, done.stderr
+    assert len(list(tmp_path.iterdir())) < 15
+
+
 def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
     with pytest.raises(RetryError, match=r"^a worker of test died with exit code -9:"):
         run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
@@ -130,6 +164,22 @@ def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
     assert lines == ["again [1, 4]"] * 2 + [f"on root: {words}"] * 2 + [f"shared: {words}"] * 2, done.stderr
     done = ranks([5, 1], [str(MPIEXEC), "-n", "2"])
     assert done.stdout.count("ours: KeyError: 'a mistake of ours'") == 2, done.stderr
+
+
+@needs_mpi
+def test_an_error_of_one_rank_ends_the_others() -> None:
+    """That rank tells it; the others wait for the rank."""
+    program = (
+        "import sys; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
+        "def run(config):\n"
+        "    if not parallel.is_root(): raise ValueError('of one rank')\n"
+        "    parallel.barrier()\n"
+        "verify.run = run; sys.exit(__main__.main(['verify', '--data', 'nowhere']))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+    command = [MPIEXEC, "-n", "2", sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr.count("xlme prep verify: error: of one rank\n")) == (2, 1), done.stderr
 
 
 LAUNCHERS = {"PMI": "PMI_SIZE PMI_RANK", "OpenMPI": "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK"}

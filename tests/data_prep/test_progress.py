@@ -15,6 +15,7 @@ import pytest
 from data_prep.__main__ import main
 from data_prep.encode.encode import EncodeConfig, run
 from data_prep.encode.shared_work import SharedWork
+from data_prep.parallel import run_tasks
 from data_prep.progress import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +114,18 @@ def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
     writer.stdout.close()
     assert (writer.wait(60), writer.stderr.read()) == (128 + signal.SIGPIPE, "")
     writer.stderr.close()
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_a_terminal_shows_the_progress_of_tasks_that_are_visible(
+    visible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run_tasks(abs, [1, -2], [1, 3], 1, "tasks", visible) == [1, 2]
+    assert ("100%" in terminal.getvalue()) == ("tasks" in terminal.getvalue()) == visible
 
 
 def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import struct
 import threading
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, pairs, split_pair
-from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text, split_lines
+from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
 from data_prep.readers.reader import PairReader
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
@@ -174,6 +175,11 @@ def test_a_line_is_cut_at_the_same_places_whatever_is_read_at_once(tmp_path: Pat
         assert counts.repaired["long_line"] == sum(len(line.encode()) > MAX_LINE for line in lines)
 
 
+def test_what_is_left_of_a_line_may_be_just_as_long_as_is_allowed() -> None:
+    for count in (1, 2, 3):
+        assert cut_line(b"x" * (count * MAX_LINE)) == [b"x" * MAX_LINE] * count
+
+
 @pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
 def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending: str) -> None:
     text = "".join(f"Zeile {i} {i * 7919 % 1_000_003}\n" for i in range(100_000)).encode()
@@ -182,6 +188,10 @@ def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending
     path.write_bytes(data[: len(data) * 2 // 3])
     with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line \d+ .*truncated or damaged"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
+    if ending == ".gz":
+        lines = zlib.decompressobj(31).decompress(path.read_bytes()).count(b"\n")
+        with pytest.raises(ValueError, match=rf"after line {lines} \("):
+            list(read_text(Place(str(tmp_path), path.name)))
 
 
 def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:

@@ -305,7 +305,8 @@ def test_filters_of_columns_drop_documents(tmp_path: Path, kind: str) -> None:
         assert dict(counts.dropped) == {"column meta.score": 3, "column kind": 1} and counts.units_in == 6
     (tmp_path / "x.toml").write_text(text + "[filters.column.score]\nmin = 1")
     (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
-    with pytest.raises(ValueError, match=r"has no (field|column) 'score', but text, meta, kind"):
+    place = r"de\.jsonl, line 1" if kind == "jsonl" else rf"de\.{kind}"
+    with pytest.raises(ValueError, match=rf"{place} has no (field|column) 'score', but text, meta, kind"):
         list(READERS[kind].blocks(source, 1))
 
 
@@ -351,7 +352,11 @@ def test_what_is_lost_counts_once_whatever_the_blocks(tmp_path: Path, kind: str,
     (tmp_path / "x.toml").write_text(text + "[filters.column.p]\nmin = 1")
     (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
     counts, found = Counter[str](), 0
-    for block in READERS[kind].blocks(source, size):
+    blocks = list(READERS[kind].blocks(source, size))
+    assert all(len(block.sides[0]) >= size - 2 for block in blocks[:-1]) and (size > 40 or len(blocks) > 2)
+    for number, block in enumerate(blocks[1:-1] if kind == "jsonl_pairs" and size == 40 else ()):
+        assert len(block.sides[0]) < 2 * size, f"block {number + 1} is no single row, and no more than it must be"
+    for block in blocks:
         of_block = Counts(kind)
         if kind == "jsonl":
             found += sum(len(ends) for _, ends in READERS[kind].paragraphs(source, block, of_block))
@@ -470,6 +475,7 @@ def test_a_star_takes_no_file_of_another_language(languages: str, tmp_path: Path
             ('"{lang}.jsonl"', '["de"]', f"columns = {columns}", "name the one column that has the text")
             for columns in ('["a", "b"]', "[]", '"a"', "[1]", '{ a = "b" }')
         ),
+        ('"{lang}.jsonl"', '["de"]', "line_end = 5", "line_end is 5: it must be a string"),
         ('"{lang}.jsonl"', '"all"', "", r'set languages = \["en", …\] or languages = "any"'),
     ],
 )

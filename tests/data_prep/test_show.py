@@ -113,6 +113,7 @@ def test_marks_enclose_the_masked_pieces(data: Path) -> None:
     pieces = [vocabulary.piece(token) for token in range(vocabulary.mask)]
     space = np.array([tokens[0], pieces.index("▁")], np.int32)
     assert text_of(space, 0, 2, {1}, vocabulary, True).plain.endswith(" ⟦▁⟧"), "a masked space can be seen"
+    assert text_of(space, 0, 2, {1}, vocabulary, False).plain == f"{vocabulary.decode(tokens[:1])}  "
 
 
 def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`stats` shows the counts of the manifests."""
 
 import io
+import re
 import shutil
 from collections import Counter
 from contextlib import redirect_stdout
@@ -164,6 +165,10 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
             table = printed[printed.index("Languages" if task == "mono" else "Language pairs") :]
             row = next(row for row in map(str.split, table.splitlines()) if row[:1] == [name])
             assert row[-1] == f"{middle:,}+"
+    text = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "stats.html").read_text(encoding="utf-8")).split())
+    size = read_manifest(prepared / "data" / "mono").vocabulary_size
+    assert f"α: 0.7 row: 128 tokens vocabulary: {size:,} ids seed: 0" in text
+    assert "Languages (4)" in text and "Language pairs (1)" in text
     assert "1 (4.00%)" in page.cells and "1 (4.00%)" in printed  # of 25 pairs, the one with an empty side
     # shares and lengths of both tasks, and what the pairs lost
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
@@ -202,6 +207,7 @@ def test_plot_shows_every_language_and_the_same_each_time() -> None:
     svg = share_plot(lines, 0.7)
     assert svg == share_plot(lines, 0.7)
     ElementTree.fromstring(svg)
+    assert "α = 0.5)" in share_plot(lines, 0.5).decode() and "α = 0.7)" in svg.decode()
     assert svg.count(b"<!-- aa -->") == 1 and svg.count(b"<!-- xx -->") == 2
 
 

@@ -1,12 +1,16 @@
 """The numbers in the plots of `stats`, read from the SVG images by their axes."""
 
+import io
 import re
+from base64 import b64decode
 from collections import Counter
 from math import log
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
+from matplotlib.image import imread
 
 from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
 from data_prep.inspect.stats_tables import EDGES, StatsLine, loss_table
@@ -81,5 +85,13 @@ def test_records_of_each_length() -> None:
         lengths[name][EDGES.index(edge)] = records
     by_name, overall = parts(length_plot(lengths), "axes")
     assert bars(overall, across=True) == [pytest.approx((0, records), abs=0.01) for records in (3, 0, 2, 0, 0, 2)]
+    # The shades of the columns: a half of aa's and a third of bb's records; the largest share has the darkest one.
+    (image,) = by_name.iter(f"{SVG}image")
+    data = image.get("{http://www.w3.org/1999/xlink}href", "").partition("base64,")[2]
+    shades = imread(io.BytesIO(b64decode(data)))  # from the lowest bin up: the page turns it over
+    height, width, _ = shades.shape
+    centres = shades[np.arange(1, 12, 2) * height // 12][:, np.arange(1, 4, 2) * width // 4]
+    shares = np.array([[3, 0, 1, 0, 0, 0], [0, 0, 1, 0, 0, 2]]).T / [4, 3]
+    assert centres == pytest.approx(colormaps["Blues"](shares / shares.max()), abs=0.02)
     labels = [part.text for part in by_name.iter() if part.tag is ElementTree.Comment]
     assert [label.strip() for label in labels] == ["aa", "bb", "4", "8", "16", "tokens, from"]

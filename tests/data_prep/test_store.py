@@ -13,7 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -126,7 +126,7 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
     """The bytes of every file that stays before it is renamed, and before the manifest's rename the names in the
     folders above. A marker that a crash damages, or one of whose files, costs its task."""
     synced: dict[int, int] = {}  # by inode, how many of its bytes are on the disk; a folder's names are
-    fsync, replace = os.fsync, os.replace
+    fsync, rename = os.fsync, os.replace
     renamed: dict[Path, int] = {}  # folders in which names have changed since, and how many files
 
     def synced_too(descriptor: int) -> None:
@@ -137,13 +137,13 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
 
     def checked(source: Path, target: Path) -> None:
         if tmp_path not in Path(target).parents:  # numba's cache
-            return replace(source, target)
+            return rename(source, target)
         passing = target.suffix == ".npy" or {"tasks", ".sample"} & {*target.parts}
         on_disk, size = synced.get(source.stat().st_ino), source.stat().st_size
         assert passing or on_disk == size, f"{target} is renamed before its bytes are on the disk"
         if target.name == "manifest.json":
             assert not renamed, f"{target} vouches for files whose names may be lost: {list(renamed)}"
-        replace(source, target)
+        rename(source, target)
         if target.suffix != ".json" and not passing and "staged" not in target.parts:
             renamed[target.parent] = renamed.get(target.parent, 0) + 1
 
@@ -434,6 +434,18 @@ def test_changed_settings_are_refused_without_settings_json_too(corpus: Corpus, 
             mix.run(other)
         corpus.mix(tmp_path)
         assert tree(tmp_path) == before
+
+
+def test_the_manifest_of_other_settings_is_none_of_a_folder(corpus: Corpus, tmp_path: Path) -> None:
+    """Copied from one with the same rows: it is written again."""
+    asked = mix.MixConfig(corpus.folder / "encoded", corpus.vocab, tmp_path / "100", 90, row_tokens=24)
+    for rows in (100, 200):
+        mix.run(replace(asked, out=tmp_path / str(rows), rows_per_shard=rows))
+    expected = tree(tmp_path / "100")
+    shutil.copy(tmp_path / "200/mono/manifest.json", tmp_path / "100/mono/manifest.json")
+    assert tree(tmp_path / "100") != expected
+    mix.run(replace(asked, rows_per_shard=100))
+    assert tree(tmp_path / "100") == expected
 
 
 def words_of(error: BaseException, kind: type[Exception] = UserError) -> str:

@@ -210,6 +210,14 @@ def empty(column: str, row: int) -> Change:
     return lambda columns: columns[column][row].clear()
 
 
+def both(first: Change, second: Change) -> Change:
+    def change(columns: dict[str, list]) -> None:
+        first(columns)
+        second(columns)
+
+    return change
+
+
 def two_items(columns: dict[str, list]) -> None:
     (length,) = columns["lengths"][11]
     columns["lengths"][11] = [length - 8, 8]
@@ -237,6 +245,7 @@ FAULTS = [
     ("encoded/mono", set_id("tokens", 3, -1, UNK), "row 3: a document that does not have one </s>"),
     ("encoded/mono", empty("tokens", 4), "row 4: a document without text"),
     ("encoded/para", set_id("source", 5, 0, 100_000), "row 5: an id outside .* on the source side"),
+    ("encoded/para", set_id("target", 5, 0, -1), "row 5: an id outside .* on the target side"),
     *(
         ("encoded/para", set_id(side, 6, 0, token), f"row 6: <s>, <pad> or </s> on the {side} side")
         for side, token in (("source", BOS), ("target", PAD), ("target", EOS))
@@ -244,6 +253,8 @@ FAULTS = [
     ("encoded/para", empty("source", 7), "row 7: an empty source side"),
     ("encoded/para", empty("target", 7), "row 7: an empty target side"),
     ("data/mono", set_id("tokens", 8, 3, 100_000), "row 8: an id outside"),
+    ("data/mono", set_id("tokens", 8, 3, -1), "row 8: an id outside"),
+    ("data/mono", both(set_id("tokens", 4, 3, 100_000), set_id("tokens", 3, 3, PAD)), "row 3: <pad> where text"),
     ("data/mono", set_id("tokens", 9, 0, UNK), "row 9: an item that does not start with <s>"),
     ("data/mono", set_id("tokens", 9, 3, BOS), "row 9: an item that does not start with <s>"),
     ("data/mono", set_id("tokens", 9, 3, PAD), "row 9: <pad> where text belongs"),
@@ -390,7 +401,14 @@ def uncounted(name: str) -> Callable[[Manifest], Manifest]:
     return change
 
 
+def more_rows(manifest: Manifest) -> Manifest:
+    first, *others = manifest.shards
+    return replace(manifest, shards=(replace(first, rows=first.rows + 1), *others))
+
+
 FORGED = [
+    ("data/mono", of(stage="vocab"), "was written by stage vocab: verify reads what encode or mix wrote"),
+    ("encoded/mono", more_rows, r"de/000-00000.arrow has \d+ rows, the manifest says \d+"),
     ("data/mono", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/para", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/mono", swapped, "lists the shards in another order"),
@@ -489,6 +507,16 @@ def test_markers_and_settings_that_say_something_else(copied: Path) -> None:
         run(VerifyConfig(folder))
 
 
+def test_an_input_without_its_marker(copied: Path) -> None:
+    """Where there are others; a folder may have none at all."""
+    tasks = copied / "encoded" / "mono" / "tasks"
+    (tasks / "de-000.json").unlink()
+    with pytest.raises(ValueError, match=r"mono/tasks lacks de-000: delete it and give"):
+        run(VerifyConfig(copied / "encoded"))
+    shutil.rmtree(tasks)
+    run(VerifyConfig(copied / "encoded"))
+
+
 def test_files_without_a_checksum_fail_and_are_written_again(copied: Path) -> None:
     """`verify` names each; the commands that wrote the folder replace them and do no other work again."""
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
@@ -515,6 +543,9 @@ def test_rows_without_an_index_fail(copied: Path) -> None:
     before = index.read_bytes()
     index.unlink()
     with pytest.raises(ValueError, match=r"00001\.index is missing: give the command that wrote .* again"):
+        run(VerifyConfig(copied / "data"))
+    index.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"00001\.index (is not the index of 00001\.arrow|and .* disagree)"):
         run(VerifyConfig(copied / "data"))
     prepare(copied)
     assert index.read_bytes() == before

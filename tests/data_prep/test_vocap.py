@@ -503,6 +503,22 @@ def test_a_described_corpus_behind_its_filters(corpus: Path, lines: dict[str, li
         run(config(corpus, tmp_path / "described", allow_missing=True, **text))
 
 
+def test_a_language_without_words_has_no_pieces(corpus: Path, tmp_path: Path) -> None:
+    """Of others the vocabulary is as without it; alone it is an error."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/sw.txt").write_text("\u200b\n")
+    with pytest.raises(ValueError, match=r"there is no text in the inputs of .*alone: a vocabulary needs some words"):
+        run(config(tmp_path / "in", tmp_path / "alone"))
+    for code in ("en", "ur"):
+        (tmp_path / "in" / f"{code}.txt").write_bytes((corpus / f"{code}.txt").read_bytes())
+    run(config(tmp_path / "in", tmp_path / "with", size=120, largest=80))
+    (tmp_path / "in/sw.txt").unlink()
+    run(config(tmp_path / "in", tmp_path / "without", size=120, largest=80))
+    assert read_manifest(tmp_path / "with").languages == ("en", "ur")
+    model = "sentencepiece.model"
+    assert (tmp_path / "with" / model).read_bytes() == (tmp_path / "without" / model).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
