@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -396,6 +397,34 @@ def test_one_file_is_shared_by_all_processes_and_ranks(
         done = data_prep(*flags, "--processes", 3, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert tree(tmp_path / name) == expected
+
+
+def test_every_rank_encodes_and_begins_with_the_largest_input(
+    vocab: Path, tmp_path: Path, sentences: list[str]
+) -> None:
+    """By the members that the ranks are; and, of a process alone, by the times of the inputs' markers."""
+    (tmp_path / "in").mkdir()
+    for code, times in (("de", 1), ("en", 90), ("fr", 10)):
+        (tmp_path / "in" / f"{code}.txt").write_text(f"{sentences[0]}\n" * times)
+    run(EncodeConfig(vocab, tmp_path / "alone", mono=tmp_path / "in"))
+    markers = sorted((tmp_path / "alone/mono/tasks").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.name for path in markers] == ["en-000.json", "fr-000.json", "de-000.json"]
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists():
+        pytest.skip("the environment has no mpiexec: install the mpich wheel")
+    program = (
+        "import os, sys; from data_prep.__main__ import main; from data_prep.encode import encode\n"
+        "encode_inputs = encode.encode_inputs\n"
+        "def noted(*arguments):\n"
+        "    os.write(1, f'{arguments[-1]} '.encode()); encode_inputs(*arguments)\n"
+        "encode.encode_inputs = noted; sys.exit(main(['encode', *sys.argv[1:]]))\n"
+    )
+    flags = ["--mono", tmp_path / "in", "--vocab", vocab, "--out", tmp_path / "ranks"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [mpiexec, "-n", "2", sys.executable, "-c", program, *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and {"0", "1"} < {*done.stdout.split()}, done.stderr
+    assert tree(tmp_path / "ranks") == tree(tmp_path / "alone")
 
 
 def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:

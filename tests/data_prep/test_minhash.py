@@ -137,9 +137,13 @@ def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
 
 
 @needs_datatrove
-def test_an_input_of_another_size_is_another_one(corpus: Path, tmp_path: Path) -> None:
+def test_an_input_of_another_size_is_another_one(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is another version of datatrove."""
     config = MinhashConfig(corpus, tmp_path / "out")
     run(config)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r'datatrove was ".*", now "0"'):
+        patch.setattr("data_prep.minhash.version", lambda _: "0")
+        run(config)
     text = (corpus / "de.txt").read_bytes()
     (corpus / "de.txt").write_bytes(text + b"ein satz\n")
     with pytest.raises(ValueError, match="was begun with other settings"):

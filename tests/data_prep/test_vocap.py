@@ -23,7 +23,7 @@ from data_prep.vocab import unigram
 from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool, steps
 from data_prep.vocab.model_file import parse, serialize
 from data_prep.vocab.unigram import UnigramPath, Unigrams, _read_words, _seeds
-from data_prep.vocab.unigram_loops import LONGEST_WORD
+from data_prep.vocab.unigram_loops import LONGEST_WORD, insert
 from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, curve, plot, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from tests.data_prep.test_stats_plots import parts, places, ticks
@@ -247,6 +247,30 @@ def test_seeds_are_ranked_by_occurrences_times_length(lines: dict[str, list[str]
 
     scores = [score(piece) for piece in pieces]
     assert len(pieces) > 200 and scores == sorted(scores, reverse=True) == guesses[-len(pieces) :].tolist()
+
+
+def test_more_substrings_than_the_tables_have_room_for_at_first() -> None:
+    """Of all words of three out of 35 letters, twice each: every substring is a seed, and is found where it begins."""
+    letters = "abcdefghijklmnopqrstuvwxyzßàáâãäåæç"
+    spelt = sorted(map("".join, itertools.product(letters, repeat=3)))
+    text = WordCounts(pa.array(spelt, pa.large_string()), np.full(len(spelt), 2), len(spelt))
+    words = _read_words(text, 1.0)
+    pieces, guesses = _seeds(words, 1_000_000)
+    expected = Counter(f"▁{word}"[i:j] for word in spelt for i in range(4) for j in range(i + 2, 5))
+    assert set(pieces) == set(expected) and len(pieces) == 88_235
+    scores = [2 * len(piece) * expected[piece] for piece in pieces]
+    assert scores == guesses[-len(pieces) :].tolist() == sorted(scores, reverse=True)
+    numbers = {character: number for number, character in enumerate(words.alphabet, 1)}
+    characters = np.array([numbers[character] for piece in pieces for character in piece], np.int32)
+    trie = insert(characters, np.cumsum([0, *map(len, pieces)]), len(numbers))
+    lattice = unigram._find_pieces(trie, words.characters, words.starts, words.reach)
+    assert lattice.fan.tolist() == [4, 3, 2, 1] * len(spelt)
+    alphabet = [*words.alphabet, *pieces]
+    for word in spelt[::1000]:
+        begin = 10 * spelt.index(word)
+        arcs = [alphabet[number - 1] for number in lattice.arcs[begin : begin + 10].tolist()]
+        assert arcs == [f"▁{word}"[i:j] for i in range(4) for j in range(i + 1, 5)]
+    assert len(lattice.arcs) == 10 * len(spelt)
 
 
 def test_every_part_of_a_long_word_of_unknown_characters_has_one() -> None:
