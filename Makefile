@@ -1,6 +1,5 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
-# make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (72 GB of disk, libaio-dev, half an hour)
 # make figures   the CPU figures of docs/results/performance.md on this machine: make figures DATA=DIR, which `data_prep mix` wrote
 # make test      the tests, two files of them at a time
 # make checks    ruff, mypy, import floors, and the site of docs/ in build/site
@@ -20,7 +19,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install --use-pe
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: install pretrain xl-step figures test checks clean
+.PHONY: install pretrain figures test checks clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -35,9 +34,6 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 
 pretrain: $(STAMP)
 	@$(VENV)/bin/python -m xlme_ds.quickstart --out runs/quickstart $(if $(FRESH),--fresh)
-
-xl-step: $(STAMP)
-	@$(VENV)/bin/python -m bench.xl_step --out runs/xl_step
 
 figures: $(STAMP)
 	@$(VENV)/bin/python -m bench.tokenize --vocab $(or $(DATA),$(error DATA is missing: make figures DATA=DIR))/vocab $(if $(CORPUS),--corpus $(CORPUS))

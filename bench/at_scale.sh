@@ -13,7 +13,7 @@ set -euo pipefail
 TEXT=$(realpath "$1") EVAL=$(realpath "$2") OUT=$(realpath -m "$3") MINUTES=${4:-9}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
-RECIPES=${RECIPES:-xlme,xlmr_tlm} BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
+RECIPES=${RECIPES:-xlme xlmr_tlm} BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
 VOCABULARY=${VOCABULARY:-16384} ROWS=${ROWS:-256} MICRO=${MICRO:-128}
 # In 1e17 operations XLM-R + TLM reads 6.0 million rows of each task, more than XLM-E: each row ten times, with new masks.
 TRAIN_ROWS=${TRAIN_ROWS:-600000} HELDOUT_ROWS=${HELDOUT_ROWS:-1024} HELDOUT_SHARE=${HELDOUT_SHARE:-0.01}
@@ -36,7 +36,7 @@ prep mix --encoded "$OUT/encoded/heldout" --vocab "$OUT/vocab" --out "$OUT/heldo
   --mono-rows "$HELDOUT_ROWS" --para-rows "$HELDOUT_ROWS"
 
 # shellcheck disable=SC2086
-timeout --foreground --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes "$RECIPES" --budgets $BUDGETS --seeds $SEEDS \
+timeout --foreground --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes $RECIPES --budgets $BUDGETS --seeds $SEEDS \
   --data "$OUT/train" --heldout "$OUT/heldout" --out "$OUT/compare" --rows "$ROWS" --ner "$EVAL/panx" --pos "$EVAL/udpos" \
   --tuning-seeds "$TUNING_SEEDS" --tuning="${TUNING:---tuning.learning-rate 3e-4 --tuning.batch 32 --tuning.epochs 3}" \
   "${@:5}" -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \

@@ -57,12 +57,11 @@ prepare() {  # prepare ENCODED MIXED "ENCODE'S FLAGS" MIX'S FLAG...
 
 share=${XLME_HELDOUT_SHARE:+--heldout-share $XLME_HELDOUT_SHARE}
 if [ -n "$share" ]; then
-    few=()  # every language the same share
-    for ((n = 0; n < ${#mix[@]}; n++)); do case ${mix[n]} in
-        --share | --max-repeats) n=$((n + 1)) ;;
-        --share=* | --max-repeats=*) ;;
-        *) few+=("${mix[n]}") ;;
-    esac; done
+    few=() flag=  # every language the same share
+    for word in "${mix[@]}"; do
+        [[ $word != --* ]] || flag=${word%%=*}
+        case $flag in --share | --max-repeats) ;; *) few+=("$word") ;; esac
+    done
     few+=(--alpha 0)
     for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]},${few[n + 1]-} in
         --mono-rows,0 | --para-rows,0 | --mono-rows=0,* | --para-rows=0,*) ;;  # no rows of this task

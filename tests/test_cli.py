@@ -1,5 +1,6 @@
 """Command lines: recipes, overrides, and what a mistake answers."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -30,6 +31,7 @@ from xlme_ds.config import (
 )
 from xlme_ds.engine_file import choose_engine, deepspeed_settings
 from xlme_ds.io.help import read_command
+from xlme_ds.pretrain import Pretrain
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import validate
@@ -125,6 +127,9 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "--onnx", "false"], "xlme export: error: --onnx takes no value: write --onnx or --no-onnx"),
         (["plan", "--recipe", "base", "--model.body", "xlm"],
          "xlme plan: error: there is no --model.body 'xlm': did you mean xlme?"),
+        (["pretrain", "--recipe", "base", "--optimizer", "3"],
+         "there is no --optimizer: it is a section of settings, such as --optimizer.learning-rate\n"),
+        (["evaluate", "pairs", "--data", "d", "--model", "--top"], "--model has no value: write one after it\n"),
         (["report", "--no-open"], "xlme report: error: there is no --no-open: --help lists the flags\n"),
         (["prep", "mix", "--alfa", "3"], "xlme prep mix: error: there is no --alfa: did you mean --alpha?\n"),
         (["finetune", "--tuning.epoch", "3"], "there is no --tuning.epoch: did you mean --tuning.epochs?\n"),
@@ -552,9 +557,38 @@ def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         commands.main(["evaluate", "perplexity", "--help"])
     usage, shown = capsys.readouterr().out.split("[-h] [OPTIONS]")
-    assert usage == "usage: xlme evaluate perplexity --model PATH --data PATH "
-    assert shown.count("(required") == 2 and "(required, repeatable)" in " ".join(shown.split())
+    assert usage == "usage: xlme evaluate perplexity --model PATH [PATH ...] --data PATH "
+    assert shown.count("(required)") == 2 and "--model PATH [PATH ...]" in shown
     assert not re.search(r"\{None|True|\(default: None", shown)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model a b --top 3",
+        "--model a --top 3 --model b",
+        "--model=a --top 2 --model c d --top=3",
+        "--top 3 --model a",
+    ],
+)
+def test_a_list_may_be_given_in_parts(words: str) -> None:
+    """argparse's action "extend" reads it so."""
+
+    def evaluate(*, model: tuple[str, ...], top: int) -> dict[str, object]:
+        return {"model": list(model), "top": top}
+
+    reference = argparse.ArgumentParser()
+    reference.add_argument("--model", nargs="+", action="extend")
+    reference.add_argument("--top", type=int)
+    assert read_command(evaluate, "x", words.split()) == vars(reference.parse_args(words.split()))
+
+
+def test_of_a_setting_that_is_given_again_the_last_counts() -> None:
+    """Also of a list of settings, with which `xlme compare` changes those of all recipes for one."""
+    words = "--out o --data a --data.phase-steps 1 2 --train.steps 9 --data b --data.phase-steps 3 --train.steps 8"
+    found = cli.parse("x", Pretrain, "", ["--recipe", "base", *words.split()])
+    assert found.data_folders == (Path("a"), Path("b"))
+    assert (found.run.data.phase_steps, found.run.train.steps) == ((3,), 8)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

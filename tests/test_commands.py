@@ -103,7 +103,7 @@ def test_a_launch_of_two_processes(tmp_path: Path) -> None:
 def test_benchmarks_are_listed_and_run() -> None:
     listed = xlme("bench").stdout
     names = [line.split()[0] for line in listed.splitlines()[2:]]
-    assert {"gpu", "loader", "peers.mteb", "rehearsal", "roofline", "step", "tokenize", "xl_step"} <= set(names)
+    assert {"gpu", "loader", "peers.mteb", "rehearsal", "roofline", "step", "tokenize"} <= set(names)
     assert not {"measure", "gpu.worker", "workers"} & set(names)
     assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
     done = real("bench", "gpu", "--help")

@@ -106,7 +106,7 @@ def parse(
     """
     import tyro
 
-    from .io.help import READABLE, refuse_mistakes_of
+    from .io.help import READABLE, checked
 
     prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
@@ -129,7 +129,7 @@ def parse(
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
-    refuse_mistakes_of(command, rest)
+    rest = checked(command, rest)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"

@@ -16,8 +16,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from tyro.conf import UseAppendAction
-
 from data_prep.encode.encode_input import (
     STAGED,
     EncodeTask,
@@ -64,9 +62,9 @@ class EncodeConfig(TextConfig):
     the others. A hash of the document's text, or of the pair's English side, decides which are held out."""
     heldout_share: float = 0.001
     """Share of the documents and of the pairs that is held out; give the same share for train and heldout."""
-    without: UseAppendAction[tuple[Path, ...]] = ()
-    """File of UTF-8 text, such as one side of a test set. Paragraphs that have the same token ids as one of its lines
-    are dropped and counted, and so are pairs with such a side; may be given several times."""
+    without: tuple[Path, ...] = ()
+    """Files of UTF-8 text, such as the sides of a test set. Paragraphs that have the same token ids as one of their
+    lines are dropped and counted, and so are pairs with such a side."""
     sentences: bool = False
     """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
 

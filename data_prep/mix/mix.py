@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tyro.conf import UseAppendAction
-
 from data_prep.encode.encode import EncodeConfig
 from data_prep.languages import language_of
 from data_prep.mix.encoded import EncodedShard, Unit, group_languages, survey
@@ -64,9 +62,9 @@ class MixConfig:
     alpha: float = 0.7
     """Exponent of the sampling over languages and over pairs: 1 keeps each language's share of the text, 0 gives all
     languages the same share. A smaller exponent gives small languages larger shares."""
-    share: UseAppendAction[tuple[str, ...]] = ()
+    share: tuple[str, ...] = ()
     """LANGUAGE=SHARE or PAIR=SHARE sets a share of the sampled examples, in place of the share that --alpha gives.
-    sw+yo=0.02 sets the share of both languages together; may be given several times."""
+    sw+yo=0.02 sets the share of both languages together."""
     max_repeats: float = 0.0
     """Bound on the repeats of a language or pair, where repeats = sampled examples / available examples. The part of a
     share that exceeds this bound goes to the other languages; 0 sets no bound."""

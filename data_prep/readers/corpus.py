@@ -7,8 +7,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import UseAppendAction
-
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
@@ -31,11 +29,10 @@ class TextConfig:
     or <lang>.parquet (a document per record, its text in the field `text`)."""
     para: Path | None = None
     """Folder of translation pairs: a-b.txt.zip (OPUS), or X.a-b.a and X.a-b.b, aligned line by line."""
-    corpus: UseAppendAction[tuple[str, ...]] = ()
-    """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
-    where: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=PLACE: read the corpus NAME from the folder or URI PLACE instead of the one in its description; may be given
-    several times."""
+    corpus: tuple[str, ...] = ()
+    """Corpus descriptions: .toml files, or names of ready ones such as cc100."""
+    where: tuple[str, ...] = ()
+    """NAME=PLACE: read the corpus NAME from the folder or URI PLACE instead of the one in its description."""
     allow_missing: bool = False
     """Continue when files of a description's languages are missing; a warning names them."""
 

@@ -121,11 +121,16 @@ def _train(config: VocabConfig) -> None:
                 }
                 for code, count in distinct.items()
             }
-            if old is None:
-                lines = read_lines(list(files.values()))
-                on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
-            else:
-                on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
+            try:
+                if old is None:
+                    lines = read_lines(list(files.values()))
+                    on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
+                else:
+                    on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
+            except ValueError:  # the sampled text does not allow --size: the folder must accept another
+                on_root((config.out / "settings.json").unlink)
+                on_root(lambda: discard_work(stage, SAMPLE))
+                raise
         on_root(lambda: discard_work(stage, SAMPLE))
 
 

@@ -14,7 +14,7 @@ from xlme_ds.compare.results import read_results
 from xlme_ds.trained.settings import read_config
 
 SMALL = {
-    "RECIPES": "xlmr_tlm,xlme",
+    "RECIPES": "xlmr_tlm xlme",
     "BUDGETS": "1e9", "SEEDS": "1", "TUNING_SEEDS": "1", "VOCABULARY": "46", "ROWS": "4", "MICRO": "2",
     "TRAIN_ROWS": "64", "HELDOUT_ROWS": "8", "HELDOUT_SHARE": "0.2", "PROCESSES": "1", "WARMUP": "2", "LOG": "5",
     "MODEL": "--model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "

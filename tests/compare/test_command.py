@@ -46,7 +46,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str],
     for name, rows in (("data", 40), ("heldout", 16)):
         write_data(folder / name, rows=rows, vocabulary=vocabulary.size, seed=rows, sha256=vocabulary.sha256)
     (folder / "heldout" / "vocab").symlink_to(folder / "data" / "vocab")
-    words = ["xlme_ds.compare", "--recipes", f"xlme,{CHAIN}", "--budgets", *map(str, BUDGETS), "--rows", "4"]
+    words = ["xlme_ds.compare", "--recipes", "xlme", CHAIN, "--budgets", *map(str, BUDGETS), "--rows", "4"]
     words += ["--own", "xlme: --optimizer.learning-rate 2e-3"]
     words += [*(word for name in ("data", "heldout", "out") for word in (f"--{name}", str(folder / name)))]
     entities = write_entities(folder / "panx", sentences=20)
@@ -217,7 +217,7 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
     folder, words, _ = compared
     settings = words[words.index("--") + 1 :]
     command = CompareSettings(
-        f"xlme,{CHAIN}", BUDGETS, folder / "data", folder / "heldout", folder / "out", rows=4,
+        ("xlme", CHAIN), BUDGETS, folder / "data", folder / "heldout", folder / "out", rows=4,
         own=("xlme: --optimizer.learning-rate 2e-3",), ner=folder / "panx", tuning_seeds=2,
         tuning="--engine.kind plain --tuning.epochs 1",
     )  # fmt: skip
@@ -273,7 +273,6 @@ def test_runs_of_two_places_count_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budgets": ()}, "--budgets has no amount"),
         ({"budgets": (float("inf"),)}, "--budgets has inf: it must be above 0 and finite"),
         ({"budgets": (float("nan"),)}, "--budgets has nan: it must be above 0 and finite"),
         ({"align": Path("nowhere")}, "nowhere"),
@@ -290,7 +289,7 @@ def test_tests_that_would_fail_are_refused_before_training(
     changes: dict[str, Any], message: str, compared: tuple[Path, list[str], str], tmp_path: Path
 ) -> None:
     folder, words, _ = compared
-    command = CompareSettings("xlme", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    command = CompareSettings(("xlme",), (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=message):
         plan_systems(replace(command, **changes), words[words.index("--") + 1 :])
 
@@ -298,8 +297,8 @@ def test_tests_that_would_fail_are_refused_before_training(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipes": "xlme,xlmr,xlme"}, "--recipes xlme,xlmr,xlme names a system twice"),
-        ({"recipes": "xlme,a+xlmr"}, "there is no recipe 'a'"),
+        ({"recipes": ("xlme", "xlmr", "xlme")}, "--recipes xlme xlmr xlme names a system twice"),
+        ({"recipes": ("xlme", "a+xlmr")}, "there is no recipe 'a'"),
         ({"budgets": (1e9, 2e9, 1e9)}, "--budgets names an amount twice"),
         ({"budgets": (1e9, 0.0)}, "--budgets has 0: it must be above 0"),
         ({"budgets": (1e9, -1.0)}, "--budgets has -1: it must be above 0"),
@@ -312,7 +311,7 @@ def test_tests_that_would_fail_are_refused_before_training(
 def test_numbers_are_refused_before_data_are_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     none = tmp_path / "none"
     with pytest.raises(ValueError, match=message):
-        plan_systems(replace(CompareSettings("xlme", (1e9, 2e9), none, none, none), **changes), [])
+        plan_systems(replace(CompareSettings(("xlme",), (1e9, 2e9), none, none, none), **changes), [])
 
 
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
@@ -363,7 +362,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(
     compared: tuple[Path, list[str], str], tmp_path: Path
 ) -> None:
     folder, words, _ = compared
-    command = CompareSettings("xlme,xlm", (1e9,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    command = CompareSettings(("xlme", "xlm"), (1e9,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(
         ValueError, match=r"was mixed with --layout xlme, but model.layout is xlm: set model.layout to xlme"
     ):
@@ -375,7 +374,7 @@ def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
     compared: tuple[Path, list[str], str], tmp_path: Path
 ) -> None:
     folder, words, _ = compared
-    command = CompareSettings("xlme,xlmr_tlm", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    command = CompareSettings(("xlme", "xlmr_tlm"), (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     command = replace(command, own=("xlme: --objective.name rts",))
     found = [
         [name for name, _ in left_to_test(one, command)]
@@ -388,7 +387,7 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
     """All of the smallest budget, but fine-tuning, which takes longest, of the first seed alone; losses never."""
     data = {name: tmp_path / name for name in ("heldout", "tatoeba", "align", "pos", "ner")}
     settings = CompareSettings(
-        "xlme", (2e18, 1e18), tmp_path / "data", out=tmp_path, tuning="--tuning.epochs 2", tuning_seeds=2, **data
+        ("xlme",), (2e18, 1e18), tmp_path / "data", out=tmp_path, tuning="--tuning.epochs 2", tuning_seeds=2, **data
     )
 
     def asked(budget: float, seed: int) -> dict[str, list[str]]:
@@ -420,7 +419,7 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
 
 def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
     folder, words, _ = compared
-    command = CompareSettings("xlme", BUDGETS, folder / "data", folder / "heldout", tmp_path, rows=4, seeds=(2, 1))
+    command = CompareSettings(("xlme",), BUDGETS, folder / "data", folder / "heldout", tmp_path, rows=4, seeds=(2, 1))
     settings = words[words.index("--") + 1 :]
     found = plan_systems(command, settings)
     assert [(one.budget, one.seed) for one in found] == [(2e8, 1), (2e8, 2), (4e8, 1)]

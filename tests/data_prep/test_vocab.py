@@ -364,8 +364,9 @@ def test_every_line_is_chosen_as_often() -> None:
 
 
 def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: Path) -> None:
+    """The same folder then takes a size that works."""
     with pytest.raises(ValueError, match="--size is 100000, but the sampled text allows no more than") as error:
-        run(config(corpus, tmp_path / "large", size=100_000))
+        run(config(corpus, tmp_path / "largest", size=100_000))
     largest = int(re.search(r"no more than (\d+)", str(error.value))[1])
     run(config(corpus, tmp_path / "largest", size=largest))
     assert Vocabulary(tmp_path / "largest").size == largest
@@ -394,7 +395,7 @@ def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: P
 
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--size is 50, but the characters alone need") as error:
-        run(config(corpus, tmp_path / "50", size=50))
+        run(config(corpus, tmp_path / "least", size=50))
     least = int(re.search(r"alone need (\d+)", str(error.value))[1])
     with pytest.raises(ValueError, match=f"--size is {least - 1}, but the characters alone need {least}: take"):
         run(config(corpus, tmp_path / "less", size=least - 1))

@@ -148,7 +148,7 @@ def test_refusals(text: tuple[Path, dict[str, list[str]]], config: VocabConfig, 
     refused("--size is 2000, but .* has 2000 ids already: take a larger size", size=SIZE)
     refused("--size is 2010, but with the new characters alone it is 20", size=2010)
     with pytest.raises(ValueError) as told:  # the size that the sentence names is one that works
-        run(replace(config, out=tmp_path / "few", size=2010))
+        run(replace(config, out=tmp_path.with_name("least"), size=2010))
     least = int(str(told.value).split("alone it is ")[1].split(":")[0])
     run(replace(config, out=tmp_path.with_name("least"), size=least))
     assert Vocabulary(tmp_path.with_name("least")).size == least

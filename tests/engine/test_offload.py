@@ -13,8 +13,8 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from safetensors.numpy import load_file
 
 from tests.engine.worker import tiny
-from tests.launch import python, run_ranks
-from tests.rows import write_data
+from tests.launch import TIMED, python, run_ranks
+from tests.rows import train_vocabulary, write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.engine.build import _require_nvme
 from xlme_ds.engine_file import CONFIG_FOLDER
@@ -151,21 +151,30 @@ def test_no_place_changes_a_step(odd: dict[str, dict], name: str) -> None:
 
 
 def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> None:
-    data = write_data(tmp_path / "data", rows=16, vocabulary=ODD["vocabulary"])
-    sizes = (
-        "vocabulary 7951 width 69 heads 3 feed-forward 7951 generator-layers 1 discriminator-layers 1 max-positions 32"
+    """A branch from the checkpoint of step 2 takes the run's third step again."""
+    vocabulary = train_vocabulary(tmp_path / "data" / "vocab")
+    data = write_data(tmp_path / "data", rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    flags = (
+        f"--model.vocabulary {vocabulary.size} --model.width 69 --model.heads 3 --model.feed-forward 7951 "
+        "--model.generator-layers 1 --model.discriminator-layers 1 --model.max-positions 32 "
+        "--model.vocabulary-blocks 1 --model.embedding-sharing gdes --data.mono-rows 1 --data.para-rows 1 "
+        "--data.micro-batch 1 --engine.deepspeed zero3_offload --engine.precision bf16 "
+        "--engine.gradient-precision bf16 --engine.offload-optimizer nvme --engine.offload-parameters nvme "
+        "--optimizer.warmup-steps 0 --train.steps 3 --train.save-every 2 --train.log-every 1"
     )
-    sizes = [*sizes.split(), "vocabulary-blocks", "1", "embedding-sharing", "gdes"]
-    flags = [word for name, value in zip(sizes[::2], sizes[1::2], strict=True) for word in (f"--model.{name}", value)]
-    words = ["-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags]
-    done = python(*words)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for line in done.stdout.splitlines()[-2:]:  # of loss and gradient norm
-        first, second = (
-            part.split()[-1] for part in line.replace(" without a stop", "").replace(" after loading", "").split(",")
-        )
-        assert first == second, line  # to the 6 digits printed; float32 sums run in the same order in both
-    assert not list((tmp_path / "xl").rglob("*.swp"))
+    steps = []
+    for out, start in (
+        ("run", ["--recipe", "xl_zero3", *flags.split()]),
+        ("branch", ["--branch", f"{tmp_path / 'run'}@2"]),
+    ):
+        swap = ["--engine.nvme-folder", str(tmp_path / "swap")]
+        done = python("-m", "xlme_ds.pretrain", "--data", str(data), "--out", str(tmp_path / out), *start, *swap)
+        assert done.returncode == 0, done.stderr[-3000:]
+        steps.append([json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()])
+    (*_, whole), (again,) = steps
+    assert again["step"] == whole["step"] == 3
+    untimed = whole.keys() - set(TIMED)
+    assert {key: again[key] for key in untimed} == {key: whole[key] for key in untimed}
 
 
 def test_the_folder_on_a_disk_is_made_or_refused(tmp_path: Path) -> None:

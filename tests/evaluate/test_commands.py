@@ -404,7 +404,8 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
 
     data = ["--data", str(tatoeba)]
     assert "there is no test 'pair': did you mean pairs?" in fault("pair", *data)
-    assert "no model is named: " in fault("tatoeba", *data)
+    with pytest.raises(ValueError, match="no model is named: "):
+        evaluate.tatoeba([], tatoeba)
     assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
     assert "nowhere does not exist: name the folder of a run" in fault("tatoeba", "--model", "nowhere", *data)
     missing = fault("losses", "--model", str(run), "--data", str(tmp_path / "none"))

@@ -326,7 +326,7 @@ def test_an_array_without_its_variables_trains_nothing(tmp_path: Path) -> None:
 def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
     program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
     rows = "--row-tokens 32 --mono-rows 100 --para-rows=100"
-    place = {"XLME_MIX": f"--share sw=0.02 {rows} --max-repeats 8 --max-repeats=8 --share=xh=0.1"}
+    place = {"XLME_MIX": f"--share sw=0.02 en-sw=0.2 {rows} --max-repeats 8 --max-repeats=8 --share=xh=0.1 ta=0.1"}
     place |= {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m"}
     done = script(tmp_path, "prep.sh", "", **place)
     mixes = [line.partition(" mix ")[2] for line in (tmp_path / "jobs").read_text().splitlines() if " mix " in line]

@@ -151,18 +151,17 @@ def _require_no_step(run: Path) -> None:
         raise ValueError(f"--run {run} names a step: write --run {folder} --step {step}")
 
 
-def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
+def average(models: Annotated[list[Path], tyro.conf.arg(name="model")], out: Path) -> None:
     """Write the mean of the weights of several models as a new model, which every command reads.
 
     Compare the new model with these models by `xlme evaluate losses`.
 
     Args:
-        models: A run, a checkpoint (RUN@STEP) or an export. Repeat --model for each model; all models must be of one
-            kind and shape.
+        models: Runs, checkpoints (RUN@STEP) or exports, all of one kind and shape.
         out: Folder to make.
     """
     if len(models) < 2 or len(set(models)) < len(models):
-        raise ValueError("there is nothing to average: repeat --model to name two or more models, each once")
+        raise ValueError("there is nothing to average: --model takes two or more models, each once")
     are_exports = ["config" not in read_config(folder) for folder in models]
     if any(are_exports) and not all(are_exports):
         raise ValueError(

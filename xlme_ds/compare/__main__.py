@@ -1,6 +1,6 @@
 """Compare recipes at equal compute: train, score and plot them.
 
-xlme compare --recipes xlme,xlmr+ernie_m --budgets 1e19 3e19 --data mixed --heldout heldout --out runs/compare
+xlme compare --recipes xlme xlmr+ernie_m --budgets 1e19 3e19 --data mixed --heldout heldout --out runs/compare
 
 For each budget, trains every recipe for this number of operations, with a learning rate schedule that ends when the
 budget is spent. Then scores the models and writes compare.md, compare.json and the plot. `A+B` trains A for half of a
@@ -53,13 +53,11 @@ def main(arguments: list[str] | None = None) -> None:
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
     """Check all that can be checked before training, and return the systems to train, for all budgets and seeds.
     `shared_settings` apply to every recipe. Raises ValueError if a check fails."""
-    for name in settings.recipes.replace("+", ",").split(","):
+    names, budgets, seed_counts = settings.recipes, settings.budgets, settings.seeds
+    for name in "+".join(names).split("+"):
         recipe(name)  # raises ValueError for an unknown one
-    names, budgets, seed_counts = settings.recipes.split(","), settings.budgets, settings.seeds
     if len(set(names)) != len(names):
-        raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
-    if not budgets:
-        raise ValueError("--budgets has no amount: name at least one")
+        raise ValueError(f"--recipes {' '.join(names)} names a system twice: name each once")
     if len(set(budgets)) != len(budgets):
         raise ValueError("--budgets names an amount twice: name each once")
     for budget in budgets:

@@ -11,9 +11,8 @@ import tyro
 class CompareSettings:
     """Arguments of the command."""
 
-    recipes: str
-    """Recipes with commas between them; the first is compared with each of the others. `a+b` trains `a`, then `b` from
-    the weights of `a`."""
+    recipes: tuple[str, ...]
+    """Recipes; the first is compared with each of the others. `a+b` trains `a`, then `b` from the weights of `a`."""
     budgets: tuple[float, ...]
     """Floating-point operations of a training, forward and backward, by the planner's count. Every system is trained
     once for each budget, with a learning rate schedule that ends when the budget is spent."""

@@ -67,9 +67,9 @@ class ResultTable:
 class CommonOptions:
     """Options of all tests."""
 
-    models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
-    """Folder of a run or of an export; give it several times to compare models. RUN@STEP names a checkpoint of the
-    run; for a run that is not finished, the newest checkpoint is taken."""
+    models: Annotated[list[Path], tyro.conf.arg(name="model")]
+    """Folders of runs and exports; several are compared. RUN@STEP names a checkpoint of the run; for a run that is not
+    finished, the newest checkpoint is taken."""
     data: Path
     """Data of the test, described above."""
     random: bool = False

@@ -64,6 +64,34 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
             _refuse_values(flag, values, _kind_of(flag, kinds))
 
 
+def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
+    """`arguments` with the values of each list in one place: `--model A --top 3 --model B` becomes `--model A B --top
+    3`, because the parser would keep only the last. Of a setting with a section (--train.steps) the last one counts.
+
+    `kinds`: for each flag of the command, the type of its value."""
+    groups: list[list[str]] = [[]]  # a flag and its values
+    lists: dict[str, list[str]] = {}
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        name = flag.replace("_", "-")
+        if argument == "--":
+            groups.append(list(arguments[index:]))
+            break
+        if not _FLAG.match(argument):
+            groups[-1].append(argument)
+        elif "." in flag or not _is_list(kinds.get(name)):
+            groups.append([argument])
+        else:
+            groups.append(lists.setdefault(name, [flag]))
+            groups[-1].extend([value] if equals else [])
+    unique = {id(group): group for group in groups}
+    return [word for group in unique.values() for word in group]
+
+
+def _is_list(kind: Any) -> bool:
+    return not {get_origin(part) for part in (kind, *get_args(kind))}.isdisjoint((tuple, list))
+
+
 def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
     """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value."""
     name = flag.replace("_", "-")
@@ -76,6 +104,9 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
             raise ValueError(f"there is no {flag}: {advice}")
     settings = {known[2:].replace("-", "_"): known for known in kinds}
     named = [settings[setting] for setting in near_settings(name[2:].replace("-", "_"), settings)]
+    section = next((known for known in kinds if known.startswith(f"{name}.")), "")
+    if section:
+        raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
     near = " or ".join(named or get_close_matches(positive, kinds, n=1))
     raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 
@@ -89,10 +120,10 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
         positive = _positive(flag.replace("_", "-"))
         negative = re.sub(r"^--(.*\.)?", r"--\1no-", positive)
         raise ValueError(f"{flag} takes no value: write {positive} or {negative}")
-    parts = (kind, *get_args(kind))
-    if kind is not bool and not values and not {get_origin(part) for part in parts} & {tuple, list}:
+    may_be_empty = kind is bool or ("." in flag and _is_list(kind))
+    if not values and not may_be_empty:
         raise ValueError(f"{flag} has no value: write one after it")
-    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    choices = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
     if choices and values and values[0] not in choices:
         raise no_such(flag, values[0], choices)
 

@@ -21,7 +21,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from .arguments import prepare_tyro, refuse_mistakes
+from .arguments import join_lists, prepare_tyro, refuse_mistakes
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
@@ -56,7 +56,7 @@ def read_command(
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"}.isdisjoint(arguments):
         try:
-            refuse_mistakes_of(command, arguments)
+            arguments = checked(command, arguments)
         except ValueError as error:
             print(f"{prog}: error: {error}", file=sys.stderr)
             sys.exit(2)
@@ -69,8 +69,9 @@ def read_command(
         return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
 
 
-def refuse_mistakes_of(command: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Raise ValueError if the first argument has no flag, and for a mistake that `refuse_mistakes` names."""
+def checked(command: Callable[..., Any], arguments: Sequence[str]) -> list[str]:
+    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, and
+    for a mistake that `refuse_mistakes` names."""
     kinds = {flag: kind for flag, kind, _ in _flags(command)}
     if arguments and not arguments[0].startswith("-"):
         given = {argument.partition("=")[0] for argument in arguments}
@@ -78,6 +79,7 @@ def refuse_mistakes_of(command: Callable[..., Any], arguments: Sequence[str]) ->
         flag = next(iter(missing or kinds))
         raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
     refuse_mistakes(arguments, kinds)
+    return join_lists(arguments, kinds)
 
 
 def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
@@ -91,7 +93,7 @@ def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[st
         if is_dataclass(kind):
             yield from _flags(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
-            shown = flag if kind is bool else f"{flag} {_value_name(kind, marks)}"
+            shown = flag if kind is bool else f"{flag} {_value_name(kind)}"
             yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"
 
 
@@ -101,12 +103,12 @@ def _split(hint: Any) -> tuple[Any, list[Any]]:
     return kind, marks
 
 
-def _value_name(kind: Any, marks: Sequence[Any] = ()) -> str:
+def _value_name(kind: Any) -> str:
     """The name of an option's value in the help, such as PATH or {a,b}; PATH [PATH ...] if it takes several values."""
     parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
     if get_origin(kind) in (tuple, list):
-        name = _value_name(*_split(parts[0]))
-        return name if tyro.conf.UseAppendAction in marks else f"{name} [{name} ...]"
+        name = _value_name(_split(parts[0])[0])
+        return f"{name} [{name} ...]"
     if NoneType in get_args(kind):
         kind = reduce(or_, parts)
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
@@ -143,15 +145,11 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
 
 def readable(option: StructFieldSpec) -> StructFieldSpec:
     """A copy of `option` for the help. The name of its value has no {None} and no brackets, and a default that is None
-    or empty is not shown. An option that can be given several times and has no default is marked as required."""
+    or empty is not shown."""
     kind, marks = _split(option.type)
-    default_text, several = None, get_origin(kind) in (tuple, list)
-    if not several and NoneType not in get_args(kind) and option.default != "":
+    if get_origin(kind) not in (tuple, list) and NoneType not in get_args(kind) and option.default != "":
         return option
-    if option.default is None or option.default in ((), ""):
-        default_text = "(repeatable)" if tyro.conf.UseAppendAction in marks else ""
-    elif tyro.conf.UseAppendAction in marks:
-        default_text = "(required, repeatable)"
+    default_text = "" if option.default is None or option.default in ((), "") else None
     own_name = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), None)
-    annotation = tyro.conf.arg(metavar=own_name or _value_name(kind, marks), help_behavior_hint=default_text)
+    annotation = tyro.conf.arg(metavar=own_name or _value_name(kind), help_behavior_hint=default_text)
     return replace(option, type=Annotated[option.type, annotation])  # type: ignore[arg-type]
