@@ -19,8 +19,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -31,12 +34,14 @@ from xlme_ds.cli import number
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.data.loader import Loader
+from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
 from xlme_ds.train.inputs import pretraining_info, read_inputs
+from xlme_ds.train.loop import Profile
 from xlme_ds.train.opening import _changed_from_recipe, opening_lines
-from xlme_ds.train.records import audit_lines
+from xlme_ds.train.records import audit_lines, audit_reads
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS, EVERY = 9, 3
@@ -134,6 +139,7 @@ def test_the_log(said: str) -> None:
     form = rf"step \d/9  loss \d+\.\d{{3}}{terms}  lr \S+  \S+ tokens/s  data \S+%  \S+ GiB  .* left"
     lines = [line for line in said.splitlines() if line.startswith("step ")]
     assert len(lines) == STEPS // EVERY and all(re.fullmatch(form, line) for line in lines), lines
+    assert "stopped after" not in said and "plain: finished; open " in said
 
 
 def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path) -> None:
@@ -145,6 +151,78 @@ def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path)
     assert "aten::mm" in names and {f"ProfilerStep#{n}" for n in (3, 4)} <= names
     assert "aten::mm" in (out / "profile/operations.txt").read_text()
     assert not (plain / "profile").exists()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 5, 6])
+def test_a_profile_is_of_the_steps_after_the_third(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    """Of a run that ends before there is none; a second one replaces the first."""
+    for _ in range(2):
+        profile = Profile(tmp_path, 2, torch.device("cpu"))
+        for step in range(1, steps + 1):
+            torch.ones(step, 1) @ torch.ones(1, 9)
+            profile.after_step(step, StepStats({}, 1.0, 1e-3))
+        profile.close(steps)
+        said = capsys.readouterr().out
+        assert ("no profile: the run ended within its first three steps\n" in said) == (steps <= 3)
+        assert (f"{tmp_path}/profile: operations.txt, and trace.json.gz for" in said) == (steps > 3)
+    assert (tmp_path / "profile").exists() == (steps > 3)
+    if steps > 3:
+        with gzip.open(tmp_path / "profile/trace.json.gz") as file:
+            products = [e["args"] for e in json.load(file)["traceEvents"] if e.get("name") == "aten::mm"]
+        assert sorted(each["Input Dims"][0][0] for each in products) == list(range(4, min(steps, 5) + 1))
+
+
+def test_a_service_without_its_package_is_refused(
+    config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for call in (dry_run, pretrain):
+        with pytest.raises(SharedError, match=r"train\.wandb needs the package wandb: pip install wandb, or leave"):
+            call(replace(config, train=replace(config.train, wandb="mine")), folder / "data", folder / "none")
+
+
+def test_a_service_gets_the_records_of_a_run(
+    config: RunConfig, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the run's identity, so that a resume continues them."""
+    begun: list[dict[str, Any]] = []
+    sent: list[tuple[int, str]] = []
+
+    class Service:
+        def log(self, values: dict[str, float], step: int) -> None:
+            sent.extend((step, key) for key in values)
+
+        def finish(self) -> None:
+            sent.append((0, "finished"))
+
+    service = SimpleNamespace(init=lambda **given: begun.append(given) or Service(), Settings=dict, __spec__=object())
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    named = replace(config, train=replace(config.train, wandb="mine", steps=3, eval_every=2))
+    out = pretrain(named, folder / "data", tmp_path / "run", folder / "heldout")
+    identity = json.loads((out / "config.json").read_text())["run"]
+    assert [(each["project"], each["name"], each["id"], each["resume"]) for each in begun] == [
+        ("mine", "run", identity, "allow")
+    ]
+    assert begun[0]["config"]["train"]["steps"] == 3
+    steps = {name: [step for step, key in sent if key.startswith(name)] for name in ("metrics/loss", "heldout/loss")}
+    assert steps == {"metrics/loss": [3], "heldout/loss": [2, 3]} and sent[-1] == (0, "finished")
+    dimensions = [step for step, key in sent if key == "dimensions/layer_0"]
+    assert dimensions == [1, 2, 3] and any(key.startswith("heldout_languages/mlm/") for _, key in sent)
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "rank_00000.jsonl"), (1, "rank_00001.jsonl"), (2, None), (3, None)])
+def test_rows_of_a_pipeline_are_recorded_by_its_first_stage(
+    folder: Path, tmp_path: Path, rank: int, name: str | None
+) -> None:
+    """Of two replicas on four processes."""
+    (tmp_path / "audit").mkdir()
+    loader = Loader(folder / "data", DataConfig(4, 4, 2), 1, 0.15, rank % 2, 2)
+    path = audit_reads(tmp_path, loader, 0, rank, 4)
+    loader.step(0)
+    assert path == (name and tmp_path / "audit" / name)
+    assert [each.name for each in (tmp_path / "audit").glob("rank_*")] == ([name] if name else [])
 
 
 def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,10 +250,11 @@ def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.
     monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     turns = replace(config, data=DataConfig(4, 4, 2, alternate=True), engine=EngineConfig(precision="bf16"))
+    turns = replace(turns, train=replace(config.train, steps=10))  # which read each of the 20 rows of a task once
     loader = Loader(folder / "data", turns.data, 1, 0.15, rank=1, world=2)
     info = pretraining_info(turns, loader, None, root=False)
     first, model, step, *others = opening_lines(turns, Path("runs/mine"), 0, loader, 2, info)
-    assert first == f"runs/mine: starting at step 0 of {STEPS}, 2 processes, deepspeed zero1, bf16"
+    assert first == "runs/mine: starting at step 0 of 10, 2 processes, deepspeed zero1, bf16"
     sizes = count_parameters(turns)
     total = sizes.pop("trained_total")
     said = ", ".join(f"{name} {number(size)}" for name, size in sizes.items())

@@ -229,6 +229,8 @@ class Profile(Callback):
         self.profiler.start()
 
     def _write(self, finished: profile) -> None:
+        if finished.step_num == 3:  # the run ended before the first step to profile
+            return
         self.written = True
         trace, partial = self.folder / "trace.json.gz", self.folder / ".trace.json.gz"
         try:
@@ -251,7 +253,7 @@ class Profile(Callback):
     def close(self, done: int) -> None:
         self.profiler.stop()
         if not self.written:
-            print("no profile: the run ended within the first four steps", flush=True)
+            print("no profile: the run ended within its first three steps", flush=True)
 
 
 class Save(Callback):
