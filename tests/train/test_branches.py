@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
 from tests.small import MODERN
+from tests.train.test_folder import rewrite
 from xlme_ds.api import dry_run, pretrain
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint import __main__ as checkpoint
@@ -31,7 +33,7 @@ from xlme_ds.config import (
 )
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import unigram_by_language
+from xlme_ds.data.loader import Loader, unigram_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
@@ -43,6 +45,8 @@ from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
+from xlme_ds.pretrain import main as pretrain_command
+from xlme_ds.train.opening import _phases
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
 from xlme_ds.trained.encoders import load_encoder
@@ -127,6 +131,86 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
 
 
+@pytest.mark.parametrize(
+    ("flags", "steps"),
+    [("", 8), ("--schedule.decay-steps 1", 7), ("--schedule.decay_steps=4", 10),
+     ("--schedule.decay-steps 2 --train.steps 11", 11), ("--train.steps=11 --schedule.decay-steps=2", 11)],
+)  # fmt: skip
+def test_a_branch_takes_the_steps_of_its_decay(
+    data: tuple[Path, Path], stable: Path, tmp_path: Path, flags: str, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless their number is given."""
+    command = f"--branch {stable}@6 --schedule.name wsd {flags} --data {data[0]} {data[1]} --out {tmp_path}/new"
+    pretrain_command([*command.split(), "--dry-run"])
+    assert f"new: resuming after step 6 of {steps}, 1 process, plain, fp32" in capsys.readouterr().out
+
+
+def test_a_state_that_gives_another_loss_is_refused(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
+) -> None:
+    """By a thousandth, which no order of float32 sums makes, in the run itself and in a branch."""
+    run = tmp_path / "run"
+    shutil.copytree(stable, run)
+    forget(run, 6, 8)
+    state = run / "checkpoints/step_00000003/state.json"
+    rewrite(state, probe=1.001 * read_json(state, dict)["probe"])
+    for settings, out in ((config, run), (branched(tmp_path / "run@3"), tmp_path / "branch")):
+        with pytest.raises(SharedError, match=r"the loss of the probe batch was \S+ when \S+step_00000003 was saved"):
+            pretrain(settings, data, out)
+
+
+def test_a_model_next_to_another_vocabulary_is_no_model_of_the_run(
+    stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(stable, tmp_path / "run")
+    save_weights({"large": torch.zeros(3 * 2**18)}, tmp_path / "run/model/large.safetensors")
+    checkpoint.main(["check", "--run", str(tmp_path / "run")])
+    assert "\nmodel/large.safetensors  3.0 MiB\nmodel/model.safetensors  " in capsys.readouterr().out
+    shutil.copy(train_vocabulary(tmp_path / "other", size=110).path, tmp_path / "run/model")
+    with pytest.raises(SystemExit) as ended:
+        checkpoint.main(["check", "--run", str(tmp_path / "run")])
+    said = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 1 and sum("MiB  saved by 1 processes" in line for line in said) == 3
+    assert said[-1].startswith("model/model.safetensors  not usable: ") and "is not the vocabulary that" in said[-1]
+
+
+def test_the_model_of_a_checkpoint_is_written_like_that_of_a_finished_run(
+    data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a step or of the newest sound one; a run that has lost its vocabulary needs the one that it had."""
+    run, other = tmp_path / "run", train_vocabulary(tmp_path / "other", size=110)
+    shutil.copytree(stable, run)
+    shutil.rmtree(run / "model")
+    (run / "checkpoints/step_00000008/complete.json").unlink()
+    for options, step in ((["--step", "3"], 3), ([], 6)):
+        out = tmp_path / f"model{step}"
+        command = ["weights", "--run", str(run), "--out", str(out), *options]
+        for wrong in ([], ["--vocab", str(other.path)]):
+            with pytest.raises(SystemExit):
+                checkpoint.main([*command, *wrong])
+        checkpoint.main([*command, "--vocab", str(data[0] / "vocab")])
+        assert capsys.readouterr().out == f"{out}: the model of step_{step:08d}\n"
+        found, wanted = load_run(out), load_run(Path(f"{stable}@{step}"))
+        assert found.step is None and found.vocabulary.sha256 == wanted.vocabulary.sha256 != other.sha256
+        assert found.state.keys() == wanted.state.keys()
+        assert all(torch.equal(found.state[name], value) for name, value in wanted.state.items())
+
+
+def test_a_run_goes_on_without_the_model_that_it_started_from(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(stable, source)
+    begun = replace(longer(config, 7), start=StartConfig(str(source)))
+    out = pretrain(begun, data, tmp_path / "run")
+    straight = weights(out), records(out)
+    forget(out, 7)
+    shutil.rmtree(source)
+    dry_run(begun, data, out)
+    pretrain(begun, data, out)
+    assert (weights(out), records(out)) == straight
+
+
 def test_a_run_keeps_its_kernels_tilings(
     config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,14 +242,17 @@ def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stabl
     assert again.start.folder == f"{parent}@6" and pretrain(again, data, out) == out
 
 
-@pytest.mark.parametrize("change", ["seed", "share"])
-def test_a_branch_has_masks_of_its_own(data: tuple[Path, Path], stable: Path, change: str) -> None:
-    """The loss of the probe, a masked row, cannot be compared then."""
-    branch = branched(stable.with_name("stable@6"))
-    shares = replace(branch.data, phase_mask_fractions=(0.5, 0.05))
-    branch = replace(branch, seed=9) if change == "seed" else replace(branch, data=shares)
-    out = pretrain(branch, data, stable.with_name(change))
-    assert [line["step"] for line in records(out)] == [7, 8]
+@pytest.mark.parametrize("change", ["seed", "share", "weight"])
+def test_a_branch_has_masks_and_weights_of_its_own(data: tuple[Path, Path], stable: Path, change: str) -> None:
+    """The loss of the probe, a masked row of the same data, cannot be compared then."""
+    branch = branched(stable.with_name("stable@3"))
+    changes: dict[str, Any] = {
+        "seed": dict(seed=9),
+        "share": dict(data=replace(branch.data, phase_mask_fractions=(0.5, 0.05))),
+        "weight": dict(objective=replace(branch.objective, discriminator_weight=25.0)),
+    }
+    out = pretrain(longer(replace(branch, **changes[change]), 6), data, stable.with_name(change))
+    assert [line["step"] for line in records(out)] == [4, 5, 6]
 
 
 def test_a_finished_run_without_checkpoints_stays(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
@@ -406,7 +493,11 @@ def test_the_past_stays(
     assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
 
 
-def test_phases_are_shown(config: RunConfig, stable: Path) -> None:
+def test_phases_are_shown(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    loader = Loader(data, config.data, 1, 0.15)
+    assert list(_phases(loader)) == [
+        f"from step 0 {data[0]}, 30% predicted", f"from step 5 {data[1]}, 15% predicted"
+    ]  # fmt: skip
     page = (stable / "report.html").read_text()
     assert "Phases of the data" in page and "from step 0 30% predicted; from step 5 15% predicted" in page
     found = plan(replace(config, engine=EngineConfig(deepspeed="zero1")), gpus=1)["phases"]

@@ -91,9 +91,10 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
         ValueError, match=r"config\.json lacks a setting or has an unknown one: KeyError\('norm_epsilon'\)"
     ):
         read_settings(out)
-    (out / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        claimed(out, config)
+    for damaged in ("{", '{"format": 1, "config": 3}'):
+        (out / "config.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
+            claimed(out, config)
     (out / "config.json").write_text('{"model_type": "xlme"}')
     with pytest.raises(ValueError, match=r"run is an export \(a Hugging Face folder\), not a run: choose another outp"):
         claimed(out, config)
@@ -399,7 +400,7 @@ def again(data: Path, out: Path, config: RunConfig | None = None) -> bool:
 
 
 def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(
-    data: Path, copy: Path, trained: Path
+    data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     identity = json.loads((copy / "config.json").read_text())["run"]
     (copy / "config.json").unlink()
@@ -417,6 +418,8 @@ def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(
     ):
         with pytest.raises(SharedError, match=rf"step_00000004 was saved with .*{words}: use the same settings"):
             again(data, copy, changed)
+    RunFolder(copy, writes=False).claim(other)
+    assert not capsys.readouterr().err, "its files are no other's"
     assert again(data, copy, short(steps=8, save_every=3))
     assert json.loads((copy / "config.json").read_text())["run"] == identity
     ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (copy, trained))

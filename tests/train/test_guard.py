@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +235,16 @@ def test_signals_are_the_callers_again_afterwards() -> None:
         signal.signal(signal.SIGINT, before)
         os.close(read_end)
         os.close(write_end)
+
+
+def test_outside_the_main_thread_signals_are_the_callers() -> None:
+    """As Python has it; a run there is stopped by other means."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with ThreadPoolExecutor(1) as thread:
+        stop = thread.submit(StopRequest).result()
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        thread.submit(stop.release).result()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.fixture(autouse=True)
