@@ -106,6 +106,11 @@ def test_benchmarks_are_listed_and_run() -> None:
     assert {"gpu", "loader", "peers.mteb", "rehearsal", "roofline", "step", "tokenize"} <= set(names)
     assert not {"measure", "gpu.worker", "workers"} & set(names)
     assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
+    described = benchmarks()
+    assert not any(re.search("[:.] ", about) for about in described.values())
+    for name in ("loader", "step"):
+        text = " ".join((ROOT / f"bench/{name}.py").read_text(encoding="utf-8").split())
+        assert text.startswith(f'"""{described[name]}'), "the beginning of its docstring"
     done = real("bench", "gpu", "--help")
     assert done.returncode == 0 and "usage: xlme bench gpu" in done.stdout and "python -m" not in done.stdout, done
     assert "there is no benchmark 'loder': did you mean loader?" in xlme("bench", "loder").stderr

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from tests.launch import FORKED_PYTHON, ROOT, Python, environment, python
 from xlme_ds import quickstart
 from xlme_ds.api import ScoredPiece
 from xlme_ds.data.schema import read_manifest
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-every", "2", "--train.eval-every", "2"]
 
@@ -189,6 +191,28 @@ def test_how_long_it_takes(
     assert f"about {minutes} minutes here (forward and backward pass of a step: {fastest:.2f} s)" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_training_has_all_cores_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared among its processes; where it was stopped, the command has not succeeded."""
+    RunFolder(tmp_path).begin(quickstart.RUN, {}, 1, {})
+    (tmp_path / "data/stats").mkdir(parents=True)
+    for name in (".quickstart", "data/stats/stats.html"):
+        (tmp_path / name).touch()
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def start(command: list[str], env: dict[str, str], **settings: object) -> SimpleNamespace:
+        started.append((command, env))
+        return SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    for processes, threads in ((2, "3"), (8, "1")):
+        with pytest.raises(SystemExit) as ended:
+            quickstart.main(["--out", str(tmp_path), "--processes", str(processes)])
+        command, variables = started.pop()
+        assert ended.value.code == 1 and not started and command[:3] == ["deepspeed", "--num_gpus", str(processes)]
+        assert (variables["OMP_NUM_THREADS"], variables["DS_ACCELERATOR"]) == (threads, "cpu")
 
 
 def test_a_failed_stage_shows_the_end_of_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,15 @@ def test_a_frequent_tokens_rows_add_up_in_float32() -> None:
     assert total[:, 0].tolist() == [2, 1, 1000, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_gradient_is_added_slice_by_slice(dtype: torch.dtype) -> None:
+    """More than two slices, of which the last is shorter, from a tensor that is not contiguous."""
+    part = torch.arange(3 * 2**18 - 6).remainder(251).view(-1, 3).bfloat16().t()
+    total = torch.ones(part.shape, dtype=dtype)
+    _accumulate(total, part)
+    assert torch.equal(total.double(), (part.to(dtype) + 1).double())
+
+
 @pytest.mark.parametrize("way", (*WAYS, "halved"))
 def test_no_buffer_of_all_gradients_but_what_is_sent(ranks: list[dict[str, Any]], way: str) -> None:
     """Which is what stands there, if that is bf16."""

@@ -103,13 +103,15 @@ def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:
     assert find_fault(folder) == "complete.json is missing or damaged", "it vouches for no state"
 
 
-STATES = ["[]", "{", '{"step": "many"}', '{"step": 1, "world": null, "probe": 1.0}', "null"]
-STATES += [f'{{"step": 1, "world": 1, "probe": 1.0, "{name}": []}}' for name in ("settings", "records", "guard")]
-STATES += ['{"step": 1, "world": 1}', '{"step": 1, "world": 1, "probe": "low"}']
+SOUND = {"format": 1, "step": 1, "world": 1, "probe": 1.0, "settings": {}, "records": {}, "guard": {}}
+STATES = ["[]", "{", "null", *(json.dumps(SOUND | {name: []}) for name in SOUND)]
+STATES += [json.dumps({name: value for name, value in SOUND.items() if name != gone}) for gone in list(SOUND)[:4]]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_damaged_state(tmp_path: Path, state: str) -> None:
+    (tmp_path / "state.json").write_text(json.dumps(SOUND))
+    assert read_state(tmp_path)["step"] == 1
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(ValueError, match=r"state\.json is damaged .* resume from another checkpoint"):
         read_state(tmp_path)
