@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
@@ -37,12 +38,14 @@ from xlme_ds.data.loader import Loader, unigram_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.engine.build import build_engine, open_data
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
+from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
 from xlme_ds.pretrain import main as pretrain_command
@@ -209,6 +212,26 @@ def test_a_run_goes_on_without_the_model_that_it_started_from(
     dry_run(begun, data, out)
     pretrain(begun, data, out)
     assert (weights(out), records(out)) == straight
+
+
+def test_data_and_first_weights_are_of_the_settings_of_the_run(config: RunConfig, data: tuple[Path, Path]) -> None:
+    """Its seed, its share of masked tokens, its standard deviation; on the second of two processes."""
+    of_one = replace(config, data=replace(config.data, phase_steps=(), phase_mask_fractions=()))
+    masked, embeddings = list[str](), list[Tensor]()
+    for seed, fraction, std in ((1, 0.15, 0.02), (7, 0.15, 0.02), (1, 0.4, 0.05)):
+        run = replace(of_one, seed=seed, objective=ObjectiveConfig(mask_fraction=fraction))
+        run = replace(run, model=replace(run.model, init_std=std))
+        ours, theirs = open_data(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
+        for one, other in zip(ours.step(3), theirs.step(3), strict=True):
+            assert all(map(torch.equal, one.tensors(), other.tensors()))
+        masked.append(str(ours.step(3)[0].masked_M.tolist()))
+        model = objective_of(run.objective).build(run.model)
+        initialise(model, seed, std)
+        found = build_engine(run, ours, None).full_state()
+        assert all(torch.equal(found[name], value) for name, value in model.named_parameters())
+        embeddings.append(found["embedding_0"])
+    assert len(set(masked)) == 3 and not torch.equal(embeddings[0], embeddings[1])
+    torch.testing.assert_close(embeddings[2], embeddings[0] * 2.5)
 
 
 def test_a_run_keeps_its_kernels_tilings(
