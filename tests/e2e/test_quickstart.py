@@ -58,6 +58,10 @@ def test_data_are_what_was_asked_for(out: Path) -> None:
         assert manifest.rows == rows
         assert manifest.vocabulary_size == quickstart.RUN.model.vocabulary
         assert len(manifest.counts["by_language"]) == {"mono": 91, "para": 90}[task]
+    for task, rows in (("mono", quickstart.HELDOUT_MONO_ROWS), ("para", quickstart.HELDOUT_PARA_ROWS)):
+        assert read_manifest(out / "data/heldout" / task).rows == rows
+        alphas = [read_manifest(out / "data" / split / task).settings["alpha"] for split in ("train", "heldout")]
+        assert alphas == [0.7, 1.0], "held-out languages as often as they are"
     assert (out / "data/stats/stats.html").stat().st_size > 10_000
 
 
@@ -191,6 +195,16 @@ def test_how_long_it_takes(
     assert f"about {minutes} minutes here (forward and backward pass of a step: {fastest:.2f} s)" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_stages_take_the_processes_and_any_folder() -> None:
+    stages = quickstart.preparation(Path("my data"), 4)
+    assert stages[0] == ["sample", "--out", "my data/corpus"]
+    of_stage = [stage[stage.index("--processes") + 1] if "--processes" in stage else "" for stage in stages]
+    assert list(zip((stage[0] for stage in stages), of_stage, strict=True)) == [
+        ("sample", ""), ("vocab", "4"), ("encode", "4"), ("mix", "4"), ("encode", "4"), ("mix", "4"), ("verify", ""),
+        ("stats", ""),
+    ]  # fmt: skip
 
 
 def test_training_has_all_cores_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
