@@ -14,9 +14,10 @@ import pytest
 from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.compare import __main__ as compare
 from xlme_ds.compare.__main__ import plan_systems
 from xlme_ds.compare.results import RunScores, heldout_losses, join_runs, passes, read_results, scores, write_results
-from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, left_to_test
+from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, left_to_test, record
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
@@ -162,6 +163,9 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     counts = {"examples": 100, "by_language": uses}
     write_manifest(tmp_path, Manifest("encode", {}, 9, "", ("de", "sw"), shards, counts))
     assert passes(tmp_path, 20) == 2.5 and passes(tmp_path, 4) == 0.5
+    (tmp_path / "older").mkdir()
+    write_manifest(tmp_path / "older", Manifest("encode", {}, 9, "", ("de",), shards, {}))
+    assert passes(tmp_path / "older", 20) is None
     for task in TASKS:
         (tmp_path / task).mkdir()
         shutil.copy(tmp_path / "manifest.json", tmp_path / task)
@@ -415,6 +419,33 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
     assert _has_scores(system, "pos", settings)
     settings = replace(settings, pairs=tmp_path / "other")
     assert str(tmp_path / "other") in asked(1e18, 1)["pairs"] and str(data["heldout"]) in asked(1e18, 1)["losses"]
+
+
+def test_what_was_stopped_ends_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without its last step, and a test without its scores, which is not recorded as done."""
+    data = {name: tmp_path / name for name in ("data", "heldout", "align")}
+    settings = CompareSettings("xlme", (1e18, 2e18), data["data"], data["heldout"], tmp_path, align=data["align"])
+    system = plan_system("xlme", 1, Budget(2e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+    called: list[list[str]] = []
+    monkeypatch.setattr(compare, "run", lambda words, *_, **__: called.append(words))
+    for number in (1, 2):
+        with pytest.raises(SystemExit) as left:
+            compare._train_and_test(system, settings)
+        assert left.value.code == 1 and len(called) == number
+        system.model.mkdir(parents=True, exist_ok=True)
+        (system.model / "finished.json").touch()
+    assert "xlme_ds.pretrain" in called[0] and "losses" in called[1]
+    assert "xlme_ds.evaluate was stopped before it wrote its scores: give the same" in capsys.readouterr().err
+    commands = dict(left_to_test(system, settings))
+    assert list(commands) == ["losses", "pairs", "align"]
+    assert not record(system, "pairs", commands["pairs"], settings) and list(left_to_test(system, settings))
+    for name in ("pairs", "losses"):
+        (system.model / "scores").mkdir(exist_ok=True)
+        (system.model / f"scores/{name}.json").touch()
+        assert record(system, name, commands[name], settings)
+    assert [name for name, _ in left_to_test(system, settings)] == ["align"]
 
 
 def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:

@@ -378,6 +378,18 @@ def unfinished(run: Path, copy: Path) -> Path:
     return copy
 
 
+def test_what_to_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One model, of a run or in Hugging Face's form, and all that its card shows."""
+    no, which = tmp_path / "no", "--which works only with --run, because XLM-R has one encoder: leave --which out"
+    for given in ([], ["--run", str(run), "--from-hf", str(run)]):
+        assert refusal(capsys, no, *given) == "name what to export: either --run DIR or --from-hf DIR"
+    assert refusal(capsys, no, "--from-hf", str(run), "--which", "encoder") == which
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "retrieval.json").write_text('{"format": 1, "layers": [0], "pairs": {}, "before": {"overall": {}}}')
+    said = "a JSON file of the run copy is incomplete ('after'): restore or remove it"
+    assert refusal(capsys, no, "--run", str(copy)) == said
+
+
 def test_a_run_is_read_before_its_end(run: Path, exported: Path, tmp_path: Path) -> None:
     """GDES and both encoders; the checkpoint has the layout of one process of plain torch."""
     copy = unfinished(run, tmp_path / "run")

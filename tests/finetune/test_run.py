@@ -159,9 +159,11 @@ def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     (data / name).write_text(labels)
     assert f"of other test files ({name})" in refused(base, task, data, tmp_path / "out", **fixed)
     (tmp_path / "out/scores.json").unlink()
+    (tmp_path / "out/predictions" / file).with_name("test-zz.tsv").write_text("of an earlier call, for other tests")
     whole = tune(base, task, data, tmp_path / "out", **fixed)
     assert whole["languages"].keys() == {"de", "en"} and whole["unlabelled"] == {}
     assert (tmp_path / "out/predictions" / file).read_text() == bare
+    assert not (tmp_path / "out/predictions" / file).with_name("test-zz.tsv").exists()
     ours = whole["languages"]["de"]
     if task == "xquad":
         said_of = json.loads(bare)
@@ -325,6 +327,9 @@ def test_every_example_is_read_in_its_language_wherever_the_model_has_it(base: P
         tests = sorted((tmp_path / f"out{number}" / "predictions").rglob("*.tsv"))
         found.append([path.read_text() for path in tests])
     assert len(found[0]) == 2 and found[0] == found[1] != found[2]
+    (data / "test-de.tsv").rename(data / "test-fr.tsv")  # a test in a language that the model lacks
+    assert "fr" in refused(tmp_path / "base0", "ner", data, tmp_path / "no", **fixed)
+    assert not (tmp_path / "no/config.json").exists()
 
 
 def test_examples_are_numbered_over_all_training_files(base: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak
 from xlme_ds.plan.planner import _engines, check_numbers, plan
-from xlme_ds.plan.printed import _round, _time, distinct, print_budget
+from xlme_ds.plan.printed import _operations, _own_layout, _round, _time, distinct, print_budget
 from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
@@ -310,6 +310,8 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--gpu", "1e308,1e308"], " gpu 1e308,1e308: memory and TFLOP/s must be positive, from 0.001 to 1,000,000"),
         (["--gpu", "80,1e-320"], "memory and TFLOP/s must be positive, from 0.001"),
         (["--utilisation", "1e-320"], "utilisation is 1e-320: it must be above 0 (1e-6 at least)"),
+        (["--details", "--json"], "--details is for a plan in words: leave it out with --budget and --json"),
+        (["--details", "--budget", "5", "--dollars-per-hour", "1"], "--details is for a plan in words"),
         (["--utilisation", "1.5"], "utilisation is 1.5: it must be above 0"),
         (
             ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],
@@ -465,6 +467,34 @@ def test_what_a_budget_pays_of_a_recipe_is_a_share_or_a_number_of_times(
         ["125,000", "4.4", "$11", "900%"],
         ["125,000", "3.3", "$8.3", "12 times"],
     ]
+
+
+def test_details_of_phases_and_of_what_fits() -> None:
+    """Phases of 20 and 30 steps of four rows of each task of 64 tokens; and a GPU that is just too small."""
+    run = recipe("quickstart")
+    data = replace(
+        run.data, mono_rows=4, para_rows=4, micro_batch=4, phase_steps=(20,), phase_mask_fractions=(0.15, 0.3)
+    )
+    model = replace(run.model, max_positions=64)
+    run = replace(
+        run,
+        data=data,
+        model=model,
+        train=replace(run.train, steps=50),
+        optimizer=replace(run.optimizer, warmup_steps=5),
+    )
+    found = plan(run, 1, gpu_of("80,300"))
+    lines = _operations(found)[1].splitlines()
+    assert lines[:2] == [
+        "phase 1 from step 0: 1.02e+04 tokens in 20 steps, 15% predicted",
+        "phase 2 from step 20: 1.54e+04 tokens in 30 steps, 30% predicted",
+    ]
+    total = found["memory_per_gpu_gib"]["total"]
+    for factor, said in ((1.02, "fits"), (0.98, "does not fit")):
+        again = plan(run, 1, gpu_of(f"{total / 0.9 * factor},300"))
+        note = " ".join(_own_layout(again)[1].split())
+        assert f"({again['fullest_at']}): {said} into {total / 0.9 * factor:g} GiB with 10% of it set aside" in note
+        assert f"over the whole step {again['of_peak']:.1%} of peak" in note and "40% of 300 TFLOP/s (bf16)" in note
 
 
 def test_no_layout_fits(capsys: pytest.CaptureFixture[str]) -> None:

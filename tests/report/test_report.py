@@ -426,7 +426,9 @@ def test_charts_of_languages_have_one_axis_with_zero_in_it() -> None:
     assert (charts["low"], charts["high"], charts["first"], charts["last"]) == (-4.0, 0.0, 10, 50)
     (chart,) = charts["groups"][""]  # of 46 units of height zero is the highest
     assert (charts["zero"], chart["lines"]) == ("2.0", {"mono": ["2.0,13.5", "98.0,48.0"]})
-    above = found(-4.0, -9.0, -1.0)["charts"]
+    shown = found(-4.0, -9.0, -1.0)
+    assert [row["code"] for row in shown["tasks"]["mono"]["rows"]] == ["de", "aa"]
+    above = shown["charts"]
     assert (above["low"], above["high"], above["zero"]) == (0.0, 4.0, "48.0")
 
 

@@ -559,6 +559,29 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--to de", "--from de and --to de are one language, and --pairs needs two: change one"),
+        (
+            "--reference {folder}/test.en",
+            "--pairs is for text without a translation: leave out --reference and --trained",
+        ),
+        (
+            "--trained-on {folder}/data",
+            "--pairs is for text without a translation: leave out --reference and --trained",
+        ),
+    ],
+)
+def test_what_pairs_are_not_for(
+    more: str, said: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"translate --model {run} --source {folder}/test.de --from de --to en --pairs {folder}/refused "
+    with pytest.raises(SystemExit):
+        command((words + more.format(folder=folder)).split())
+    assert said in capsys.readouterr().err and not (folder / "refused").exists()
+
+
 def test_the_widest_beam(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of half the tokens that a translation may have."""
     (folder / "one.de").write_text((folder / "test.de").read_text().splitlines()[0])
