@@ -62,6 +62,8 @@ def test_lost_units_are_our_own_mistake() -> None:
     counts = Counts("pairs", units_in=3, units=2)
     with pytest.raises(AssertionError, match="pairs were lost"):
         counts.as_json()
+    with pytest.raises(AssertionError, match="paragraphs were lost"):
+        Counts("documents", units_in=1, units=1, paragraphs_in=2, paragraphs=1).as_json()
     counts.dropped["empty_side"] += 1
     assert counts.as_json()["pairs_in"] == 3
 

@@ -501,6 +501,24 @@ def test_a_name_that_shows_two_pairs_is_refused(tmp_path: Path) -> None:
     assert source.name == "en-fr"
 
 
+def test_an_empty_cell_at_the_end_of_a_row_is_a_side_without_text(tmp_path: Path) -> None:
+    (tmp_path / "en-de.tsv").write_text("a\tb\nc\t\nd\t\t\n\te\nf\n")
+    text = 'pairs = "any"\ncolumns = {source = 1, target = 2}'
+    (source,) = inputs(describe(tmp_path, text, name="x", where=str(tmp_path), format="tsv", files="{src}-{tgt}.tsv"))
+    found, counts = read_pairs(source)
+    assert (found, dict(counts.dropped)) == ([("a", "b")], {"empty_side": 3, "malformed": 1})
+
+
+def test_languages_whose_script_is_not_known_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is a filter of scripts, and those alone."""
+    for name in ("en.txt", "qu.txt"):
+        (tmp_path / name).write_text("a")
+    values = {"name": "x", "where": str(tmp_path), "format": "lines", "files": "{lang}.txt"}
+    for filters, told in (("[filters.script]", 1), ("[filters.length]", 0)):
+        find_sources(TextConfig(corpus=(describe(tmp_path, f'languages = ["en", "qu"]\n{filters}', **values),)))
+        assert capsys.readouterr().err.count("the filter `script` keeps all text in qu: it does not know") == told
+
+
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:
     (tmp_path / "en_XX-fr_XX.tsv").write_text("d\thttp://a\tOne.\thttp://b\tUn.\nd\thttp://a\t\thttp://b\tUn.\n")
     text = 'pairs = "any"\ncolumns = ["domain", "source_url", "source", "target_url", "target"]'

@@ -280,6 +280,12 @@ def test_a_pair_in_both_directions_would_count_twice(
         find_sources(TextConfig(corpus=(str(tmp_path / "x.toml"),)))
 
 
+def test_a_direction_that_is_not_listed_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = inputs(tmp_path, "tsv", "{src}-{tgt}.x", '["en-de"]', "en-de.x", "de-en.x")
+    assert by_name(found) == {"en-de": ["en-de.x"]}
+    assert "has 1 files that x does not read: de-en.x\n" in capsys.readouterr().err
+
+
 def test_a_folder_of_pairs_in_both_directions(tmp_path: Path) -> None:
     """The same name twice is refused; others are one pair."""
     lay_out_pairs(tmp_path, "X.de-en")

@@ -162,6 +162,18 @@ def test_keys_of_a_description(text: Text, vocab: Path, tmp_path: Path, which: s
     assert not refused(encode.run, config)
 
 
+def test_the_order_of_descriptions(text: Text, vocab: Path, tmp_path: Path) -> None:
+    """Of two whose files have the same names, the text of the first comes first."""
+    corpora = []
+    for name in ("one", "two"):
+        path = Path(text.describe("d", name=name, where=name))
+        corpora.append(str(path.rename(text.folder / f"{name}.toml")))
+    config = encode.EncodeConfig(vocab, tmp_path / "out", corpus=tuple(corpora))
+    encode.run(config)
+    assert not refused(encode.run, config)
+    assert refused(encode.run, replace(config, corpus=tuple(corpora[::-1])))
+
+
 @pytest.mark.parametrize(("which", "task"), [("d", "mono"), ("p", "para")])
 def test_settings_of_filters(text: Text, vocab: Path, tmp_path: Path, which: str, task: str) -> None:
     """Each filter, each of its settings, and their order."""

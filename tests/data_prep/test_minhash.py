@@ -68,6 +68,8 @@ def test_one_of_each_pair_of_near_duplicates_stays(corpus: Path, tmp_path: Path,
         "de: 40 documents, 20 of them removed",
         "zh-Hans: 40 documents, 20 of them removed",
     ]
+    counted = {"documents": 40, "removed": 20}
+    assert read_manifest(out).counts["by_language"] == {"de": counted, "zh-Hans": counted}
     german = texts(out / "mono/de.jsonl.gz")
     assert {text.rpartition(" ")[0] for text in german} == {
         text.rpartition(" ")[0] for text in (corpus / "de.txt").read_text(encoding="utf-8").split("\n\n")

@@ -559,7 +559,9 @@ def test_mpi_ranks_write_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
     config = corpus.config(tmp_path / "one", mono_rows=300, para_rows=200)
     run(config)
     command = [mpiexec, "-n", "2", *_command(replace(config, out=tmp_path / "two"))]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len({*lines}) == 10, "of four languages and two pairs, told by one rank"
     assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
 
 

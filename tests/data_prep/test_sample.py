@@ -84,9 +84,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SampleConfig:
     return SampleConfig(tmp_path / "out", tmp_path / "made.tgz")
 
 
-def test_articles_and_pairs_by_hand(made: SampleConfig) -> None:
+def test_articles_and_pairs_by_hand(made: SampleConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """Article by article where the sides have different numbers of paragraphs; held-out text is of one edition."""
     run(made)
+    source_text = (made.out / "SOURCE.md").read_text()
+    assert "Rights in 3 languages" in source_text and "the articles but 4, 9, 13, 17, 24, 27;" in source_text
+    assert capsys.readouterr().out == f"{made.out}: 3 languages, text in train/ and heldout/ (see SOURCE.md)\n"
     for part, numbers in (("heldout", HELDOUT), ("train", [n for n in range(31) if n not in HELDOUT])):
         (german,) = (source for source in find_documents(made.out / part / "mono") if source.name == "de")
         found = list(documents(german, Counts("documents")))

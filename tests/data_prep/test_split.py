@@ -232,6 +232,16 @@ def test_texts_that_the_model_reads_alike_are_duplicates(
         assert counts["paragraphs"] == 40 + two
 
 
+def test_a_line_without_tokens_leaves_out_nothing(vocab: Path, tmp_path: Path) -> None:
+    """Next to one with tokens; a document of a zero-width space is dropped for another reason."""
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono" / "en.txt").write_text("\u200b\n\nhuman\n\nrights\n")
+    (tmp_path / "test").write_text("\u200b\nrights\n")
+    run(EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "mono", without=(tmp_path / "test",)))
+    counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]
+    assert (counts["documents"], counts["dropped"]) == (1, {"held_out_text": 1, "no_token": 1})
+
+
 NOTHING = {
     "empty": (b"", "has no text"),
     "blank": (b"\n \n\r\n", "has no text"),

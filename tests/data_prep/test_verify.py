@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,20 @@ def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.Captu
         assert all("no fault" in line for line in lines)
     run(VerifyConfig(prepared / "data" / "mono"))
     assert "3 shards, 50 records" in capsys.readouterr().out
+
+
+def test_ranks_check_together_and_one_tells(
+    prepared: Path, data_prep: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+) -> None:
+    """So do those of `stats`."""
+    done = data_prep("verify", "--data", prepared / "data", ranks=2)
+    words = "{}/data/{}: {} shards, {} records, no fault"
+    expected = [words.format(prepared, *counts) for counts in (("mono", 3, 50), ("para", 2, 30))]
+    assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
+    flags = ["--encoded", prepared / "encoded", "--data", prepared / "data", "--out", tmp_path]
+    done = data_prep("stats", *flags, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Language pairs ") == done.stdout.count("\nopen ") == 1
 
 
 def test_languages_that_cc100_does_not_have(

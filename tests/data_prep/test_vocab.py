@@ -1,6 +1,7 @@
 """`vocab` on small texts in several scripts, and agreement with Hugging Face's XLM-R tokenizer."""
 
 import lzma
+import math
 import os
 import re
 import shutil
@@ -508,5 +509,7 @@ def test_no_new_character_is_left_out_of_an_extension(vocab: Path, sentences: li
         model = extend(path, text, smallest + more, 1.0)
         pieces = [piece.piece for piece in proto.ModelProto.FromString(model).pieces[len(known) :]]
         assert set(letters) <= set(pieces) and len(pieces) == len(letters) + more
+        probabilities = [math.exp(piece.score) for piece in proto.ModelProto.FromString(model).pieces[len(known) :]]
+        assert 0.005 < sum(probabilities) < 0.01, "a hundredth of theirs in the new text alone"
     with pytest.raises(ValueError, match=rf"with the new characters alone it is {smallest}: take a larger size"):
         extend(path, text, smallest - 1, 1.0)

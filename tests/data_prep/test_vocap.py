@@ -432,6 +432,7 @@ def test_under_mpi(corpus: Path, tmp_path: Path, data_prep: Callable[..., object
     flags = ["--mono", corpus, "--size", 230, "--step", 5, "--largest", 120, "--sentences", 300]
     result = data_prep("vocap", *flags, "--character-coverage", 1.0, "--out", tmp_path / "ranks", ranks=2)
     assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{tmp_path}/ranks/sentencepiece.model: 230 ids\n"
     run(config(corpus, tmp_path / "one"))
     assert made(tmp_path / "one") == made(tmp_path / "ranks")
 

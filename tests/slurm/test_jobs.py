@@ -178,6 +178,21 @@ def script(tmp_path: Path, name: str, srun: str, *words: str, **variables: str) 
     return subprocess.run(["bash", f"slurm/{name}", *words], cwd=ROOT, env=place, capture_output=True, text=True)
 
 
+def test_what_slurm_is_asked_for() -> None:
+    """Another try keeps what the one before printed. The signal before the time limit is for the ranks, which save, or
+    for the script of a stage. A process has a GPU, and all GPUs are as many as the script says."""
+    scripts = {path.name: path.read_text() for path in (ROOT / "slurm").glob("*.sh") if "#SBATCH" in path.read_text()}
+    assert scripts.keys() == {"stage.sh", "finetune.sh", *(f"pretrain_{size}.sh" for size in ("base", "large", "xl"))}
+    for name, text in scripts.items():
+        asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", text, re.MULTILINE))
+        assert asked["open-mode"] == "append" and "requeue" in asked, name
+        assert re.fullmatch("B:USR1@[0-9]+" if name == "stage.sh" else "USR1@[0-9]+", asked["signal"]), name
+        if name.startswith("pretrain"):
+            assert asked["ntasks-per-node"] == asked["gpus-per-node"] and "exclusive" in asked and asked["mem"] == "0"
+            assert f"on {int(asked['nodes']) * int(asked['gpus-per-node'])} GPUs" in text, name
+            assert asked["kill-on-invalid-dep"] == "yes"
+
+
 def test_a_step_that_a_signal_ends_ends_its_stage(tmp_path: Path) -> None:
     """As after `scancel --signal=USR1`, which tells the ranks alone."""
     done = script(tmp_path, "stage.sh", "kill -USR1 $$", "encode", "--out", str(tmp_path / "out"))
@@ -210,6 +225,17 @@ def test_only_what_the_next_try_does_not_do_again_is_progress(tmp_path: Path, na
     done = script(tmp_path, "stage.sh", ends, "encode", "--out", str(tmp_path / "out"))
     assert done.returncode == 1 and ("requeueing job 7" in done.stdout + done.stderr) == progress
     assert ("saved nothing new" in done.stderr) == (not progress)
+
+
+@pytest.mark.parametrize("name", ["tasks/en-000.json", "checkpoints/latest.json"])
+def test_progress_behind_a_link_is_seen(tmp_path: Path, name: str) -> None:
+    """As of a folder on another disk."""
+    program(tmp_path, "scontrol", "")
+    path, link = tmp_path / "disk" / name, tmp_path / "out"
+    path.parent.mkdir(parents=True)
+    link.symlink_to("disk")
+    done = script(tmp_path, "stage.sh", f"date +%N >{path}; exit 1", "encode", "--out", str(link))
+    assert done.returncode == 1 and "requeueing job 7" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("stage", ["vocab", "vocap", "encode", "mix", "stats"])
@@ -292,6 +318,7 @@ def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     assert read() == [] and read(XLME_HELDOUT=f"{tmp_path}/heldot") == [f"{tmp_path}/heldot"]
     heldout.mkdir()
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
+    assert read(XLME_DATA=f"{data}:{tmp_path}/later/mixed") == [str(heldout)], "beside the first phase's folder"
 
 
 @pytest.mark.parametrize("name", ["stage.sh", "pretrain_base.sh", "finetune.sh"])
@@ -398,6 +425,32 @@ def test_an_array_hands_on_all_that_was_set(tmp_path: Path) -> None:
         f"--out|{tmp_path}/out/{task}-{train}/seed{seed}|--seeds|{seed}|--tuning.train-languages|{train}|--grid|"
         for task, train, seed in asked
     ]
+
+
+@pytest.mark.parametrize("without_scores", [(), ("a",), ("b",)])
+def test_an_array_job_has_ended_when_all_its_runs_have_scores(tmp_path: Path, without_scores: tuple[str, ...]) -> None:
+    """Of two settings of --grid; srun's exit code is 0, as after a signal."""
+    program(tmp_path, "python", f"printf '%s\\n' {tmp_path}/a {tmp_path}/b  # --list")
+    for run in {"a", "b"} - {*without_scores}:
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "scores.json").touch()
+    place = dict(XLME_OUT=str(tmp_path / "out"), XLME_MODEL="m", XLME_PYTHON=f"{tmp_path}/bin/python",
+                 SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_JOB_ID="7", XLME_SUBMITTED="1")  # fmt: skip
+    done = script(tmp_path, "finetune.sh", "exit 0", **place)
+    assert done.returncode == (2 if without_scores else 0)
+    assert ("not finished (exit code 0), and this try saved nothing new" in done.stderr) == bool(without_scores)
+
+
+def test_a_try_waits_for_the_lock_that_a_lost_node_held(tmp_path: Path) -> None:
+    """For half a second here; the first try of a job does not wait."""
+    (tmp_path / "run").mkdir()
+    held = f"flock {tmp_path}/run/.lock -c 'echo locked; sleep 0.5; date +%s%N'"
+    for tries, waits in (({"SLURM_RESTART_COUNT": "1"}, True), ({}, False)):
+        with subprocess.Popen(["bash", "-c", held], stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+            place = {"XLME_DATA": str(tmp_path), "XLME_OUT": str(tmp_path / "run")} | tries
+            began = int(script(tmp_path, "pretrain_base.sh", "date +%s%N; exit 2", **place).stdout)
+            assert (began > int(holder.stdout.readline())) == waits
 
 
 def test_settings_of_preparation_are_those_of_its_jobs(tmp_path: Path) -> None:
