@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from bench import loader as bench
-from bench.loader import OURS, PEER, in_training_order, our_batches, race
+from bench.loader import OURS, PEER, in_training_order, one_pass, our_batches, race
 from bench.peers.loaders import peer_batch, peer_batches, write_rows
 from tests.rows import write_data
 from xlme_ds.data.schema import PAD, UNK
@@ -49,6 +51,8 @@ def test_the_peer_makes_our_batches(data: Path, tmp_path: Path) -> None:
     for one, other in zip(ours, theirs, strict=True):
         for part in (0, 2, 3):
             assert torch.equal(one[part], other[part])
+    bare = list(our_batches(data, 64, "bare"))
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(bare, ours, strict=True))
     for kind in ("bare", "customary"):
         ids = torch.cat([batch[0] for batch in peer_batches(tmp_path / "peer", kind)])
         assert torch.equal(ids, torch.cat([batch[0] for batch in ours]))
@@ -69,6 +73,43 @@ def test_masks_of_peers_spare_special_tokens(kind: str) -> None:
     tokens, masked = peer_batch(kind, ids)[:2]
     assert torch.equal(tokens, torch.from_numpy(ids.astype(np.int64)))
     assert (ids.ravel()[masked] > UNK).all() and 0.1 < len(masked) / (ids > UNK).sum() < 0.2
+
+
+def test_figures_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three batches of four rows after 0.25, 0.5 and 1.25 s, and twice as much time of two CPUs."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: 2 * now[0])
+
+    def batches(kind: str) -> Iterator[tuple[torch.Tensor, ...]]:
+        for seconds in (0.25, 0.5, 1.25):
+            now[0] += seconds
+            ids = torch.ones(4, 5, dtype=torch.int64)
+            yield (ids,) if kind == "bare" else (ids, torch.arange(3))
+
+    figures = {"rows_per_s": 6.0, "rows_per_cpu_s": 3.0, "first_batch_ms": 250.0}
+    assert one_pass("a", batches, "lean", 60) == figures | {"masked_per_row": 0.75}
+    assert one_pass("a", batches, "bare", 60) == figures | {"masked_per_row": 0.0}
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {
+        (OURS, "lean"): (10, 20, 90), (OURS, "bare"): (6, 6, 8), (PEER, "lean"): (5, 2, 30), (PEER, "bare"): (3, 1, 1),
+        (PEER, "customary"): (1, 10, 9),
+    }  # fmt: skip
+    cpu = {(OURS, "lean"): (4, 4, 4), (PEER, "lean"): (1, 2, 4)}
+    turns = [
+        {key: {"rows_per_s": values[n], "rows_per_cpu_s": cpu.get(key, values)[n]} for key, values in speeds.items()}
+        for n in range(3)
+    ]
+    monkeypatch.setattr(bench, "by_turns", lambda passes, rounds: turns)
+    found = race(data, 32, 3, tmp_path)
+    assert found["ratio_vs_datasets"] == 3 and found["ratio_vs_datasets_in_cpu_time"] == 2
+    assert found["ratio_vs_customary"] == 10 and found["ratio_vs_bare"] == 6 and found["rows"] == 64
+    assert found["contenders"][OURS]["lean"] == {"rows_per_s": 20, "rows_per_cpu_s": 4}
+    assert found["contenders"][PEER]["customary"]["rows_per_s"] == 9
 
 
 def test_other_rows_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
