@@ -158,6 +158,22 @@ def test_compiled_layers_have_the_same_products_in_less_time(counted: dict[str, 
     assert layers < faster and not faster & {"masked head", "replaced head", "optimizer", "reading"}
 
 
+def test_rates_follow_from_the_time_of_a_process(counted: dict[str, dict[str, Any]]) -> None:
+    """Four processes share a step's rows and operations; text first, pairs second."""
+    for case, rows in (("base", [2, 2]), ("two micro-batches", [4, 4]), ("zero2", [2, 2]), ("modern", [2, 0])):
+        found = counted[case]
+        tokens = sum(rows) * (512 if case == "modern" else 64)
+        assert found["rows"] == rows and found["milliseconds"] >= found["gpu_milliseconds"] > 0
+        assert found["tokens_per_s"] == pytest.approx(tokens / found["milliseconds"] * 1e3), case
+        for total, key in (("gpu_milliseconds", "ms"), ("kernels",) * 2, ("gigabytes",) * 2, ("tflops",) * 2):
+            assert found[total] == pytest.approx(sum(part[key] for part in found["by_part"].values())), (case, key)
+        assert found["host_syncs_per_step"] == sum(found["host_syncs"].values())
+    one, two = (
+        counted[case]["fraction_of_peak"] * counted[case]["milliseconds"] for case in ("base", "two micro-batches")
+    )
+    assert two == pytest.approx(2 * one) and one > 0
+
+
 def test_kernels_of_a_micro_batch(counted: dict[str, dict[str, Any]]) -> None:
     """Of three layers, two heads and the tables. The optimizer's depend on how gradients are summed, not on a pass."""
     one, two = (

@@ -40,7 +40,10 @@ def test_every_side_runs(corpus: Path) -> None:
     assert (figures["languages"], figures["lines"]) == (2, 340)
     for name in ("encode_stage_fraction_of_sentencepiece", "two_rank_scaling"):
         assert figures[name] > 0, name
-    assert all(speed > 0 for speed in figures["megabytes_per_second"].values())
+    speeds = figures["megabytes_per_second"]
+    assert speeds.keys() == {"sentencepiece", "encode, one rank", "encode, two ranks"} and min(speeds.values()) > 0
+    lines = [line for of_language in read_lines(corpus / "mono").values() for line in of_language]
+    assert figures["megabytes"] == round(sum(len(line.encode()) for line in lines) / 1e6, 3) and figures["rounds"] == 1
 
 
 def test_lines_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
