@@ -123,6 +123,10 @@ def test_a_model_file_in_fasttexts_format(fasttext_model: str) -> None:
     assert drops("language", settings, lines) == [False, True, True, True, False]
     assert drops("language", settings, lines, languages=("ar",)) == [True, True, False, False, False]
     assert drops("language", settings, lines, languages=("sw",)) == [False] * 5, "the model does not know Swahili"
+    both = f"{LABELLED['arb_Arab']} {LABELLED['ary_Arab']}"  # each label has less than the least share, 0.7
+    alone, *_ = load_identifier(fasttext_model).probabilities([both], ["__label__arb_Arab"], 0.7)
+    assert 0.3 < alone < 0.7
+    assert drops("language", settings | {"probability": 0.3}, [both], languages=("ar",)) == [False], "together more"
 
 
 def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
