@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import step as step_bench
-from bench import xl_step
 from bench.gpu import __main__ as gpu
 from bench.gpu import commands, kernels
 from bench.gpu.parity import CASES, ON_A_GPU, parity
@@ -33,7 +32,6 @@ from bench.synthetic import SyntheticSource, synthetic_rows
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.rows import BOS, EOS
 from xlme_ds.models.tiles import Tiling
-from xlme_ds.recipes import recipe
 
 CPU = Device("cpu")
 GIB = 2**30
@@ -363,53 +361,6 @@ def test_the_text_of_the_commands(tmp_path: Path) -> None:
         assert len(documents) == 100 and {len(document.splitlines()) for document in documents} == {10}
     tagged = [line.split("\t") for line in (tmp_path / "tags/test-de.tsv").read_text().splitlines() if line]
     assert all(tag == commands.TAGS[len(word) % 5] for word, tag in tagged) and len(tagged) > 300
-
-
-def test_the_smallest_step_of_a_large_model(tmp_path: Path) -> None:
-    run = recipe("xl_zero3")
-    small = xl_step.smallest_config(run, tmp_path)
-    assert (small.data.mono_rows, small.data.para_rows, small.data.micro_batch) == (1, 1, 1)
-    engine = small.engine
-    assert (engine.deepspeed, engine.offload_optimizer, engine.offload_parameters) == ("zero3_offload", "nvme", "nvme")
-    assert (engine.precision, engine.gradient_precision, engine.nvme_folder) == ("bf16", "bf16", str(tmp_path / "swap"))
-    assert (small.train.steps, small.optimizer.learning_rate, small.optimizer.warmup_steps) == (3, 1e-5, 0)
-    for chunk, blocks in ((9000, 4), (100, 40)):
-        model = replace(run.model, head_chunk=chunk, vocabulary_blocks=blocks)
-        small = xl_step.smallest_config(replace(run, model=model), tmp_path)
-        assert (small.model.head_chunk, small.model.vocabulary_blocks) == (min(chunk, 4096), max(blocks, 16))
-
-
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        ((5.0, 2.0), ""), ((5.0049, 1.9981), ""), ((5.0051, 2.0), "the loss of step 3 differs by 1.0e-03"),
-        ((5.0, 1.9), "the gradient norm of step 3 differs by 5.0e-02"), ((math.nan, 2.0), "the loss of step 3 differs"),
-    ],
-)  # fmt: skip
-def test_two_third_steps_agree(
-    second: tuple[float, float], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(xl_step, "run_processes", lambda run, data, out: [(5.0, 2.0), second])
-    monkeypatch.setattr(sys, "argv", ["xl_step", "--out", str(tmp_path / "out"), "--data", str(tmp_path)])
-    for name in ("DS_ACCELERATOR", "PYTHONWARNINGS"):
-        monkeypatch.setenv(name, "")  # so that both are as before at the end
-    if said:
-        with pytest.raises(SystemExit, match=said):
-            xl_step.main()
-    else:
-        xl_step.main()
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_full_disk_is_told_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 bytes a parameter."""
-    run = run_config("base_zero1", 2, 2, True)
-    needed = 30 * sum(value for name, value in xl_step.count_parameters(run).items() if name == "trained_total")
-    free = type("Usage", (), {"free": needed - 1})
-    monkeypatch.setattr(xl_step.shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ValueError, match=r"GB free, .* are needed: name another --out"):
-        xl_step.run_processes(run, tmp_path, tmp_path)
-    assert not (tmp_path / "swap").exists()
 
 
 def test_a_rehearsal_does_nothing_twice(tmp_path: Path) -> None:
