@@ -30,11 +30,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def recipe(name: str, **settings: Any) -> "RunConfig":
-    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names,
-    `xlme config --recipe NAME` in a shell the settings, each with its meaning.
+def recipe(name: str, /, **settings: Any) -> "RunConfig":
+    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
+    print(config)  # every setting with its meaning
 
     Raises ValueError for a value of the wrong type or out of range, and for an unknown name or setting, with the
     nearest known name. `dataclasses.replace` changes a configuration too, without a check.
@@ -59,8 +59,12 @@ def pretrain(
     mistake in the settings or the data.
     """
     from . import api
+    from .engine.ranks import SharedError
 
-    return api.pretrain(config, data, out, heldout)
+    try:
+        return api.pretrain(config, data, out, heldout)
+    except SharedError as error:
+        raise ValueError(str(error)) from None
 
 
 def load(folder: Path | str, device: str = "cpu") -> "TextModel":

@@ -133,7 +133,7 @@ def _unicode(text: str) -> str:
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
     """The folders that `data` names, one for each phase."""
-    return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
+    return [Path(data)] if isinstance(data, str | os.PathLike) else [Path(folder) for folder in data]
 
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
@@ -162,6 +162,7 @@ class TextModel:
 
     model = xlme.load("runs/mine")
 
+    `folder` and `device` are what it was loaded with. Functions that take the path of a model take the model too.
     Models with language embeddings need `language`, the code of the text's language, in every call; other models refuse
     it.
     """
@@ -176,6 +177,9 @@ class TextModel:
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Loaded here, not at first use, because an unfinished run may delete the checkpoint later.
         self._run = None if is_export(self.folder) else load_run(self.folder)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     def __repr__(self) -> str:
         cfg = self._encoder.encoder.cfg

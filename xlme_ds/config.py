@@ -414,11 +414,19 @@ class StartConfig:
 class RunConfig(Training):
     """All settings of a pre-training run: a recipe returns it, and `config.json` in the run folder stores it.
 
-    `xlme config --recipe base` prints every setting with its help.
+    `print` and `xlme config --recipe base` print every setting with its help.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     start: StartConfig = field(default_factory=StartConfig)
+
+    def __repr__(self) -> str:
+        return "\n".join(["RunConfig(", *(f"    {name}={value!r}," for name, value in vars(self).items()), ")"])
+
+    def __str__(self) -> str:
+        from .settings_file import to_toml
+
+        return to_toml(self)
 
 
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:

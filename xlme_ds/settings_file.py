@@ -57,10 +57,13 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str,
 
 def _unknown(key: str, hints: Mapping[str, Any], path: Path | str, section: str) -> ValueError:
     """The error of `with_values` for a `key` that is none of `hints`."""
+    in_python = not section and isinstance(path, str)
     near = near_settings(section + key, [*(section + name for name in hints), *dotted(hints)])
+    if in_python and key in dotted(hints):
+        near = [key]
     if not near:
         return no_such("setting", key, hints, section)
-    if not section and isinstance(path, str):  # written in Python
+    if in_python:
         near = ['{}={{"{}": ...}}'.format(*setting.split(".")) for setting in near]
     return ValueError(f"there is no setting {section + key!r}: did you mean {' or '.join(near)}?")
 

@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 import xlme_ds as xlme
-from tests.launch import ROOT
+import xlme_ds.config as configs
+from tests.launch import ROOT, environment
 from xlme_ds.api import ScoredPiece, TextModel, pretrain
 from xlme_ds.config import RunConfig
 from xlme_ds.data.schema import read_manifest, write_manifest
@@ -95,6 +97,23 @@ def test_a_model_says_what_it_is(model: TextModel, run: Path) -> None:
     assert " at step " not in said and f"<model of electra in {run}@2 at step 2: " in repr(xlme.load(f"{run}@2"))
 
 
+def test_a_model_can_be_given_in_place_of_its_folder(run: Path, data: Path) -> None:
+    model: Any = xlme.load(run)
+    found = xlme.evaluate.losses(run, data / "heldout", rows=2)
+    assert xlme.evaluate.losses(model, data / "heldout", rows=2) == found
+    assert xlme.evaluate.losses([model], data / "heldout", rows=2) == found
+
+
+def test_a_mistake_is_a_plain_value_error(tmp_path: Path) -> None:
+    """A class of ours would say nothing to the reader of a traceback."""
+    code = "from xlme_ds import pretrain, recipe; pretrain(recipe('quickstart'), 'none', 'out')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    assert re.match(rb"(\[rank0\]: )?ValueError: none does not exist: ", done.stderr.splitlines()[-1]), done.stderr
+    with pytest.raises(ValueError, match=r"^none does not exist: ") as raised:
+        xlme.finetune.run("ner", "none", "none", tmp_path)
+    assert raised.type is ValueError
+
+
 def test_a_device(run: Path) -> None:
     assert xlme.load(run, device="cpu").device == torch.device("cpu")
     for device in ("cuda:99", "gpu"):
@@ -142,6 +161,11 @@ def test_what_the_package_shows() -> None:
         ValueError, match=r"^train is a dict: give a TrainConfig, such as replace\(config\.train, \.\.\.\)$"
     ):
         xlme.plan.run(replace(base, train={"steps": 5}))  # type: ignore[arg-type]
+    assert xlme.recipe("base", name="mine") == replace(base, name="mine")
+    first, *sections, _ = repr(base).splitlines()
+    names = [line.partition("=")[0].strip() for line in sections]
+    assert first == "RunConfig(" and names == [field.name for field in fields(base)]
+    assert eval(repr(base), vars(configs)) == base and tomllib.loads(str(base))["train"]["steps"] == base.train.steps
     changed = xlme.recipe("base", seed=2, train={"steps": 500}, data={"phase_steps": (1, 2)})
     assert changed == replace(
         base, seed=2, train=replace(base.train, steps=500), data=replace(base.data, phase_steps=(1, 2))
@@ -157,6 +181,7 @@ def test_what_the_package_shows() -> None:
     [
         ({"lr": 1e-4}, "there is no setting 'lr': did you mean optimizer={\"learning_rate\": ...}?"),
         ({"steps": 9}, "there is no setting 'steps': did you mean train={\"steps\": ...}?"),
+        ({"train.steps": 9}, "there is no setting 'train.steps': did you mean train={\"steps\": ...}?"),
         ({"optimiser": {}}, "there is no setting 'optimiser': did you mean optimizer?"),
         ({"optimizer": {"lr": 1}}, "there is no setting 'optimizer.lr': did you mean optimizer.learning_rate?"),
         ({"train": {"steps": 0}}, "train.steps is 0: it must be at least 1"),
@@ -215,7 +240,7 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
     for read in (model.judge, model.fill):
         with pytest.raises(ValueError, match=r"^text is \['hello'\]: it must be a string$"):
             read(["hello"])  # type: ignore[arg-type]
-    for sentences in (3, [3]):
+    for sentences in (3, [3], {"a": 1}, {"a"}):
         said = f"sentences is {sentences}: it must be a string or a list of strings"
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             model.encode(sentences)  # type: ignore[arg-type]

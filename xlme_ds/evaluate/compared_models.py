@@ -1,6 +1,7 @@
 """Load the models of a comparison: encoders, or whole models that predict tokens. On request, untrained models of the
 same shapes are added to the trained ones."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +175,7 @@ def _exported_run(folder: Path) -> TrainedRun:
 def _with_names(models: Models) -> list[tuple[Path, str]]:
     """Returns (folder, name of its model) for every folder. The name is the last part of the folder's path, or the
     whole path if another path has the same last part."""
-    folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
+    folders = [Path(folder) for folder in ([models] if isinstance(models, os.PathLike | str) else models)]
     runs = [run_and_step(folder) for folder in folders]
     last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs]
     names = [

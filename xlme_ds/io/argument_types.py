@@ -1,7 +1,7 @@
 """A decorator for the functions of the Python API: it checks their arguments against their annotations."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -51,6 +51,8 @@ def _fits(value: Any, hint: Any) -> bool:
     for kind in _kinds(hint):
         if get_origin(kind) is not Sequence:
             fits = isinstance(value, _TYPES.get(kind, (object, ""))[0])
+        elif isinstance(value, Mapping | Set):
+            fits = False
         elif isinstance(value, Collection):
             fits = all(_fits(element, get_args(kind)[0]) for element in value)
         else:  # elements that can be read only once are left to the function
