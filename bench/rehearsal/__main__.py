@@ -56,7 +56,7 @@ class Rehearsal:
     gigabytes: float  # 10^9 bytes of text before compression
     source: Path  # folder of real text, with mono/ and para/, that the synthetic text resembles
     out: Path = Path("runs/rehearsal")  # folder on a file system that all nodes share
-    ids: int = 524_288  # size of vocap's vocabulary; 0.06 GB of text suffice for at most 240,000 ids
+    ids: int | None = None  # size of vocap's vocabulary; by default 2,500,000 per gigabyte of text, at most 524,288
     rows: int = 10_000_000  # rows of each task that mix writes
     sentences: int = 1_000_000  # most lines of each language that vocap reads; vocab samples ten times as many in all
     keep: bool = False  # delete neither text nor encoded shards
@@ -65,6 +65,11 @@ class Rehearsal:
     options: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- SBATCH OPTION ...]")] = (
         "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
     )  # fmt: skip
+
+    @property
+    def vocabulary(self) -> int:
+        """The size of vocap's vocabulary, for which the text must suffice: 0.06 GB have 333,158 pieces."""
+        return self.ids or min(round(2_500_000 * self.gigabytes), 524_288)
 
 
 @dataclass(frozen=True)
@@ -208,12 +213,13 @@ class Jobs:
         """Run the training job, which is interrupted once and resumes."""
         out = self.out / "run"
         script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *TRAINING.split()]
+        script += ["--model.vocabulary", str(self.rehearsal.vocabulary)]
 
         def ready() -> bool:
             log = out / "metrics.jsonl"
             return log.exists() and log.read_text().count("\n") >= STOP_AT
 
-        self.job("train", [*script, "--model.vocabulary", self.rehearsal.ids], out, BatchJob.save_and_requeue, ready,
+        self.job("train", script, out, BatchJob.save_and_requeue, ready,
                  XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")  # fmt: skip
 
 
@@ -221,7 +227,7 @@ def prepare(rehearsal: Rehearsal) -> Jobs:
     """Rehearse data preparation, from text to mixed rows. Returns the jobs that have run, to add the training."""
     corpus = files(rehearsal.gigabytes, rehearsal.source)  # a wrong source fails here, before a folder is made
     jobs, out = Jobs(rehearsal), rehearsal.out
-    ids, rows, sentences = rehearsal.ids, rehearsal.rows, rehearsal.sentences
+    ids, rows, sentences = rehearsal.vocabulary, rehearsal.rows, rehearsal.sentences
     text: list[object] = ["--allow-missing"]
     for name in sorted({file.corpus for file in corpus}):
         text += ["--corpus", name, "--where", f"{name}={out / 'text' / name}"]

@@ -1,7 +1,7 @@
 """bench.rehearsal on the small cluster: with a rank, a step and a node killed, the bytes are those of an undisturbed
 run."""
 
-import shutil
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +62,32 @@ def manifests(out: Path) -> dict[str, bytes]:
     return found
 
 
-def test_slurm_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if shutil.which("sbatch") is None:
-        with pytest.raises(SystemExit, match="2"):
-            main(["--gigabytes", "0.06", "--out", str(tmp_path / "out")])
-        assert "there is no sbatch here: start the rehearsal on a login node" in capsys.readouterr().err
+def test_slurm_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        main(["--gigabytes", "0.06", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "there is no sbatch here: start the rehearsal on a login node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "size"), [("0.06", 150_000), ("40", 524_288), ("0.06 --ids 7000", 7000), ("40 --ids 600000", 600_000)]
+)
+def test_the_vocabulary_is_one_that_the_text_suffices_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, size: int
+) -> None:
+    """60 MB have 333,158 pieces. With programs in Slurm's place, which note the jobs: vocap's is the second."""
+    for name, says in (("sbatch", f'echo "$@" >>{tmp_path}/jobs; echo 7'), ("scontrol", "echo JobState=COMPLETED")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono/de.txt.xz").write_bytes(b"x")
+    with pytest.raises(SystemExit, match="2"):  # nothing was encoded
+        main(["--source", str(tmp_path), "--out", str(tmp_path / "out"), "--gigabytes", *words.split()])
+    jobs = (tmp_path / "jobs").read_text().splitlines()
+    assert (
+        f"stage.sh vocap --allow-missing --corpus cc100 --where cc100={tmp_path}/out/text/cc100 --size {size} "
+        in jobs[1]
+    )
