@@ -21,7 +21,7 @@ from .checkpoint_names import checkpoints_of, saved_step
 from .cli import note, number
 from .config import RunConfig
 from .data.schema import LAYOUTS
-from .engine.build import resolve_precision
+from .engine.build import require_kernels, resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
@@ -103,6 +103,7 @@ def dry_run(
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
             on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
+        require_kernels(config)
     if rank:
         return
     info = pretraining_info(config, loader, None, root=False)

@@ -501,19 +501,25 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_folders_are_listed_as_often_for_many_inputs(
+def test_a_small_input_costs_little_however_many_there_are(
     vocab: Path, tmp_path: Path, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else encoding many inputs takes time that grows with their square: each adds files to be listed."""
+    """Folders are listed as often, else time grows with the square; an input waits for the disk once, for its shard."""
     listed: list[str] = []
-    scandir = os.scandir
+    synced: list[int] = []
+    scandir, fsync = os.scandir, os.fsync
 
     def counted(path: str = ".") -> object:
         listed.append(str(path))
         return scandir(path)
 
+    def waited(descriptor: int) -> None:
+        synced.append(descriptor)
+        fsync(descriptor)
+
     monkeypatch.setattr(os, "scandir", counted)
-    often = []
+    monkeypatch.setattr(os, "fsync", waited)
+    often, waits = [], []
     for inputs in (2, 12):
         source, out = tmp_path / f"in{inputs}", tmp_path / f"out{inputs}"
         source.mkdir()
@@ -521,10 +527,12 @@ def test_folders_are_listed_as_often_for_many_inputs(
             for code, sentence in zip(("de", "en"), sentences, strict=False):
                 (source / f"C{number}.de-en.{code}").write_text(f"{sentence}\n{number}\n")
         listed.clear()
+        synced.clear()
         run(EncodeConfig(vocab, out, para=source))
         assert len(read_manifest(out / "para").shards) == inputs
         often.append(sum(path in (f"{out}/para/tasks", f"{out}/para/en-de") for path in listed))
-    assert often[0] == often[1] > 0
+        waits.append(len(synced))
+    assert often[0] == often[1] > 0 and waits[1] - waits[0] == 10
 
 
 def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:

@@ -20,7 +20,7 @@ from bench.gpu.kernels import inputs as inputs_of_shape
 from tests.plan.test_activations import layout, saved_by_a_layer
 from tests.small import MODERN, SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.engine.build import _check_kernels
+from xlme_ds.engine.build import require_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
 from xlme_ds.models.kernel_check import check_kernels
@@ -209,7 +209,7 @@ def main() -> None:
         "whole model": whole_model(),
         "kept": kept(),
         "checked": checked(lambda cfg: check_kernels(cfg, torch.device("cpu"), torch.float16)),
-        "checked before a run": checked(lambda cfg: _check_kernels(RunConfig("test", model=cfg, engine=IN_FP32)), 1),
+        "checked before a run": checked(lambda cfg: require_kernels(RunConfig("test", model=cfg, engine=IN_FP32)), 1),
     }
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 

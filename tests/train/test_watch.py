@@ -294,6 +294,16 @@ def test_a_dry_run_finds_what_a_run_would(folder: Path, config: RunConfig, plain
     assert said[0] == said[1]
 
 
+def test_a_dry_run_finds_kernels_that_cannot_run(
+    folder: Path, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    model = replace(config.model, kernels="triton", heads=2)
+    for call in (dry_run, pretrain):
+        with pytest.raises(SharedError, match=r"interpreter has no bf16 products: set engine\.precision to fp32"):
+            call(replace(config, model=model, engine=EngineConfig(precision="bf16")), folder / "data", tmp_path / "run")
+
+
 def test_a_dry_run_of_a_run_that_is_there(
     folder: Path, config: RunConfig, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,7 +192,7 @@ def build_engine(
     if config.engine.kind == "pipeline":
         from .pipeline_engine import PipelineEngine
 
-        _check_kernels(config)
+        require_kernels(config)
         pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
@@ -206,7 +206,7 @@ def build_engine(
     return assemble(config, objective, fill, loader, heldout)
 
 
-def _check_kernels(config: Training) -> None:
+def require_kernels(config: Training) -> None:
     """Raise SharedError if the model's Triton kernels cannot run, or if their results are wrong, on a rank's GPU or in
     Triton's interpreter."""
     in_bf16 = resolve_precision(config.engine) == "bf16"
@@ -230,7 +230,7 @@ def _check_kernels(config: Training) -> None:
 
 def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
     """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
-    _check_kernels(config)
+    require_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = wrap_layers(objective.build(config.model), config.model, on_gpu())
