@@ -158,7 +158,7 @@ def _text(documented: Any) -> str:
 
 def _settings(config: Any) -> str:
     """Every setting of a run with its default and help, a table for each section."""
-    from xlme_ds.settings_file import help_of
+    from xlme_ds.io.toml import help_of
 
     lines = [f"## xlme.RunConfig\n\n{_text(config)}\nThe tables have the class's defaults, which recipes change.\n"]
     sections = [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]

@@ -12,9 +12,10 @@ import pytest
 from tests.launch import python
 from xlme_ds.config import OptimizerConfig, RunConfig
 from xlme_ds.io.files import write_object
+from xlme_ds.io.toml import to_toml
 from xlme_ds.plan.__main__ import PlanSettings
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
-from xlme_ds.settings_file import read, to_toml, with_values
+from xlme_ds.settings_file import read, with_values
 
 
 def settings(*words: str) -> RunConfig:

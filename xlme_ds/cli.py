@@ -16,9 +16,10 @@ from .config import RunConfig
 from .io.arguments import prepare_tyro
 from .io.errors import in_words, no_such
 from .io.output import open_output
+from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, TORCH_VARIABLES
-from .settings_file import help_of, read, with_values
+from .settings_file import read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")

@@ -424,7 +424,7 @@ class RunConfig(Training):
         return "\n".join(["RunConfig(", *(f"    {name}={value!r}," for name, value in vars(self).items()), ")"])
 
     def __str__(self) -> str:
-        from .settings_file import to_toml
+        from .io.toml import to_toml
 
         return to_toml(self)
 

@@ -8,7 +8,7 @@ import tyro
 
 from .cli import fail, parse, program
 from .config import RunConfig
-from .settings_file import to_toml
+from .io.toml import to_toml
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,12 @@
-"""Reads settings from TOML, JSON or a run's config.json, checks them against their types and ranges, and writes TOML
-with the help of each setting as a comment."""
+"""Reads settings from TOML, JSON or a run's config.json, and checks them against their types and ranges."""
 
-import json
-import math
-import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .config import Range, RunConfig, Settings
+from .config import Range, Settings
 from .io.errors import near_settings, no_such
 from .io.files import read_json, read_object
 
@@ -120,36 +116,3 @@ def _typed(value: Any, hint: Any, problem: str, subject: str = "it") -> Any:
         names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
         raise ValueError(f"{problem}, but {subject} must be {names[expected]}")
     return value
-
-
-def help_of(settings_class: type) -> dict[str, str]:
-    """The help text of each setting of a dataclass, as one line: the docstring below the setting in the source."""
-    from docstring_parser import parse_from_object
-
-    settings = [setting for base in reversed(settings_class.__mro__[:-1]) for setting in parse_from_object(base).params]
-    return {setting.arg_name: " ".join((setting.description or "").split()) for setting in settings}
-
-
-def to_toml(config: RunConfig) -> str:
-    """All settings of `config` as TOML, each below its help text."""
-    lines = [*_section(config)]
-    for field in fields(config):
-        if is_dataclass(section := getattr(config, field.name)):
-            lines += [f"[{field.name}]", *_section(section)]
-    return "\n".join(lines)
-
-
-def _section(settings: Any) -> Iterator[str]:
-    """Lines of TOML for the settings of one dataclass, without its sections."""
-    helps = help_of(type(settings))
-    hints = get_type_hints(type(settings))
-    for name in (field.name for field in fields(settings)):
-        value = getattr(settings, name)
-        if is_dataclass(value):
-            continue
-        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
-        about = helps[name] + (f" One of {', '.join(choices)}." if choices else "")
-        yield from (f"# {line}" for line in textwrap.wrap(about, 110))
-        # JSON and TOML write strings, numbers and lists alike, except infinity and the character U+007F.
-        text = "inf" if value == math.inf else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        yield f"{name} = {text}\n"

@@ -26,7 +26,7 @@ from ..config import (
     UpToOne,
 )
 from ..io.help import read_command, readable
-from ..settings_file import help_of
+from ..io.toml import help_of
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
