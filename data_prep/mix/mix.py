@@ -300,21 +300,21 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else enough_examples(plan, rows)
-    on_root(lambda: _say_shares(plan.order))
+    on_root(lambda: _say_shares(plan.order, "rows" if unit == "slices" else unit))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
     return plan
 
 
-def _say_shares(order: Order) -> None:
-    """Print the shares of the largest languages or pairs; `xlme prep stats` shows all."""
+def _say_shares(order: Order, examples_name: str) -> None:
+    """Print the shares of the largest languages or pairs, which have `examples_name`; `xlme prep stats` shows all."""
     available, heading = sum(order.examples), "language" if order.label == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
-    say(f"{heading:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
+    say(f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}")
     for j in largest[:_TABLE_ROWS]:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
-        say(f"{order.names[j]:<12} {examples:>15,} {shares}")
+        say(f"{order.names[j]:<12} {examples:>19,} {shares}")
     if len(largest) > _TABLE_ROWS:
         say(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 

@@ -286,12 +286,12 @@ def test_the_printed_table_has_the_eight_largest(capsys: pytest.CaptureFixture[s
     examples = (5, 90, 5, 10, 20, 30, 40, 50, 60, 90)
     names = tuple("bcadefghij")
     order = Order(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
-    _say_shares(order)
+    _say_shares(order, "pairs")
     heading, *lines, rest = capsys.readouterr().out.splitlines()
-    assert heading.split()[0] == "pair" and rest == "… 2 more (`xlme prep stats` shows all)"
+    assert heading.split()[:3] == ["pair", "pairs", "available"] and rest == "… 2 more (`xlme prep stats` shows all)"
     assert [line.split()[0] for line in lines] == list("cjihgfed")
     assert lines[2].split() == ["i", "60", "15.000%", "10.000%", "1.67×"]
-    _say_shares(replace(order, names=names[:8], examples=examples[:8], quotas=(9,) * 8, label="mono"))
+    _say_shares(replace(order, names=names[:8], examples=examples[:8], quotas=(9,) * 8, label="mono"), "rows")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[0] == "language" and len(printed) == 9 and printed[-1].split()[0] == "b"
 

@@ -428,6 +428,8 @@ def test_numbers_at_their_limits_are_taken() -> None:
         (59 / 86_400, "less than a minute"),
         (60 / 86_400, "1 min 00 s"),
         (0.5, "12 h 00 min"),
+        (1.0049, "1 day"),
+        (1.0051, "1.01 days"),
         (1.05, "1.05 days"),
         (12.345, "12.3 days"),
         (999.4, "999 days"),

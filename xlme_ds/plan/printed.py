@@ -111,7 +111,7 @@ def _time(days: float) -> str:
     if days >= 999.5:
         return f"{float(f'{days:.3g}'):,.0f} days"
     if days >= 1:
-        return f"{days:.3g} days"
+        return f"{days:.3g} days" if days >= 1.005 else "1 day"
     return duration(days * DAY) if days * DAY >= 60 else "less than a minute"
 
 
