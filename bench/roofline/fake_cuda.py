@@ -13,15 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from xlme_ds.io.folders import private_folder
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def _compiled(torch: Path) -> Path:
     version = importlib.metadata.version("torch")
-    folder = Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}"
+    folder = private_folder(Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}")
     library = folder / f"fake_cuda-{version}-{int(SOURCE.stat().st_mtime)}.so"
     if not library.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
         partial = library.with_suffix(f".{os.getpid()}")
         include, linked = torch / "include", torch / "lib"
         flags = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{include}", f"-I{include}/torch/csrc/api/include"]

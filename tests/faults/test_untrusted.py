@@ -4,6 +4,7 @@ else."""
 import ast
 import json
 import os
+import tempfile
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.roofline import fake_cuda
 from data_prep.filters.clean import Counts
 from data_prep.readers import find_pairs, pairs
 from tests.launch import ROOT
@@ -164,3 +166,17 @@ def test_a_cache_that_others_can_write_is_not_read(tmp_path: Path, mode: int) ->
     taken = private_folder(folder)
     assert (taken == folder) == (mode in (0o700, 0o755))
     assert taken.parent == tmp_path and not taken.stat().st_mode & 0o022
+
+
+def test_a_library_that_another_user_planted_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a bench compiles into a folder of the machine. With a program in the compiler's place."""
+    (tmp_path / "g++").write_text('#!/bin/bash\nwhile [ "$1" != -o ]; do shift; done\necho ours >"$2"\n')
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = fake_cuda._compiled(Path("torch"))
+    assert first.read_text() == "ours\n" and fake_cuda._compiled(Path("torch")) == first
+    first.write_text("planted\n")
+    first.parent.chmod(0o777)
+    again = fake_cuda._compiled(Path("torch"))
+    assert again.read_text() == "ours\n" and not again.parent.stat().st_mode & 0o022
