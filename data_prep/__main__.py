@@ -31,8 +31,10 @@ _OTHER_LIMIT = 10**15  # the largest value of all other settings
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
-    "encode --mono mono --para para --vocab vocab --out encoded",
+    "encode --mono mono --para para --vocab vocab --out encoded --split train",
     "mix --encoded encoded --vocab vocab --out mixed --mono-rows 200000 --para-rows 50000",
+    "encode --mono mono --para para --vocab vocab --out kept --split heldout",
+    "mix --encoded kept --vocab vocab --out heldout --mono-rows 512 --para-rows 512",
 )
 
 

@@ -542,6 +542,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
         ("compare", "--recipes --budgets --data --heldout --out"),
         ("prep mix", "--encoded --vocab --out"),
         ("prep encode", "--vocab --out"),
+        ("prep vocab", "--out"),
     ],
 )
 def test_help_has_the_required_flags_and_a_command(
@@ -556,6 +557,24 @@ def test_help_has_the_required_flags_and_a_command(
     assert example is not None, shown
     flags = set(re.findall(r"--[\w-]+", example[1]))
     assert set(required.split()) <= flags <= set(re.findall(r"--[\w-]+", shown.replace(example[0], "")))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("help", "In Python: import xlme_ds as xlme; help(xlme)"),
+        ("help prep", "--split heldout"),
+        ("audit --help", "a run with --train.audit"),
+        ("evaluate pairs --help", "of training. Its `--data` is"),
+        ("finetune --help", "a word, a tab and its tag"),
+    ],
+)
+def test_help_has_what_a_newcomer_needs(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        commands.main(words.split())
+    shown = capsys.readouterr().out
+    assert said in " ".join(shown.replace("│", "").split())
+    assert "\n\n\n" not in shown and "Returns" not in shown
 
 
 def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:

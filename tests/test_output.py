@@ -143,6 +143,13 @@ def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
     assert sh(f'{sys.executable} -c "{code}" >&-') == (0, "")
 
 
+def test_deepspeed_warns_of_no_cpu() -> None:
+    variables = {name: value for name, value in environment().items() if name != "DS_ACCELERATOR"}
+    code = "import xlme_ds.engine.deepspeed_compat, logging; logging.getLogger('DeepSpeed').warning('another')"
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert [line.rpartition("] ")[2] for line in done.stdout.splitlines()] == ["another"], done.stdout
+
+
 def test_variables_of_another_launcher_do_not_silence_a_command() -> None:
     code, errors = sh("xlme plan --recipe none", **distributed(1, 2, free_port()))
     assert code == 2 and "there is no recipe 'none': choose one of" in errors

@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
         print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists the flags)\n", *lines]))
         print("\nTo begin: xlme quickstart --out runs/first. The version: xlme version.")
+        print("In Python: import xlme_ds as xlme; help(xlme)")
         return 0
     if argv[0] in ("--version", "version"):
         print(f"xlme_ds {__version__}")

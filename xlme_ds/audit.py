@@ -39,12 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
-    """Check that a run read every row that its steps ask for exactly once. When a run begins its data again, it numbers
-    the rows on. Returns a sentence for every fault, and a summary.
+    """Check that a run with --train.audit read every row that its steps ask for exactly once. When a run begins its
+    data again, it numbers the rows on.
 
     Args:
         run: Run folder.
         data: The data folder on which the run was trained; one folder for each phase, if it has several.
+
+    Returns:
+        A sentence for every fault, and a summary.
     """
     require_folder(run, "name a run folder")
     newest, _ = Checkpoints(run, 1, 0).newest()

@@ -211,4 +211,5 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             counts={"by_language": by_language},
         ),
     )
-    say(f"{stage.folder}: {len(tasks)} inputs, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")
+    inputs = f"{len(tasks)} input{'s' * (len(tasks) != 1)}"
+    say(f"{stage.folder}: {inputs}, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")

@@ -269,10 +269,11 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
             other_files.append(name)
         else:
             other_codes.add("-".join(codes))
-    code_label = "languages" if corpus.task == "mono" else "pairs"
-    for label, unread in (("files", other_files), (code_label, sorted(other_codes))):
+    code_label = "language" if corpus.task == "mono" else "pair"
+    for label, unread in (("file", other_files), (code_label, sorted(other_codes))):
         if unread:
-            warn(f"{corpus.where} has {len(unread)} {label} that {corpus.name} does not read: {_first_few(unread)}")
+            count = f"{len(unread)} {label}{'s' * (len(unread) != 1)}"
+            warn(f"{corpus.where} has {count} that {corpus.name} does not read: {_first_few(unread)}")
 
 
 def _first_few(names: Sequence[str]) -> str:

@@ -27,7 +27,10 @@ _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the 
 
 @dataclass(frozen=True)
 class VocabConfig(TextConfig):
-    """Train a vocabulary, take over an existing SentencePiece model, or extend one with new languages."""
+    """Train a vocabulary, take over an existing SentencePiece model, or extend one with new languages.
+
+    xlme prep vocab --mono mono --out vocab --size 32000
+    """
 
     out: Path
     """Output folder: sentencepiece.model and manifest.json."""

@@ -666,7 +666,7 @@ def test_nllb_and_ccmatrix_as_they_are_laid_out(tmp_path: Path, capsys: pytest.C
         (name, by_score), *_ = make_filters(source.filters, "para", "x").text
         assert name == "score" and by_score(Sides(([], []), source.languages, scores)).tolist() == [False, True]
     assert [source.name for source in found] == ["en-de", "en-zh-Hant"]
-    assert "has 1 pairs that nllb does not read: ace_Latn-eng_Latn" in capsys.readouterr().err
+    assert "has 1 pair that nllb does not read: ace_Latn-eng_Latn" in capsys.readouterr().err
     (tmp_path / "ccm").mkdir()
     text = "".join(f"{score}\t{a}\t{b}\n" for a, b, score, _ in rows)
     (tmp_path / "ccm" / "de-en.bitextf.tsv.gz").write_bytes(gzip.compress(text.encode()))
@@ -810,7 +810,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
     (tmp_path / "README").write_text("")
     assert [source.name for source in inputs("opus", f"opus={tmp_path}")] == ["en-fr", "en-zh-Hans", "en-zh-Hant"]
     warnings = capsys.readouterr().err
-    assert "has 1 files that opus does not read: README" in warnings
+    assert "has 1 file that opus does not read: README" in warnings
     assert "has 3 pairs that opus does not read: en-war, en-xx, pt-pt_br" in warnings
 
 

@@ -189,7 +189,7 @@ def test_a_text_that_is_packed_and_unpacked_is_read_once(tmp_path: Path, capsys:
     """By the order of the patterns; within one nobody can say which is the newer."""
     files = ["{lang}/*.x.gz", "{lang}/*.x"]
     assert by_name(inputs(tmp_path, "cc100", files, '["de"]', "de/0.x", "de/0.x.gz")) == {"de": ["de/0.x.gz"]}
-    assert "has 1 files that x does not read: de/0.x\n" in capsys.readouterr().err
+    assert "has 1 file that x does not read: de/0.x\n" in capsys.readouterr().err
     for pattern, more in (("{lang}/*", ()), ("{lang}/*.x*", ("de/0.x.zst",))):
         with pytest.raises(ValueError, match=r"de/0\.x and .*de/0\.x\.(gz|zst) have names of the same text"):
             inputs(tmp_path, "cc100", pattern, '["de"]', *more)
@@ -283,7 +283,7 @@ def test_a_pair_in_both_directions_would_count_twice(
 def test_a_direction_that_is_not_listed_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = inputs(tmp_path, "tsv", "{src}-{tgt}.x", '["en-de"]', "en-de.x", "de-en.x")
     assert by_name(found) == {"en-de": ["en-de.x"]}
-    assert "has 1 files that x does not read: de-en.x\n" in capsys.readouterr().err
+    assert "has 1 file that x does not read: de-en.x\n" in capsys.readouterr().err
 
 
 def test_a_folder_of_pairs_in_both_directions(tmp_path: Path) -> None:

@@ -256,8 +256,8 @@ def test_fineweb2_as_it_is_laid_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     german = [source for source in found if source.name == "de"]
     assert [list(documents(source, Counts("documents"))) for source in german] == [[["deu_Latn"], [n]] for n in "01"]
     warnings = capsys.readouterr().err
-    assert "has 1 files that fineweb2 does not read: data/deu_Latn/test/000_00000.parquet" in warnings
-    assert "has 1 languages that fineweb2 does not read: gsw_Latn" in warnings
+    assert "has 1 file that fineweb2 does not read: data/deu_Latn/test/000_00000.parquet" in warnings
+    assert "has 1 language that fineweb2 does not read: gsw_Latn" in warnings
     assert find_sources(TextConfig(corpus=("fineweb2",), where=(f"fineweb2={tmp_path}",)))["mono"].settings
 
 

@@ -367,7 +367,8 @@ def test_files_that_are_lost_are_counted_and_the_first_eight_named(
         capsys.readouterr()
         assert not stage.finished(1)
     named = ", ".join(f"{number}.txt" for number in range(min(lost, 8))) + " …" * (lost > 8)
-    words = f"warning: {lost} files of {tmp_path} are missing or damaged; made again: {named}\n"
+    files = "file is" if lost == 1 else "files are"
+    words = f"warning: {lost} {files} missing or damaged in {tmp_path}; made again: {named}\n"
     assert capsys.readouterr().err == words
     assert [stage.task_result(f"task-{number}") is None for number in range(10)] == [n < lost for n in range(10)]
 

@@ -263,6 +263,8 @@ def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.
     (changed,) = (line for line in others if "not as the recipe" in line)
     assert "data.alternate True" in changed and "engine.precision" not in changed
     assert not any("GPUs" in line or "times" in line for line in others)
+    monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: False)
+    assert opening_lines(turns, Path("runs/mine"), 0, loader, 2, info)[0] == f"{first} on the CPU"
 
 
 def test_what_differs_from_the_recipe_is_what_was_set() -> None:

@@ -288,7 +288,8 @@ def _print_checkpoints(run: Path, checksums: bool) -> bool:
         sound &= fault is None
         if fault is None:
             size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
-            print(f"{folder.name}  {size:,.1f} MiB  saved by {read_state(folder)['world']} processes")
+            world = read_state(folder)["world"]
+            print(f"{folder.name}  {size:,.1f} MiB  saved by {world} process{'es' * (world != 1)}")
         else:
             print(f"{folder.name}  not usable: {fault}")
     return sound

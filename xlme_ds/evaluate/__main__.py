@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 def tatoeba(options: _Layers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
-    `--data` is a folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
+    Its `--data` is a folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
     from . import retrieval
 
@@ -47,7 +47,7 @@ def tatoeba(options: _Layers) -> None:
 def pairs(options: _Layers, limit: int = 1000) -> None:
     """Sentence retrieval on translation pairs kept out of training.
 
-    `--data` is a data folder that holds para/, or a folder of line-aligned text: X.en-de.en with X.en-de.de, or
+    Its `--data` is a data folder that holds para/, or a folder of line-aligned text: X.en-de.en with X.en-de.de, or
     en-de.txt.zip.
 
     Args:
@@ -61,7 +61,7 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
 def align(options: _Layers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
-    `--data` is a folder named a-b that has test.a, test.b and alignv2.txt or align.txt, or a folder of such folders.
+    Its `--data` is a folder named a-b that has test.a, test.b and alignv2.txt or align.txt, or a folder of those.
 
     Args:
         apart: Give the model the two sentences of a pair as two inputs instead of joined in one.
@@ -77,7 +77,7 @@ def align(options: _Layers, apart: bool = False) -> None:
 def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """The losses of pre-training on held-out text, overall and by language, under the same masks for every model.
 
-    `--data` is a data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
+    Its `--data` is a data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
 
     Args:
         rows: How many rows of each task are read, from the start.
@@ -95,7 +95,7 @@ def perplexity(
     """Perplexity by language on monolingual text. The mean is over the tokens that a model's objective predicts: the
     masked tokens, or all tokens.
 
-    `--data` is a data folder that holds mono/, encoded with the models' vocabulary.
+    Its `--data` is a data folder that holds mono/, encoded with the models' vocabulary.
 
     Args:
         passes: How often the rows are read, each time with other masks, which are the same for every model.
@@ -114,7 +114,7 @@ def perplexity(
 def words(options: _Encoder) -> None:
     """Compare words with their translations in the lookup table: cosine, distance, and correlation with human scores.
 
-    `--data` is a folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or with dictionaries such as
+    Its `--data` is a folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or with dictionaries like
     en-de.txt. Subfolders are searched too.
     """
     from . import lookup_table

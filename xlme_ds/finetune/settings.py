@@ -109,8 +109,9 @@ class FinetuneSettings:
     model: Path
     """Folder of a pre-training run (RUN@STEP: of one of its checkpoints), or of an export."""
     data: tuple[Path, ...]
-    """Folders with the task's files, which have XTREME's names, such as train-en.tsv and test-de.tsv for `ner`. The
-    training files of a task of questions may be in a folder of their own."""
+    """Folders with the task's files, which have XTREME's names, such as train-en.tsv and test-de.tsv for `ner`. For
+    tags, a line has a word, a tab and its tag, and an empty line ends a sentence; for pairs, two texts and a label with
+    tabs between them; questions are in SQuAD's JSON, and their training files may be in a folder of their own."""
     out: Path
     """Folder for scores, predictions and weights. If there are several runs, each has its own folder below it. Give it
     again to resume."""

@@ -28,13 +28,14 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     data, engine = config.data, config.engine
     rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
+    precision = engine.precision + ("" if on_gpu() else " on the CPU")
     engine_name = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
     network_sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
     total = info.parameters.get("trained_total", sum(network_sizes.values()))
     counts = ", ".join(f"{name} {number(count)}" for name, count in network_sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
-        f"{'process' if world == 1 else 'processes'}, {engine_name}, {engine.precision}",
+        f"{'process' if world == 1 else 'processes'}, {engine_name}, {precision}",
         f"  model: {number(total)} parameters ({counts})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
         f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
