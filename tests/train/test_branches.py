@@ -578,6 +578,8 @@ def test_held_out_text_is_that_of_no_phase(
         manifest, theirs = (read_manifest(folder / "mono") for folder in (unseen, parts[phase]))
         shutil.copy(parts[phase] / "mono" / theirs.shards[1].name, unseen / "mono" / manifest.shards[1].name)
         write_manifest(unseen / "mono", replace(manifest, shards=(manifest.shards[0], theirs.shards[1])))
+        for folder, text in zip((*parts, unseen), "abc", strict=True):
+            change(folder, encoded=text)
     elif how == "text":
         for folder, text in ((parts[1 - phase], "a"), (parts[phase], "b"), (unseen, "b")):
             change(folder, encoded=text)
