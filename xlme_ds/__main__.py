@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from . import __version__
-from .cli import fail
+from .cli import fail, note
 from .io.errors import no_such
 from .io.output import open_output
 from .run_commands import LAUNCHED
@@ -55,7 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
         fail("xlme", ValueError(f"{name} is no command: name a command first, for example {example}"))
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
-    code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+    try:
+        code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+    except KeyboardInterrupt:
+        note(f"xlme {name}: interrupted")
+        return 130  # as a shell reports SIGINT
     if name in LAUNCHED:  # these commands return only after success; their threads could crash at Python's own exit
         from .engine.ranks import exit_now
 

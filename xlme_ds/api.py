@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint_names import checkpoints_of, saved_step
-from .cli import note, number
+from .cli import number
 from .config import RunConfig
 from .data.schema import LAYOUTS
 from .engine.build import require_kernels, resolve_precision
@@ -66,12 +66,6 @@ def pretrain(
     warnings.filterwarnings("ignore", category=FutureWarning)
     config = _validated(config, profiled)
     folders, run_folder, heldout_folder = _folders(data), Path(out), None if heldout is None else Path(heldout)
-
-    if heldout is None:
-        note(
-            "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
-            "`xlme prep encode --split` keeps some text out of training"
-        )
 
     def report(state: dict[str, Tensor]) -> Path:
         showcase(run_folder, config, state, folders, heldout_folder)
@@ -221,7 +215,9 @@ class TextModel:
         """
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
-            raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
+            raise ValueError(
+                f"there is no layer {layer}: choose 0 to {encoder.cfg.discriminator_layers}, or -1 for the last"
+            )
         texts = [sentences] if isinstance(sentences, str) else sentences
         ids = [vocabulary.encode(_unicode(text)) for text in texts]
         vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
@@ -260,6 +256,8 @@ class TextModel:
         """
         (encoder, vocabulary), head = self._discriminator
         ids = vocabulary.encode(_unicode(text))
+        if MASK in text:
+            raise ValueError(f"the text has {MASK}, which only `fill` reads: write words in its place")
         # The first and the last score belong to special tokens, which `ids` does not have.
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]

@@ -81,19 +81,24 @@ def run_subcommand(
     arguments: list[str] | None,
     description: str | None = None,
 ) -> None:
-    """Call the function that the first argument names, with the other arguments. Raises ValueError for a name that is
-    not in `functions`. `kind` is the word for such a name in the error."""
+    """Call the function that the first argument names, with the other arguments. A user's mistake ends the process with
+    one sentence and exit code 2. `kind` is the word for the name of a function in the error."""
     import tyro
 
     from .io.help import read_command
 
     argv = sys.argv[1:] if arguments is None else arguments
-    if argv and argv[0] in functions:
-        read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
-    elif argv and argv[0] not in ("-h", "--help"):
-        raise no_such(kind, argv[0], functions)
-    else:
+    if not _HELP_FLAGS.isdisjoint(argv[:1]):
         tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=argv)
+    elif not argv or argv[0].startswith("-"):
+        fail(prog, ValueError(f"name a {kind} first: one of {', '.join(functions)}"))
+    elif argv[0] not in functions:
+        fail(prog, no_such(kind, argv[0], functions))
+    else:
+        try:
+            read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
+        except (ValueError, OSError) as error:
+            fail(f"{prog} {argv[0]}", error)
 
 
 def parse(
@@ -130,7 +135,7 @@ def parse(
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
-    rest = checked(command, rest)
+    rest = checked(command, rest, optional=["--name"])  # a recipe has a name
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"

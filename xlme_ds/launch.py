@@ -29,7 +29,9 @@ def command(argv: list[str]) -> list[str]:
     would ignore the option and train on this machine alone."""
     index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
     if index is None:
-        raise ValueError(f"only {' and '.join(LAUNCHED)} can be launched: name one, and its flags after it")
+        near = [name for word in argv for name in get_close_matches(word, LAUNCHED, n=1)]
+        advice = f"did you mean {near[0]}?" if near else "name one, and its flags after it"
+        raise ValueError(f"only {' and '.join(LAUNCHED)} can be launched: {advice}")
     options, gpus = take_flag(argv[:index], "--gpus")
     rest, misplaced = take_flag(argv[index:], "--gpus")
     if misplaced is not None:

@@ -94,6 +94,9 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     sources_by_kind = find_sources(config)
     if config.sentences and "mono" not in sources_by_kind:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
+    inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
+    if not any(size for source in inputs for _, size in source.files):
+        raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {
             "task": kind,
@@ -116,8 +119,11 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         for source in sources.inputs:
             for path in source.paths:
-                if path.local and stage.folder.resolve() in path.local.resolve().parents:
+                parents = path.local.resolve().parents if path.local else ()
+                if stage.folder.resolve() in parents:
                     raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
+                if config.out.resolve() in parents[:1]:
+                    raise ValueError(f"{path} is in {config.out}: choose another --out")
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks

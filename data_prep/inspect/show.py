@@ -20,6 +20,7 @@ from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.folders import require_folder
 
 _SPACE = "▁"  # SentencePiece's mark of a space
 
@@ -80,6 +81,7 @@ def _run(config: ShowConfig) -> None:
     if not 0 <= fraction < 1:
         raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
     if not tasks:
+        require_folder(config.data, "name the folder that `xlme prep mix` wrote")
         raise ValueError(
             f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
             "`xlme prep mix` wrote"
@@ -106,7 +108,7 @@ def _show(config: ShowConfig, task: str) -> str:
     with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
         language = language and language_of(language)
     if language is not None and language not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
+        raise ValueError(f"{config.data} has no text in {language}: its languages are {', '.join(manifest.languages)}")
     row: ShownRow | None = None
     rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
     for row in islice(rows_from(folder, manifest, config.start, language), rows):

@@ -22,6 +22,7 @@ from data_prep.parallel import on_root
 from data_prep.progress import printable
 from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, Manifest, read_manifest
+from xlme_ds.io.folders import require_folder
 
 TITLES = {"mono": "Languages", "para": "Language pairs"}
 
@@ -61,6 +62,7 @@ def run(config: StatsConfig) -> None:
     `config.encoded`."""
     tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
     if not tasks:
+        require_folder(config.data, "name the folder that `xlme prep mix` wrote")
         raise ValueError(
             f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
             "`xlme prep mix` wrote"

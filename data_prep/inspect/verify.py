@@ -21,6 +21,7 @@ from data_prep.store import finished_results, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
+from xlme_ds.io.folders import require_folder
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def _stage_folders(data: Path) -> list[Path]:
         if (folder / "settings.json").exists() or (folder / "manifest.json").exists()
     ]
     if not folders:
+        require_folder(data, "name a folder that encode or mix wrote")
         raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
     return folders
 

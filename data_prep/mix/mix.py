@@ -91,7 +91,10 @@ class MixConfig:
         """Raise ValueError for settings that cannot work."""
         if not 8 <= self.row_tokens <= 32767:
             raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
-        if min(self.mono_rows, self.para_rows) < 0 or self.mono_rows + self.para_rows == 0:
+        for name, rows in (("mono", self.mono_rows), ("para", self.para_rows)):
+            if rows < 0:
+                raise ValueError(f"--{name}-rows is {rows}: it must be at least 0")
+        if self.mono_rows + self.para_rows == 0:
             raise ValueError(
                 "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
             )
@@ -152,6 +155,8 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
     for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():
             other = read_manifest(folder)
+            if other.stage != "mix":
+                raise ValueError(f"{folder} was written by stage {other.stage}, not mix: choose another --out")
             for setting, theirs, ours in (
                 ("--vocab of SHA-256", other.vocabulary_sha256[:12], vocabulary_sha256[:12]),
                 ("--row-tokens", other.settings.get("row_tokens"), config.row_tokens),
@@ -194,7 +199,8 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
                 # The other order of the same languages, such as de-en for en-de, is the best suggestion.
                 reversed_pair = [pair for pair in all_names if sorted(pair.split("-")) == sorted(name.split("-"))]
                 similar = reversed_pair or difflib.get_close_matches(name, all_names, n=1)
-                hint = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(sorted(all_names)[:8])} …"
+                known = ", ".join(sorted(all_names)[:8]) + (" …" if len(all_names) > 8 else "")
+                hint = f"did you mean {similar[0]!r}?" if similar else f"there are {known}"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {hint}")
         if not any(set(group) <= task_names for task_names in names.values()):
             raise ValueError(
@@ -295,6 +301,8 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     shards: Sequence[EncodedShard] = run_tasks(survey_shard, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
         advice = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
+        if any(shard.too_long for shard in shards):
+            advice = "raise --row-tokens"
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {advice}")
     sampling = _sampling(config, encoded)
     into = languages.index(config.into) if config.into in languages else None

@@ -102,6 +102,8 @@ def test_units_of_monolingual_rows_need_such_rows(unit: str, setting: dict[str, 
 
 
 def test_encode_and_show(tmp_path: Path, vocab: Path) -> None:
+    with pytest.raises(ValueError, match="none does not exist: name the folder that `xlme prep mix` wrote"):
+        show.run(show.ShowConfig(tmp_path / "none"))
     (tmp_path / "en.txt").write_text("All human beings\n")
     asked = encode.EncodeConfig(vocab, tmp_path / "out", mono=tmp_path, max_pair_tokens=2, block_bytes=1)
     for setting, value in (("max_pair_tokens", 1), ("block_bytes", 0)):

@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode.encode import EncodeConfig, _plans, _run_plan, run
@@ -288,6 +288,22 @@ def test_no_file_is_removed_that_encode_did_not_write(vocab: Path, tmp_path: Pat
     for out in ("out", "link"):
         with pytest.raises(ValueError, match=rf"out/mono/en/000-part\.txt is in .*/{out}/mono, where the shards would"):
             run(EncodeConfig(vocab, tmp_path / out, corpus=(str(tmp_path / "c.toml"),)))
+    with pytest.raises(ValueError, match=r"in/en\.txt is in .*/in: choose another --out"):
+        run(EncodeConfig(vocab, tmp_path / "in", mono=tmp_path / "in"))
+    assert not (tmp_path / "in/mono").exists()
+
+
+def test_inputs_without_text_are_refused(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    text = tmp_path / "in/en.txt"
+    text.parent.mkdir()
+    text.touch()
+    config = EncodeConfig(vocab, tmp_path / "out", mono=text.parent)
+    with pytest.raises(ValueError, match=r"^all inputs are empty, such as .*/in/en\.txt: name files that have text$"):
+        run(config)
+    assert not (tmp_path / "out").exists()
+    text.write_text(sentences[0])
+    run(config)
+    assert read_manifest(tmp_path / "out/mono").rows == 1
 
 
 @pytest.mark.parametrize(
@@ -344,6 +360,7 @@ LINES = st.one_of(
 def test_any_bytes_are_encoded_and_accounted_for(
     vocab: Path, mono: list[bytes], para: list[tuple[bytes, bytes]]
 ) -> None:
+    assume(b"\n".join(mono) or para)  # empty files alone are refused
     size = Vocabulary(vocab).size
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -263,6 +263,7 @@ def test_the_rows_that_pairs_fill_within_a_bound(corpus: Corpus, tmp_path: Path)
     ("settings", "words"),
     [
         ({"share": ("dee=0.1",)}, r"--share names 'dee', of which nothing is mixed from .*: did you mean 'de'"),
+        ({"share": ("xx=0.1",)}, r"--share names 'xx', of which nothing is mixed from .*: there are de, [^…]*$"),
         ({"share": ("en-zh-Hans=0.1",)}, "--share names 'en-zh-Hans', of which nothing is mixed"),
         ({"share": ("zh-Hans-en=0.1",), "para_rows": 5}, "names 'zh-Hans-en', .*: did you mean 'en-zh-Hans'"),
         ({"share": ("de=0.7", "en=0.4")}, r"sum to 1\.1, which leaves nothing for the other languages"),
@@ -647,12 +648,16 @@ def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_pa
         assert folder_bytes(out) == before
         run(corpus.config(out, **asked))
         assert before.items() < folder_bytes(out).items()
+        with pytest.raises(ValueError, match=f"{other} was written by stage encode, not mix: choose another --out"):
+            run(corpus.config(corpus.folder, **asked))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({}, "no rows are asked for"),
+        ({"mono_rows": -5, "para_rows": 5}, "--mono-rows is -5: it must be at least 0"),
+        ({"para_rows": -5}, "--para-rows is -5: it must be at least 0"),
         ({"mono_rows": 5, "row_tokens": 4}, "--row-tokens is 4"),
         ({"mono_rows": 5, "alpha": 2.0}, "--alpha is 2.0"),
         ({"mono_rows": 5, "rows_per_shard": 0}, "--rows-per-shard is 0"),

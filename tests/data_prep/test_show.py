@@ -140,8 +140,8 @@ def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixtu
     ("settings", "message"),
     [
         ({"start": ROWS}, f"has no row from row {ROWS} on: it has {ROWS}"),
-        ({"language": "sw"}, "has no text in sw: its languages are de en fr"),
-        ({"language": "english"}, "has no text in english: its languages are de en fr"),
+        ({"language": "sw"}, "has no text in sw: its languages are de, en, fr"),
+        ({"language": "english"}, "has no text in english: its languages are de, en, fr"),
         ({"task": "para", "language": "fr"}, "has no row in fr from row 0 on"),
         ({"rows": 0}, "--rows is 0"),
         ({"mask_fraction": 1.0}, "--mask-fraction is 1.0"),

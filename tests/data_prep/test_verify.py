@@ -190,6 +190,8 @@ def test_another_vocabulary_and_an_unfinished_folder(copied: Path) -> None:
         ValueError, match=r"manifest\.json does not exist: name the folder that `xlme prep encode` or `mix` "
     ):
         run(VerifyConfig(copied / "encoded"))
+    with pytest.raises(ValueError, match="none does not exist: name a folder that encode or mix wrote"):
+        run(VerifyConfig(copied / "none"))
     with pytest.raises(ValueError, match="holds neither mono/ nor para/"):
         run(VerifyConfig(copied))
 

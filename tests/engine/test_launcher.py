@@ -242,7 +242,7 @@ def test_a_port_in_use() -> None:
 
 def test_a_store_of_torchrun_that_is_not_its_own() -> None:
     """A process that is started in a script of torchrun's, whose variables it has."""
-    assert "manifest.json does not exist" in command(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none")
+    assert ". has no mono/: name the folder" in command(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none")
 
 
 def test_no_place_for_extensions() -> None:

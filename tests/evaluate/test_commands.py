@@ -399,7 +399,8 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
             main(list(arguments))
         assert left.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("xlme evaluate: error: ")
+        test = arguments[0] if arguments[0] != "pair" else ""
+        assert line.startswith(f"xlme evaluate {test}".rstrip() + ": error: ")
         return line
 
     data = ["--data", str(tatoeba)]

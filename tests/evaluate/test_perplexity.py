@@ -25,7 +25,7 @@ from xlme_ds.evaluate import heldout_losses
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.compared_models import load_predictors, trained_on
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.predicted_tokens import perplexity, rows_by_language
+from xlme_ds.evaluate.predicted_tokens import perplexities, perplexity, perplexity_tables, rows_by_language
 from xlme_ds.export.export_run import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
@@ -150,6 +150,13 @@ def test_bits_per_character_count_the_characters_of_the_text(
         letters = sum(len("".join(map(vocabulary.piece, row))) for row in rows)
         bits = value["nll"] * sum(map(len, rows)) / math.log(2)
         assert value["bits_per_character"] == pytest.approx(bits / letters)
+
+
+def test_a_model_that_diverged_has_an_infinite_perplexity() -> None:
+    scores = perplexities({"de": (1e6, 3), "en": (700.0, 3)}, {"de": 1.0, "en": 1.0})
+    assert [scores["languages"][code]["perplexity"] for code in ("de", "en")] == [math.inf, math.exp(700)]
+    table, _ = perplexity_tables({"models": [scores | {"model": "m", "term": "mlm"}], "rows": {"de": 1, "en": 1}})
+    assert [row[2] for row in table.rows] == ["inf", f"{math.exp(700):,.1f}", "inf"]
 
 
 def test_an_export_gives_what_its_run_gives(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

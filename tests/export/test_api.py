@@ -236,7 +236,15 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
         with pytest.raises(ValueError, match="the text has no Unicode character at position 2: decode it as UTF-8"):
             read(os.fsdecode(b"a \xff<mask>"))
         with pytest.raises(ValueError, match="has no language embeddings, so it reads texts of all languages alike"):
-            read("a <mask>", language="zzz")
+            read("a <mask>" if read == model.fill else "a", language="zzz")
+    with pytest.raises(ValueError, match=r"^the text has <mask>, which only `fill` reads: "):
+        model.judge("a <mask> b")
+    with pytest.raises(ValueError, match=r"^layer is True: it must be a whole number$"):
+        model.encode("a", layer=True)
+    with pytest.raises(ValueError, match=r"^folder is '': it must be a path$"):
+        xlme.load("")
+    with pytest.raises(ValueError, match=r"^models is \['a', ''\]: it must be a path or a list of paths$"):
+        xlme.evaluate.pairs(["a", ""], "d")
     for read in (model.judge, model.fill):
         with pytest.raises(ValueError, match=r"^text is \['hello'\]: it must be a string$"):
             read(["hello"])  # type: ignore[arg-type]
@@ -250,7 +258,7 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
     last: Any = np.int64(layers)
     assert all(np.array_equal(model.encode(texts, layer=last), model.encode([TEXT])) for texts in several)
     for layer in (-2, layers + 1, 99):
-        with pytest.raises(ValueError, match=f"there is no layer {layer}: the model has layers 0 to {layers}$"):
+        with pytest.raises(ValueError, match=f"there is no layer {layer}: choose 0 to {layers}, or -1 for the last$"):
             model.encode([TEXT], layer=layer)
     longest = model._encoder.encoder.cfg.max_positions - 2  # the special tokens take two
     one = "kalo" if len(model.judge("kalo")) == 1 else "o"
@@ -278,8 +286,20 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
         xlme.load(run / "checkpoints/step_00000002")
     with pytest.raises(ValueError, match="step_00000003 does not exist: name the folder"):
         xlme.load(run / "checkpoints/step_00000003")
-    with pytest.raises(ValueError, match="fetched by `hf download xlm-roberta-base --local-dir DIR`"):
-        xlme.load("xlm-roberta-base")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path)
+        with pytest.raises(ValueError, match="fetched by `hf download xlm-roberta-base --local-dir DIR`"):
+            xlme.load("xlm-roberta-base")
+    (tmp_path / "runs/x").mkdir(parents=True)
+    (tmp_path / "runs/x/config.json").write_text("{}")
+    for name, words in (
+        ("runs", r"has no config\.json: name the folder of a run or of an export, such as {}"),
+        ("runs/y", "does not exist: name the folder of a run or of an export, such as {}"),
+        ("runs/x/model", "does not exist: name the run, {}"),
+        ("runs/x/config.json", "is no folder: name the run, {}"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} {words.format(tmp_path / 'runs/x')}$"):
+            xlme.load(tmp_path / name)
     monkeypatch.chdir(run / "checkpoints")
     with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run.resolve()}@2$"):
         xlme.load("step_00000002")

@@ -346,7 +346,9 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no)
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
     assert "missing does not exist: name" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
-    assert "does not belong to a run" in refusal(capsys, no, "--run", str(exported))
+    assert f"{exported} is an export (a Hugging Face folder), not a run" in refusal(capsys, no, "--run", str(exported))
+    said = refusal(capsys, no, "--from-hf", str(run))
+    assert said == f"{run} is a run, not a model in Hugging Face's form: name it by --run"
     said = refusal(capsys, no, "--run", str(run), "--layer", "4")
     assert said.startswith("layer 4 does not exist: the model has layers 1 to 3")
     assert "exists already: choose another output folder" in refusal(capsys, exported, "--run", str(run))

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,11 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert "was started with tuning.dropout 0.1, this call has 0.0" in refused(
         base, "ner", data, out, dropout=0.0, **fixed
     )
+    said = refused(base, "ner", data, out, dropout=0.0, batch=16, **fixed)
+    assert re.search(
+        r"was started with tuning\.batch \d+, this call has 16; tuning\.dropout 0\.1, this call has 0\.0: ", said
+    )
+    assert f"{base} is a run of pre-training: choose another" in refused(base, "ner", data, base, **fixed)
     other = write_base(tmp_path / "other", seed=2)
     assert "was started with base" in refused(other, "ner", data, out, **fixed)
     text = (data / "train-en.tsv").read_text()

@@ -418,7 +418,9 @@ def test_files_that_the_marker_does_not_list_are_not_read(data: Path, tmp_path: 
     assert checkpoints.newest() == (newest, [])
     assert checkpoints.load(engine(data), newest, {}, tolerance=0) == 1
     commands.main(["convert", "--run", str(tmp_path), "--out", str(tmp_path / "converted")])
-    assert {path.name for path in (tmp_path / "converted").iterdir()} == {"complete.json", "state.json", STATE_FILE}
+    commands.main(["convert", "--run", f"{tmp_path}@1", "--out", str(tmp_path / "named")])
+    for name in ("converted", "named"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"complete.json", "state.json", STATE_FILE}
 
 
 def test_half_written_checkpoint_is_not_seen(data: Path, tmp_path: Path) -> None:

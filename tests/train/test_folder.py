@@ -79,6 +79,11 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     for name, value, words in (("width", 64, "width 32"), ("attention_dropout", 0.1, r"attention_dropout 0\.0")):
         with pytest.raises(ValueError, match=rf"started with model\.{words}, this call has {value}"):
             claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: value})))
+    both = dataclasses.replace(config, seed=7, model=dataclasses.replace(config.model, width=64))
+    with pytest.raises(
+        ValueError, match=r"with model\.width 32, this call has 64; seed \d+, this call has 7: use the same"
+    ):
+        claimed(out, both)
     with pytest.raises(ValueError, match=r"started with model\.masked_head dense, this call has linear"):
         claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, masked_head="linear")))
     assert read_settings(out).model == config.model
@@ -230,10 +235,11 @@ def test_a_branch_that_has_not_saved_yet_begins_again(tmp_path: Path, last: int,
 
 
 @pytest.mark.parametrize("command", ["weights", "convert"])
-def test_a_step_belongs_to_step(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_is_named_once(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        checkpoint.main([command, "--run", f"{tmp_path}/run@4", "--out", f"{tmp_path}/new"])
-    assert f"names a step: write --run {tmp_path}/run --step 4" in capsys.readouterr().err
+        checkpoint.main([command, "--run", f"{tmp_path}/run@4", "--out", f"{tmp_path}/new", "--step", "5"])
+    said = f"xlme checkpoint {command}: error: --run {tmp_path}/run@4 and --step 5 both name a step: leave one out\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

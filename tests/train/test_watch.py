@@ -321,8 +321,10 @@ def test_a_dry_run_of_a_run_that_is_there(
             call(config, folder / "data", plain, profiled=-1)
     for call in (dry_run, pretrain):
         for place in (folder / "data", folder / "data/mono/run", folder / "heldout/vocab", folder / "heldout"):
-            with pytest.raises(SharedError, match=r"is in the data of .*: choose another output folder"):
+            with pytest.raises(SharedError, match=rf"{place} is (in )?the data folder .*: choose another output"):
                 call(config, folder / "data", place, folder / "heldout")
+        with pytest.raises(SharedError, match=r"data is both the data and the held-out data: encode some with --split"):
+            call(config, folder / "data", plain, folder / "data")
     below, warm = plain / "config.json/run", replace(config, start=replace(config.start, folder=plain))
     for call, settings in ((dry_run, config), (dry_run, warm), (pretrain, config), (pretrain, warm)):
         with pytest.raises(SharedError, match=r"config\.json is no folder: choose another output folder"):

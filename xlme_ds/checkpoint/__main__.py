@@ -18,7 +18,7 @@ import tyro
 from torch import Tensor
 
 from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step, saved_step
-from ..cli import fail, program, run_subcommand
+from ..cli import program, run_subcommand
 from ..data.vocabulary import MODEL_FILE
 from ..io.errors import in_words
 from ..io.folders import atomic_folder, require_folder
@@ -48,10 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         "weights": weights,
         "average": average,
     }
-    try:
-        run_subcommand(program("checkpoint"), commands, "command", arguments)
-    except (ValueError, OSError) as error:
-        fail("xlme checkpoint", error)
+    run_subcommand(program("checkpoint"), commands, "command", arguments)
 
 
 def list_checkpoints(run: Path) -> None:
@@ -102,11 +99,11 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     memory, whatever the size of the model.
 
     Args:
-        run: Run folder.
+        run: Run folder, or RUN@STEP.
         out: Folder to make.
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
-    _require_no_step(run)
+    run, step = _with_step(run, step)
     source = complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
@@ -131,7 +128,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
         vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
-    _require_no_step(run)
+    run, step = _with_step(run, step)
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
@@ -144,11 +141,12 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     print(f"{out}: the model of {source.name}")
 
 
-def _require_no_step(run: Path) -> None:
-    """Raise ValueError if `run` is given as RUN@STEP."""
-    folder, step = run_and_step(run)
-    if step is not None:
-        raise ValueError(f"--run {run} names a step: write --run {folder} --step {step}")
+def _with_step(run: Path, step: int | None) -> tuple[Path, int | None]:
+    """Returns (run, step), where `run` may be RUN@STEP. Raises ValueError if both name a step."""
+    folder, named = run_and_step(run)
+    if None not in (named, step):
+        raise ValueError(f"--run {run} and --step {step} both name a step: leave one out")
+    return folder, step if named is None else named
 
 
 def average(models: Annotated[list[Path], tyro.conf.arg(name="model")], out: Path) -> None:

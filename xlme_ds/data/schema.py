@@ -164,7 +164,9 @@ def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
-        require_folder(Path(folder).parent, f"name the folder that {writer} wrote")
+        require_folder(parent := Path(folder).parent, f"name the folder that {writer} wrote")
+        if not Path(folder).exists():
+            raise ValueError(f"{parent} has no {Path(folder).name}/: name the folder that {writer} wrote")
         raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or let that command finish")
     try:
         fields = read_signed(path)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..cli import fail, program, run_subcommand
+from ..cli import program, run_subcommand
 from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
 
 _Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
@@ -22,16 +22,8 @@ _Layers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
-    try:
-        run_subcommand(
-            program("evaluate"),
-            {test.__name__: test for test in (tatoeba, pairs, align, losses, perplexity, words)},
-            "test",
-            arguments,
-            description=__doc__,
-        )
-    except (ValueError, OSError) as error:
-        fail("xlme evaluate", error)
+    tests = {test.__name__: test for test in (tatoeba, pairs, align, losses, perplexity, words)}
+    run_subcommand(program("evaluate"), tests, "test", arguments, description=__doc__)
 
 
 def tatoeba(options: _Layers) -> None:

@@ -198,13 +198,18 @@ def _means(totals: Mapping[str, np.ndarray]) -> Costs:
     }
 
 
+def _exp(nll: float) -> float:
+    """e ** `nll`; infinity if that is no float, as for a model whose training diverged."""
+    return math.exp(nll) if nll < 709 else math.inf
+
+
 def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
     """The scores of one model: `languages` has them by language, and `overall` their means, in which every language has
     the same weight."""
     languages = {
         language: {
             "nll": nll,
-            "perplexity": math.exp(nll),
+            "perplexity": _exp(nll),
             "bits_per_character": nll * tokens_per_character[language] / math.log(2),
             "predicted": count,
         }
@@ -213,7 +218,7 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
     nll = float(np.mean([values["nll"] for values in languages.values()]))
     overall = {
         "nll": nll,
-        "perplexity": math.exp(nll),
+        "perplexity": _exp(nll),
         "bits_per_character": float(np.mean([values["bits_per_character"] for values in languages.values()])),
     }
     return {"overall": overall, "languages": languages}

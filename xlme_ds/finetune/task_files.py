@@ -238,7 +238,8 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)
         if len(columns) != column_count:
             wanted = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"
-            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}")
+            advice = ": is it a file of another task?" if number == 1 else ""
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}{advice}")
         if column_count == 2:
             columns.append(NO_LABEL)
         elif columns[2] not in task.labels:

@@ -48,9 +48,12 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(value, str) and not value and Path in _kinds(hint):
+        return False  # Path("") is the current folder
     for kind in _kinds(hint):
         if get_origin(kind) is not Sequence:
             fits = isinstance(value, _TYPES.get(kind, (object, ""))[0])
+            fits = fits and not (isinstance(value, bool) and kind in (int, float))
         elif isinstance(value, Mapping | Set):
             fits = False
         elif isinstance(value, Collection):

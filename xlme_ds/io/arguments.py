@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from .errors import near_settings, no_such
 
@@ -49,8 +50,8 @@ _FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
 
 def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown flag, a value that is none of a flag's choices, a missing value, and a value of a
-    flag that has none, in the `arguments` before `--`. The message says what to write instead.
+    """Raise ValueError for an unknown flag, a value that its flag does not take, a missing value, and a value too many,
+    in the `arguments` before `--`. The message says what to write instead.
 
     An unknown flag may be one of other programs or commands, may lack its section (--steps for --train.steps), may have
     initials in place of the name (--lr for --optimizer.learning-rate), or may be misspelt.
@@ -123,9 +124,21 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
     may_be_empty = kind is bool or ("." in flag and _is_list(kind))
     if not values and not may_be_empty:
         raise ValueError(f"{flag} has no value: write one after it")
-    choices = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
-    if choices and values and values[0] not in choices:
-        raise no_such(flag, values[0], choices)
+    if len(values) > 1 and not _is_list(kind):
+        raise ValueError(f"{values[1]} has no flag: {flag} takes one value")
+    members = [get_args(part)[0] if get_origin(part) is Annotated else part for part in (kind, *get_args(kind))]
+    choices = next((get_args(member) for member in members if get_origin(member) is Literal), ())
+    number = next((member for member in members if member in (int, float)), None)
+    for value in values:
+        if choices and value not in choices:
+            raise no_such(flag, value, choices)
+        if not value and Path in members:
+            raise ValueError(f"{flag} is empty: write a path after it")
+        if number is not None and not (value == "None" and NoneType in members):
+            try:
+                number_of(value, number)
+            except ValueError as error:
+                raise ValueError(f"{flag} {error}") from None
 
 
 @functools.cache

@@ -69,16 +69,21 @@ def read_command(
         return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
 
 
-def checked(command: Callable[..., Any], arguments: Sequence[str]) -> list[str]:
-    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, and
-    for a mistake that `refuse_mistakes` names."""
-    kinds = {flag: kind for flag, kind, _ in _flags(command)}
+def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
+    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, for a
+    mistake that `refuse_mistakes` names, and if a required flag that is not in `optional` is missing."""
+    flags = list(_flags(command))
+    kinds = {flag: kind for flag, kind, _ in flags}
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if arguments and not arguments[0].startswith("-"):
-        given = {argument.partition("=")[0] for argument in arguments}
-        missing = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in given]
-        flag = next(iter(missing or kinds))
+        unused = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in given]
+        flag = next(iter(unused or kinds))
         raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
     refuse_mistakes(arguments, kinds)
+    missing = {flag: shown for flag, _, shown in flags if shown[0] != "[" and flag not in {*given, *optional}}
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        raise ValueError(f"{' and '.join(missing)} {verb} missing: add {' '.join(missing.values())}")
     return join_lists(arguments, kinds)
 
 

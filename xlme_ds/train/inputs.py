@@ -80,7 +80,10 @@ def read_inputs(
     for data_folder in data if heldout is None else (*data, heldout):
         read_from = data_folder.resolve()
         if out == read_from or any(out.is_relative_to(read_from / name) for name in (*TASKS, "vocab")):
-            raise ValueError(f"{folder.path} is in the data of {read_from}: choose another output folder")
+            place = "is" if out == read_from else "is in"
+            raise ValueError(f"{folder.path} {place} the data folder {data_folder}: choose another output folder")
+        if data_folder is heldout and read_from in [other.resolve() for other in data]:
+            raise ValueError(f"{heldout} is both the data and the held-out data: encode some with --split heldout")
     folder.claim(config)
     start = config.start
     may_be_random = start.take == "all" or objective_of(config.objective).may_start_random

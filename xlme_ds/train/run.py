@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint.checkpoints import Checkpoints
+from ..cli import note
 from ..config import RunConfig, Training
 from ..data.loader import Loader
 from ..engine.build import build_engine, resolve_precision
@@ -170,6 +171,11 @@ def pretrain(
             if rank == 0:
                 print(f"{out}: stopped before the first step; the same command starts again", flush=True)
             return
+        if heldout is None:
+            note(
+                "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
+                "`xlme prep encode --split` keeps some text out of training"
+            )
         engine = build_engine(config, *inputs)
         folders = (data[0],) if heldout is None else (data[0], heldout)
         info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))

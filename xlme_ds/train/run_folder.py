@@ -205,19 +205,26 @@ class RunFolder:
         return content
 
     def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
-        """Raise ValueError, with a remedy, for the first setting whose values in `stored` and `config` differ.
+        """Raise ValueError, with a remedy, for the settings whose values in `stored` and `config` differ.
 
         `subject`: the beginning of the message. `done`: finished steps, after which the schedule and the data may
         change; None if they may not.
         """
         theirs, ours = flatten(stored), fixed_settings(config)
+        if ("task" in theirs) != ("task" in ours):
+            kind = "fine-tuning" if "task" in theirs else "pre-training"
+            raise ValueError(f"{self.path} is a run of {kind}: choose another output folder")
         if missing := sorted(ours.keys() - theirs.keys()):
             raise ValueError(f"{subject} without {missing[0]}, by another version: choose another output folder")
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
-        for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
-            if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
-                values = f"{key} {theirs.get(key)}, this call has {ours.get(key)}"
-                raise ValueError(f"{subject} with {values}: {self._remedy(key, config)}")
+        keys = sorted(ours.keys() | {key for key in theirs if not _may_change(key)})
+        different = [key for key in keys if ours.get(key) != theirs.get(key) and not key.startswith(changeable)]
+        # Other settings follow from those of fine-tuning, and nobody gave them.
+        different = [key for key in different if key.startswith("tuning.")] or different
+        if different:
+            shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
+            values = "; ".join(shown) + ("; …" if len(different) > 5 else "")
+            raise ValueError(f"{subject} with {values}: {self._remedy(different[0], config)}")
 
     def _remedy(self, key: str, config: Training) -> str:
         """The user's choices if the setting `key` differs."""

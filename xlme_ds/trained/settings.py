@@ -45,10 +45,15 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{folder}: {step_name} is not a step: name one that `xlme checkpoint list --run {run_name}` prints"
             ) from None
-        fault = f"has no {CONFIG_FILE}" if folder.exists() else "does not exist"
-        may_be_on_hub = not folder.exists() and not folder.is_absolute()
-        hub = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`" if may_be_on_hub else ""
-        raise ValueError(f"{folder} {fault}: name the folder of a run or of an export{hub}") from None
+        fault = f"has no {CONFIG_FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
+        if (folder.parent / CONFIG_FILE).is_file():  # a part of a run
+            raise ValueError(f"{folder} {fault}: name the run, {folder.parent}") from None
+        place = folder if folder.is_dir() else folder.parent
+        near = [str(path.parent) for path in sorted(place.glob(f"*/{CONFIG_FILE}"))[:3]]
+        advice = f", such as {' or '.join(near)}" if near else ""
+        if not (near or folder.exists() or folder.is_absolute()):
+            advice = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
+        raise ValueError(f"{folder} {fault}: name the folder of a run or of an export{advice}") from None
 
 
 def is_export(folder: Path) -> bool:
@@ -60,7 +65,7 @@ def read_settings(folder: Path) -> RunSettings:
     """The settings that determine a run's model; the run may be unfinished. Raises ValueError for any other folder."""
     config = read_config(folder)
     if "config" not in config:
-        raise ValueError(f"{folder / CONFIG_FILE} does not belong to a run: name the folder of one")
+        raise ValueError(f"{folder} is an export (a Hugging Face folder), not a run: name the folder of a run")
     settings = config["config"]
     try:
         task = settings.get("task", "")

@@ -108,6 +108,8 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     Raises ValueError for another architecture, and if a file is missing or does not fit.
     """
     config = read_config(folder)
+    if "config" in config:
+        raise ValueError(f"{folder} is a run, not a model in Hugging Face's form: name it by --run")
     for name, wanted in _FIXED.items():
         if config.get(name) != wanted:
             raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only {name} {wanted} can be read")
