@@ -123,8 +123,8 @@ class Stage:
         lost = [file for file, file_is_whole in zip(files, whole, strict=True) if not file_is_whole]
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
-            files = "file is" if len(lost) == 1 else "files are"
-            on_root(lambda: warn(f"{len(lost)} {files} missing or damaged in {self.folder}; made again: {names}"))
+            subject = "file is" if len(lost) == 1 else "files are"
+            on_root(lambda: warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}"))
         return {task for task, _ in lost}
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
