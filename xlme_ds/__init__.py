@@ -31,10 +31,10 @@ __all__ = [
 
 
 def recipe(name: str, /, **settings: Any) -> "RunConfig":
-    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names,
-    `xlme config --recipe NAME` in a shell the settings, each with its meaning.
+    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
+    print(config)  # every setting with its meaning
 
     Raises ValueError for a value of the wrong type or out of range, and for an unknown name or setting, with the
     nearest known name. `dataclasses.replace` changes a configuration too, without a check.

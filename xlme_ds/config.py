@@ -414,7 +414,7 @@ class StartConfig:
 class RunConfig(Training):
     """All settings of a pre-training run: a recipe returns it, and `config.json` in the run folder stores it.
 
-    `xlme config --recipe base` prints every setting with its help.
+    `print` and `xlme config --recipe base` print every setting with its help.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

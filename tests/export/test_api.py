@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_what_the_package_shows() -> None:
     first, *sections, _ = repr(base).splitlines()
     names = [line.partition("=")[0].strip() for line in sections]
     assert first == "RunConfig(" and names == [field.name for field in fields(base)]
-    assert eval(repr(base), vars(configs)) == base
+    assert eval(repr(base), vars(configs)) == base and tomllib.loads(str(base))["train"]["steps"] == base.train.steps
     changed = xlme.recipe("base", seed=2, train={"steps": 500}, data={"phase_steps": (1, 2)})
     assert changed == replace(
         base, seed=2, train=replace(base.train, steps=500), data=replace(base.data, phase_steps=(1, 2))
