@@ -158,6 +158,13 @@ def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     alone = torch.cat([run(slice(row, row + 1)) for row in range(len(x))])
     for other, rows in ((alone, slice(None)), (run(slice(-2, None)), slice(-2, None))):
         torch.testing.assert_close(other, together[rows], rtol=1e-5, atol=1e-5)
+    short = int(batch.segments_BT[-1].count_nonzero())  # the last row without its padding
+    assert 0 < short < x.shape[1]
+    plain = lively(Encoder(replace(SMALL, attention_dropout=0.5, relative_bias="none"), 2)).train()
+    whole = plain.body(x, batch.segments_BT, None, keys_B=batch.keys_B)[-1:, :short]
+    few, groups = x[-1:, :short], batch.segments_BT[-1:, :short]
+    cut = plain.body(few, groups, None, keys_B=batch.keys_B[-1:], row_tokens=x.shape[1])
+    torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
     assert not torch.isclose(together, encoder.eval()(x, batch.positions_BT, batch.segments_BT)).any(-1).all()
 
 

@@ -95,6 +95,7 @@ def test_two_passes_equal_the_equations(languages: tuple[str, ...]) -> None:
     flat = [token for one in written for token in one]
     assert len(set(flat)) > 2, "not always the same"
     output = ours(batch)
+    assert ours.training and all(part.training for part in ours.modules()), "dropout is on again"
     # float32 against float64, through two layers and a softmax over logits of up to 20.
     torch.testing.assert_close(output.nll_M.double(), nll, rtol=2e-5, atol=2e-5)
     OBJECTIVE.sums(output, batch).sum().backward()
