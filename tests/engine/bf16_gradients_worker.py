@@ -32,10 +32,10 @@ class Sometimes(nn.Module):
         self.table = nn.Parameter(torch.randn(8, 48, generator=torch.Generator().manual_seed(1)))
 
     def forward(self, x: Tensor, step: int) -> Tensor:
-        """A loss that grows to spite the clipping."""
+        """A loss that grows to spite the clipping, but for a step whose gradient is too small to be clipped."""
         places = (torch.arange(len(x)) + step) % len(self.table)
         hidden = self.always(x + lookup(places, [self.table], self.sparse)).tanh()
-        return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum()
+        return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum() * (1e-3 if step == 3 else 1.0)
 
 
 def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = False) -> dict[str, Any]:

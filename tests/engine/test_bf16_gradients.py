@@ -27,6 +27,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_same_weights(ranks: list[dict[str, Any]], way: str) -> None:
     """Steps without a gradient for one layer among them: what the step before left there must not count."""
     for rank in ranks:
+        assert min(rank[way]["norms"]) < 0.5 < max(rank[way]["norms"]), "one is not clipped"
         if len(ranks) > 1:  # each rank looks at its own part
             assert rank[way]["norms"] == pytest.approx(rank["as it comes"]["norms"], rel=1e-6)
             assert rank[way]["masters"] == pytest.approx(rank["as it comes"]["masters"], rel=1e-5, abs=1e-7)
