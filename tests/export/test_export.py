@@ -361,8 +361,10 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     save_file({name: t for name, t in state.items() if "qkv" not in name}, copy / "model" / "model.safetensors")
     assert "does not hold the model of" in refusal(capsys, no, "--run", str(copy))
     last = max(state)
-    save_file(state | {last: state[last] * float("nan")}, copy / "model" / "model.safetensors")
-    assert f"{last} is not finite, because the training diverged" in refusal(capsys, no, "--run", str(copy))
+    for value in (float("nan"), float("inf")):
+        state[last].view(-1)[-1] = value
+        save_file(state, copy / "model" / "model.safetensors")
+        assert f"{last} is not finite, because the training diverged" in refusal(capsys, no, "--run", str(copy))
     (copy / "model" / "model.safetensors").unlink()
     assert "no complete checkpoint of step 7: it has those of step 2" in refusal(capsys, no, "--run", f"{copy}@7")
     assert "is not a run and has no steps: leave out @2" in refusal(capsys, no, "--run", f"{exported}@2")
