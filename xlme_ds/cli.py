@@ -135,7 +135,8 @@ def parse(
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
-    rest = checked(command, rest, optional=["--name"])  # a recipe has a name
+    if not asks_for_help:
+        rest = checked(command, rest, optional=["--name"])  # a recipe has a name
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
