@@ -32,6 +32,7 @@ def theirs(request: pytest.FixtureRequest, vocabulary: Vocabulary) -> Any:
         max_position_embeddings=34,
         type_vocab_size=1,
         layer_norm_eps=epsilon,
+        initializer_range=0.03,
     )
     return lively(architecture(config)).eval()
 
@@ -51,7 +52,7 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
     main(["--from-hf", str(folder), "--out", str(tmp_path / "ours")])
     encoder, words = load_encoder(tmp_path / "ours")
     assert words.sha256 == vocabulary.sha256 and encoder.cfg.max_positions == 32
-    assert encoder.cfg.norm_epsilon == theirs.config.layer_norm_eps
+    assert (encoder.cfg.norm_epsilon, encoder.cfg.init_std) == (theirs.config.layer_norm_eps, 0.03)
     expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True)
     found = encoder.hidden_states(TOKENS, *one_item_a_row(TOKENS))
     assert len(found) == 4
