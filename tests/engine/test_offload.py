@@ -38,6 +38,7 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
     ("engine", "words"),
     [
         ({"offload_parameters": "cpu"}, "is ZeRO-1, which can offload only the optimizer and only to cpu"),
+        ({"offload_optimizer": "nvme", "nvme_folder": "swap"}, "is ZeRO-1, which can offload only the optimizer"),
         (
             {"gradient_precision": "bf16", "precision": "bf16", "deepspeed": "zero2"},
             "bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1",

@@ -640,6 +640,8 @@ def test_what_cannot_be(
         pretrain(stepless, data, tmp_path / "one")
     dry_run(late, data, tmp_path / "one")
     assert "resuming after step 6 of 8" in capsys.readouterr().out
+    dry_run(longer(config, 10), data, stable)  # which has checkpoints of steps 3, 6 and 8
+    assert "resuming after step 8 of 10" in capsys.readouterr().out
     narrow = replace(late, model=replace(config.model, discriminator_layers=1))
     with pytest.raises(SharedError, match=r"has model.discriminator_layers 2, this run has 1"):
         pretrain(narrow, data, tmp_path / "one")
