@@ -95,7 +95,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     if config.sentences and "mono" not in sources_by_kind:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
     inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
-    if not any(size for source in inputs for _, size in source.files):
+    if not any(path.pipe or path.size for source in inputs for path in source.paths):
         raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {

@@ -304,6 +304,13 @@ def test_inputs_without_text_are_refused(vocab: Path, tmp_path: Path, sentences:
     text.write_text(sentences[0])
     run(config)
     assert read_manifest(tmp_path / "out/mono").rows == 1
+    text.unlink()
+    os.mkfifo(text)  # whose size is 0, whatever it holds
+    writer = Thread(target=text.write_text, args=(sentences[0],))
+    writer.start()
+    run(replace(config, out=tmp_path / "of a pipe"))
+    writer.join()
+    assert read_manifest(tmp_path / "of a pipe/mono").rows == 1
 
 
 @pytest.mark.parametrize(
