@@ -79,7 +79,7 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(saved) == found(names["model"]) and saved.max_seq_length == 40, (
         "as many tokens as the model has places"
     )
-    models, data = re.findall(r"--model (\S+)", command), re.findall(r"--data (\S+)", command)
-    plain, tuned = (model["overall"] for model in xlme.evaluate.pairs(models, *data)["models"])
+    models, data = re.search(r"--model (\S+ \S+) --data (\S+)", command).groups()
+    plain, tuned = (model["overall"] for model in xlme.evaluate.pairs(models.split(), data)["models"])
     ways = [[scores[way][-1] for way in ("en_xx", "xx_en")] for scores in (plain, tuned)]
     assert [np.mean(both) for both in ways] == pytest.approx([before, found(names["model"])], abs=0.01)  # a near tie

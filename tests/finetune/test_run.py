@@ -468,7 +468,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
         ),
         (["--number", "1"], "--number is 1: the last run is 0"),
         (["--number=-1"], "--number is -1: the last run is 0"),
-        (["--seeds"], "--seeds has no number: name at least one"),
+        (["--seeds"], "--seeds has no value: write one after it"),
         (["--seeds", "1", "2", "1"], "--seeds names a number twice: name each once"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),
     ],

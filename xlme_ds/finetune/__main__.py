@@ -28,9 +28,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         fail("xlme finetune", error)
     seeds = command.seeds
-    if not seeds or len(set(seeds)) < len(seeds):
-        problem = "names a number twice: name each once" if seeds else "has no number: name at least one"
-        fail("xlme finetune", ValueError(f"--seeds {problem}"))
+    if len(set(seeds)) < len(seeds):
+        fail("xlme finetune", ValueError("--seeds names a number twice: name each once"))
     runs = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in runs))
