@@ -150,8 +150,9 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     share = data_parallel(config.engine, rank, world)
     heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
     heldout = heldout if config.data.mono_rows else replace(heldout, mono_rows=0)
-    if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training
-        heldout = replace(heldout, micro_batch=1)
+    if config.engine.pipeline_schedule == "dualpipev":
+        # More micro-batches than in training, and at the end fewer than the schedule needs.
+        heldout = replace(heldout, micro_batch=2)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective_of(objective)
     folders = [data, data.with_name("longer")][: 1 + len(config.data.phase_steps)]
     loaders = [Loader(folders, config.data, *read), HeldOutLoader(data, heldout, *read)]
