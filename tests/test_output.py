@@ -145,7 +145,11 @@ def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
 
 def test_deepspeed_warns_of_no_cpu() -> None:
     variables = {name: value for name, value in environment().items() if name != "DS_ACCELERATOR"}
-    code = "import xlme_ds.engine.deepspeed_compat, logging; logging.getLogger('DeepSpeed').warning('another')"
+    code = (
+        "import logging\nfrom xlme_ds.config import EngineConfig\n"
+        "from xlme_ds.engine.ranks import start_process_group\n"
+        "start_process_group(EngineConfig()); logging.getLogger('DeepSpeed').warning('another')"
+    )
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
     assert [line.rpartition("] ")[2] for line in done.stdout.splitlines()] == ["another"], done.stdout
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoint_names import checkpoints_of, saved_step
+from .checkpoint_names import checkpoints_of, run_and_step, saved_step
 from .cli import number
 from .config import RunConfig
 from .data.schema import LAYOUTS
@@ -174,7 +174,9 @@ class TextModel:
         self._run = None if is_export(self.folder) else load_run(self.folder)
 
     def __fspath__(self) -> str:
-        return str(self.folder)
+        """The path of this model, as RUN@STEP if the run was not finished: its newest checkpoint may change."""
+        step = None if self._run is None else self._run.step
+        return str(self.folder) if step is None else f"{run_and_step(self.folder)[0]}@{step}"
 
     def __repr__(self) -> str:
         cfg = self._encoder.encoder.cfg

@@ -69,7 +69,7 @@ class Rehearsal:
     @property
     def vocabulary(self) -> int:
         """The size of vocap's vocabulary, for which the text must suffice: 0.06 GB have 333,158 pieces."""
-        return self.ids or min(round(2_500_000 * self.gigabytes), 524_288)
+        return min(round(2_500_000 * self.gigabytes), 524_288) if self.ids is None else self.ids
 
 
 @dataclass(frozen=True)

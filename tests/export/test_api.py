@@ -97,8 +97,14 @@ def test_a_model_says_what_it_is(model: TextModel, run: Path) -> None:
     assert " at step " not in said and f"<model of electra in {run}@2 at step 2: " in repr(xlme.load(f"{run}@2"))
 
 
-def test_a_model_can_be_given_in_place_of_its_folder(run: Path, data: Path) -> None:
+def test_a_model_can_be_given_in_place_of_its_folder(run: Path, data: Path, tmp_path: Path) -> None:
+    """Of a run that goes on after the model was loaded, its step too."""
     model: Any = xlme.load(run)
+    assert os.fspath(model) == str(run)
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy/model/model.safetensors").unlink()
+    for name in ("copy", "copy@2"):
+        assert os.fspath(xlme.load(tmp_path / name)) == f"{tmp_path / 'copy'}@2"
     found = xlme.evaluate.losses(run, data / "heldout", rows=2)
     assert xlme.evaluate.losses(model, data / "heldout", rows=2) == found
     assert xlme.evaluate.losses([model], data / "heldout", rows=2) == found

@@ -6,6 +6,7 @@ word, so they are an error.
 """
 
 import datetime
+import logging
 import os
 import re
 import socket
@@ -104,6 +105,11 @@ class SharedError(ValueError):
         self.prints = prints
 
 
+def _is_not_cpu_warning(record: logging.LogRecord) -> bool:
+    """False for DeepSpeed's warning, when it is imported, that there is no GPU: a run's first line says so."""
+    return "Setting accelerator to CPU" not in record.getMessage()
+
+
 def start_process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> tuple[int, int]:
@@ -116,6 +122,7 @@ def start_process_group(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
+    logging.getLogger("DeepSpeed").addFilter(_is_not_cpu_warning)
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
