@@ -68,7 +68,8 @@ def test_no_task_begins_after_one_that_failed() -> None:
 
 @needs_mpi
 def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> None:
-    """Of thirty tasks of one rank the second waits until the other rank has failed."""
+    """Of thirty tasks of one rank the second waits until the other rank has failed. A line is one write (`print` makes
+    two), between which the other rank cannot write."""
     program = (
         "import sys, time; from pathlib import Path; from data_prep.parallel import communicator, run_tasks\n"
         "folder = Path(sys.argv[1])\n"
@@ -77,7 +78,7 @@ def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> 
         "    while number and not (folder / 'failed').exists(): time.sleep(0.01)\n"
         "    time.sleep(0.1); (folder / str(number)).touch()\n"
         "try: run_tasks(do, [100, *range(30)], [30] + [1] * 30, 1, 'test')\n"
-        "except ValueError as error: print(error)\n"
+        "except ValueError as error: sys.stdout.write(f'{error}\\n')\n"
     )
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", program, tmp_path]
     done = subprocess.run(
