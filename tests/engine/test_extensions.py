@@ -2,10 +2,12 @@
 meet in it."""
 
 import fcntl
+import io
 import os
 import signal
 import threading
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -87,15 +89,24 @@ def test_compilers_of_a_killed_process_are_waited_for(source: Path) -> None:
     assert words == ["begins", "ends"] * (len(words) // 2), words
 
 
-def test_who_waits_for_another_process_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_waits_for_another_process_says_so(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with open(path, "w") as theirs, open(path, "w") as ours:
+
+    def release() -> None:
+        """After the first line, and time for a second one."""
+        deadline = time.monotonic() + 60
+        while not errors.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        fcntl.flock(theirs, fcntl.LOCK_UN)
+
+    with open(path, "w") as theirs, open(path, "w") as ours, redirect_stderr(io.StringIO()) as errors:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        release = threading.Timer(1.0, fcntl.flock, (theirs, fcntl.LOCK_UN))
-        release.start()
+        releasing = threading.Thread(target=release)
+        releasing.start()
         _wait_for(ours, patience=0.3)
-        release.join()
-    said = capsys.readouterr().err
+        releasing.join()
+    said = errors.getvalue()
     assert said.startswith("waiting for another process") and str(path) in said and said.count("\n") == 1
 
 

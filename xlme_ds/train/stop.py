@@ -45,6 +45,7 @@ class StopRequest:
         self.interrupts = 0
         self._handled: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
         self._released = False
+        self._acting = threading.Lock()  # two signals that come together give one last message
         in_main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if in_main and signal.getsignal(number) != signal.SIG_IGN]
         self._former_handlers = {number: signal.signal(number, self._receive) for number in numbers}
@@ -106,17 +107,18 @@ class StopRequest:
             time.sleep(0.05)
         if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
             return
-        if is_second_interrupt or not self.has_work or self.at_once:
-            outcome = "ended" if is_second_interrupt else "stopped with nothing to save"
-            print(f"{number.name}: {outcome}, while it waited for other processes", file=sys.stderr, flush=True)
-            os._exit(128 + number)
-        self.received = number.name
-        print(
-            f"{number.name}: this process waits for other processes, and saves and stops when they have come; a second "
-            "SIGINT ends it at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        with self._acting:
+            if is_second_interrupt or not self.has_work or self.at_once:
+                outcome = "ended" if is_second_interrupt else "stopped with nothing to save"
+                print(f"{number.name}: {outcome}, while it waited for other processes", file=sys.stderr, flush=True)
+                os._exit(128 + number)
+            self.received = number.name
+            print(
+                f"{number.name}: this process waits for other processes, and saves and stops when they have come; a "
+                "second SIGINT ends it at once",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class _Unbreakable(io.FileIO):
