@@ -6,7 +6,7 @@ import time
 import traceback
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import printable
+from data_prep.progress import printable, tell
 from xlme_ds.io.errors import no_such
 from xlme_ds.io.output import open_output
 
@@ -103,7 +103,7 @@ def _report_error(stage: str, error: BaseException) -> int:
             time.sleep(1)  # so that rank 0 prints first: when one process fails, the launcher ends the other processes
     explained = explain(error)
     if root or not on_all_ranks:
-        print(_message(stage, error, explained), file=sys.stderr, flush=True)
+        tell(_message(stage, error, explained))
     code = 2 if isinstance(explained, UserError) else 1
     if not on_all_ranks:
         abort(code)

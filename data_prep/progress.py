@@ -29,7 +29,13 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on stderr; the work continues."""
-    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
+    tell(f"warning: {printable(text)}")
+
+
+def tell(text: str) -> None:
+    """Print on stderr in one write. An unbuffered `print` makes two, the text and its line end, and another process
+    could write between them."""
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -82,7 +88,7 @@ class Status:
                 )
                 self.live.start(refresh=True)
         elif time.monotonic() - self.printed_at >= _PLAIN_SECONDS:
-            print(text(), file=sys.stderr, flush=True)
+            tell(text())
             self.printed_at = time.monotonic()
 
     def stop(self) -> None:

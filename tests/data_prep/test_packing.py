@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.mix.packing import pack, pack_shuffled
@@ -21,6 +21,7 @@ def best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:
     return sorted(capacity - room for room in rooms)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 60).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), min_size=1, max_size=80)))
 )

@@ -68,16 +68,16 @@ def test_no_task_begins_after_one_that_failed() -> None:
 
 @needs_mpi
 def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> None:
-    """Of thirty tasks of one rank the second waits until the other rank has failed. A line is one write (`print` makes
+    """Of 300 tasks of one rank the second waits until the other rank has failed. A line is one write (`print` makes
     two), between which the other rank cannot write."""
     program = (
         "import sys, time; from pathlib import Path; from data_prep.parallel import communicator, run_tasks\n"
         "folder = Path(sys.argv[1])\n"
         "def do(number):\n"
-        "    if number == 100: (folder / 'failed').touch(); raise ValueError('at once')\n"
+        "    if number == 1000: (folder / 'failed').touch(); raise ValueError('at once')\n"
         "    while number and not (folder / 'failed').exists(): time.sleep(0.01)\n"
         "    time.sleep(0.1); (folder / str(number)).touch()\n"
-        "try: run_tasks(do, [100, *range(30)], [30] + [1] * 30, 1, 'test')\n"
+        "try: run_tasks(do, [1000, *range(300)], [300] + [1] * 300, 1, 'test')\n"
         "except ValueError as error: sys.stdout.write(f'{error}\\n')\n"
     )
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", program, tmp_path]
@@ -85,7 +85,7 @@ def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> 
         command, env=os.environ | {"PYTHONPATH": str(HERE.parents[1])}, capture_output=True, text=True
     )
     assert done.stdout == "at once\n" * 2, done.stderr
-    assert len(list(tmp_path.iterdir())) < 15
+    assert len(list(tmp_path.iterdir())) < 150  # the message may take seconds on a busy machine
 
 
 def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -109,8 +109,12 @@ def test_a_file_that_cannot_grow_is_told_and_the_same_command_goes_on(
     sizes = sorted({len(data) for data in expected.values()} - {0})
     for limit in sizes[:: max(1, len(sizes) // (3 if stage == "vocap" else 9))]:  # a byte less than some file has
         out = tmp_path / str(limit)
-        printed = redirect_stdout(io.StringIO())  # what pytest captures goes to a file, which cannot grow either
-        with printed, largest_file(limit - 1), pytest.raises((OSError, UserError)) as error:
+        with (
+            redirect_stdout(io.StringIO()),  # what pytest captures goes to a file, which cannot grow either
+            redirect_stderr(io.StringIO()),
+            largest_file(limit - 1),
+            pytest.raises((OSError, UserError)) as error,
+        ):
             run(out)
         told = explain(error.value)
         assert isinstance(told, UserError)
