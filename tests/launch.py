@@ -28,11 +28,18 @@ ROOT = Path(__file__).resolve().parents[1]
 # What a line of metrics.jsonl has of the machine and its load; everything else is the same in every run.
 TIMED = ("tokens_per_s", "flops_per_s", "peak_fraction", "data_wait", "memory_gib", "seconds_left")
 
+_kept: list[socket.socket] = []  # what keeps the latest ports of `free_port`
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that the system gives to no other socket until a rank listens there, seconds later: it stays bound here,
+    and with SO_REUSEADDR, which torch sets too, a rank can bind it again."""
+    _kept.append(socket.socket())
+    _kept[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _kept[-1].bind(("", 0))
+    if len(_kept) > 50:
+        _kept.pop(0).close()
+    return int(_kept[-1].getsockname()[1])
 
 
 def distributed(rank: int, world: int, port: int) -> dict[str, str]:

@@ -39,7 +39,8 @@ def measured(out: Path, *flags: str, first: str = "", code: int = 0) -> dict:
 
 def test_every_section_but_those_of_commands_runs(tmp_path: Path) -> None:
     absent = "import sys; sys.modules['transformers'] = None"
-    figures = measured(tmp_path, "--sections", "matmul", "parity", "steps", "peers", "profile", first=absent)
+    sections = ["--sections", "matmul", "parity", "steps", "peers", "profile"]
+    figures = measured(tmp_path, *sections, "--minutes", "60", "--patience", "30", first=absent)
     assert figures["machine"]["torch"] == torch.__version__
     assert [case["tflops"] > 0 for case in figures["matmul"]] == [True, True]
     assert [(case["case"], case["ok"]) for case in figures["parity"]] == [

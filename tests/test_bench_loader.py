@@ -40,7 +40,8 @@ def test_a_quick_run_has_its_figures(tmp_path: Path) -> None:
         assert 0 < kinds["lean"]["masked_per_row"] < 0.2 * 512
         assert kinds["bare"]["rows_per_s"] > 0 < kinds["lean"]["first_batch_ms"]
     expected = contenders[OURS]["lean"]["rows_per_s"] / contenders[PEER]["lean"]["rows_per_s"]
-    assert expected / 3 < figures["ratio_vs_datasets"] < expected * 3
+    # A median of the rounds' ratios and a ratio of medians, on a machine that may do other work.
+    assert expected / 10 < figures["ratio_vs_datasets"] < expected * 10
     assert sorted(path.name for path in data.iterdir()) == ["mono", "para"]
 
 

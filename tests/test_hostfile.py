@@ -61,7 +61,7 @@ def test_the_same_command_on_every_machine(tmp_path: Path, nodes: list[str]) -> 
         )
 
     machines = [start(number) for number in range(2)]
-    said = [machine.communicate(timeout=240) for machine in machines]
+    said = [machine.communicate(timeout=600) for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
     assert "2 processes" in said[0][0] and "finished" in said[0][0]
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2

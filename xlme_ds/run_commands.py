@@ -1,7 +1,9 @@
 """Runs commands as steps of a larger command: makes their environment, starts them, and passes signals on to them.
 Commands with several processes are started by DeepSpeed's launcher."""
 
+import errno
 import os
+import random
 import shlex
 import signal
 import site
@@ -40,6 +42,20 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *TORCH_VARIABLES)} | added
 
 
+def free_port() -> int:
+    """A port at which nothing listens, from 10,000 to 29,999. Systems assign higher ports by themselves, and could
+    assign one of those to another program before a process of ours listens there, which may be seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+
+
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """The command that runs `module` under DeepSpeed's launcher; one process without `options` needs no launcher.
 
@@ -47,9 +63,7 @@ def launch(module: str, processes: int | None, arguments: Sequence[str], options
     """
     if processes == 1 and not options:
         return [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     count = [] if processes is None else ["--num_gpus", str(processes)]
     defaults = ["--master_port", port, "--no_local_rank", "--log_level", "error"]  # `options` may replace them
     return ["deepspeed", *count, *defaults, *options, "--module", module, *arguments]

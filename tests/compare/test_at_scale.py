@@ -60,7 +60,7 @@ def test_in_small(tmp_path: Path) -> None:
     first = call("0.05")  # three seconds: not even the first run
     assert first.returncode == 75 and "call it again with the same OUT" in first.stdout, first.stderr
     assert not (tmp_path / "out/compare/compare.json").exists()
-    last = call("9")
+    last = call("60")
     assert last.returncode == 0 and "entities, F1" in last.stdout and "call it again" not in last.stdout, last.stderr
     runs = read_results(tmp_path / "out/compare/compare.json")
     assert [run.system for run in runs] == ["xlmr_tlm", "xlme"]

@@ -67,7 +67,7 @@ def told_to_stop(case: FaultCase) -> None:
 
 def rank_hangs(case: FaultCase) -> None:
     """SIGSTOP of a random rank: the other's watchdog ends the run and shows its stacks."""
-    ranks, victim = case.start("--train.watchdog-minutes", "0.15"), case.rng.randrange(2)
+    ranks, victim = case.start("--train.watchdog-minutes", "0.3"), case.rng.randrange(2)
     case.until_step(ranks, 1)
     ranks.signal(signal.SIGSTOP, victim)
     ended = case.wait(ranks)

@@ -15,7 +15,7 @@ SLURM_CONF = "/run/minislurm/slurm.conf"
 CENTRE = dict.fromkeys(("WORK", "SCRATCH", "DATA", "PROJECT", "STORE", "TASKS", "OUT", "MODEL"), "/nowhere")
 # One process on each of two nodes, whatever the script asks for.
 SMALL = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100"]
-_PATIENCE = 300  # seconds, far beyond what a loaded machine needs; a hang must not hold the suite
+_PATIENCE = 900  # seconds, far beyond what a loaded machine needs; a hang must not hold the suite
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

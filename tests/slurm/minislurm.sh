@@ -98,7 +98,8 @@ ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout=10
 BatchStartTimeout=10
-KillWait=5
+# Seconds that a cancelled run has to finish its step and save it, also on a busy disk.
+KillWait=30
 UnkillableStepTimeout=30
 MinJobAge=3600
 MessageTimeout=10
@@ -180,8 +181,8 @@ kill_node() {
     [ ${#tasks[@]} = 0 ] || kill -KILL "${steps[@]}" "${tasks[@]}" 2>/dev/null || true
 }
 
-wait_nodes() {  # until every node answers, 30 s at most
-    for _ in $(seq 150); do
+wait_nodes() {  # until every node answers, 2 minutes at most
+    for _ in $(seq 600); do
         if [ -n "$(sinfo -h 2>/dev/null)" ] && ! sinfo -h -N -o %T | grep -vqE '^(idle|mixed|allocated|completing)$'; then return; fi
         sleep 0.2
     done

@@ -85,6 +85,18 @@ def wait_for_step(job: Job, out: Path, number: int) -> None:
     assert job.field("JobState") == "RUNNING", job.said()
 
 
+def wait_for_checkpoint(job: Job, out: Path, after: str = "") -> str:
+    """Wait for a checkpoint other than `after`, which a thread writes while steps go on; its name."""
+    latest = out / "checkpoints/latest.json"
+
+    def name() -> str:
+        return str(json.loads(latest.read_text())["checkpoint"]) if latest.exists() else after
+
+    wait_until(lambda: name() != after or job.field("JobState") != "RUNNING", f"a checkpoint of job {job.number}")
+    assert name() != after, job.said()
+    return name()
+
+
 def processes(out: Path, module: str = "xlme_ds.pretrain") -> list[int]:
     """The processes of `module` that write into `out`, on all nodes: their file system and process table are this
     one's."""
@@ -442,15 +454,15 @@ def test_an_array_job_has_ended_when_all_its_runs_have_scores(tmp_path: Path, wi
 
 
 def test_a_try_waits_for_the_lock_that_a_lost_node_held(tmp_path: Path) -> None:
-    """For half a second here; the first try of a job does not wait."""
+    """For half a second here; the first try of a job does not wait, or else until the lock is given up."""
     (tmp_path / "run").mkdir()
-    held = f"flock {tmp_path}/run/.lock -c 'echo locked; sleep 0.5; date +%s%N'"
-    for tries, waits in (({"SLURM_RESTART_COUNT": "1"}, True), ({}, False)):
-        with subprocess.Popen(["bash", "-c", held], stdout=subprocess.PIPE, text=True) as holder:
+    for tries, waits, seconds in (({"SLURM_RESTART_COUNT": "1"}, True, 0.5), ({}, False, 60)):
+        held = ["flock", f"{tmp_path}/run/.lock", "bash", "-c", f"echo locked; read -t {seconds}; date +%s%N"]
+        with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
             assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
             place = {"XLME_DATA": str(tmp_path), "XLME_OUT": str(tmp_path / "run")} | tries
             began = int(script(tmp_path, "pretrain_base.sh", "date +%s%N; exit 2", **place).stdout)
-            assert (began > int(holder.stdout.readline())) == waits
+            assert (began > int(holder.communicate("\n")[0])) == waits
 
 
 def test_settings_of_preparation_are_those_of_its_jobs(tmp_path: Path) -> None:
@@ -608,9 +620,12 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     out, settings = folder / "killed", words(train__steps=1000)
     job = cluster.submit("pretrain_base.sh", *settings, XLME_DATA=folder / "mixed", XLME_OUT=out)
     wait_for_step(job, out, 8)
+    wait_for_checkpoint(job, out)
     os.kill(processes(out)[-1], signal.SIGKILL)
     job.wait_for_restart(1)
+    first = wait_for_checkpoint(job, out)
     wait_for_step(job, out, step(out) + 7)
+    wait_for_checkpoint(job, out, after=first)
     cluster.fail("n2")
     try:
         job.wait_for_restart(2)
@@ -745,7 +760,7 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
 
 # Holes of many sizes between letters: whatever is read past the end of a block is text, as now and then by chance.
 LETTERS = """
-import ctypes
+import ctypes, sys
 from data_prep.parallel import communicator
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -755,7 +770,8 @@ for size in range(200, 1000, 16):
         ctypes.memset(block, 65, bytes)
     for block, _ in blocks[1::2]:
         libc.free(block)
-print(communicator().allgather(communicator().Get_rank()))
+# One write, which the other rank's cannot split as it could the two of `print`.
+sys.stdout.write(f"{communicator().allgather(communicator().Get_rank())}\\n")
 """
 
 

@@ -9,7 +9,6 @@ import datetime
 import logging
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
-from ..run_commands import AGENT_STORE, TORCH_VARIABLES
+from ..run_commands import AGENT_STORE, TORCH_VARIABLES, free_port
 
 # A Slurm job's port is computed from the job's id, so that jobs on one node have different ports. The ports, 10,000 to
 # 29,999, are below the range from which systems assign ports.
@@ -187,10 +186,7 @@ def _printing_if_slow(message: str) -> Iterator[None]:
 def _alone() -> dict[str, str]:
     """torch's five variables for a process that runs alone, at a free port."""
     os.environ.pop(AGENT_STORE, None)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return dict(zip(TORCH_VARIABLES, ("0", "0", "1", "127.0.0.1", str(port)), strict=True))
+    return dict(zip(TORCH_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
 
 
 def _device() -> int:
