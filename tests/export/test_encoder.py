@@ -371,6 +371,7 @@ def test_a_resized_vocabulary_is_refused_by_ours(folder: Path, tmp_path: Path) -
 def test_new_weights_follow_the_scheme(folder: Path) -> None:
     config = load(AutoModel, folder).config
     config.hidden_size, config.vocab_size, config.initializer_range = 240, 5000, 0.07  # no default
+    config.relative_buckets = 64  # of the 24 numbers of 8 one draw in 1,500 deviates as much as is refused here
     for auto in (AutoModelForPreTraining, AutoModelForMaskedLM):
         code = load(auto, folder if auto is AutoModelForPreTraining else folder / "generator").__class__
         for name, parameter in code(config).named_parameters():
