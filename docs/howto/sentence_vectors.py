@@ -22,6 +22,8 @@ for name in sorted(name for name in texts if name.endswith(".en")):  # X.de-en.e
     code = stem.rpartition(".")[2].removeprefix("en-").removesuffix("-en")
     for lines, side in ((english, name), (other, f"{stem}.{code}")):
         lines += texts[side].decode().removesuffix("\n").split("\n")
+if not english:
+    sys.exit(f"{folder} has no pairs with English: name a folder of X.en-de.en with X.en-de.de, or of en-de.txt.zip")
 
 model = SentenceTransformer(source, trust_remote_code=True)
 longest, model.max_seq_length = model.max_seq_length, 48  # tokens; longer ones are cut while it trains

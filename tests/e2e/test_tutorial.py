@@ -1,5 +1,6 @@
 """docs/tutorial.md, command by command, with 2 steps of training in place of 1,100 and 300, and the output it shows."""
 
+import json
 import re
 import subprocess
 import sys
@@ -20,9 +21,11 @@ def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
     for language, block in blocks:
         if language == "output" or not (language or block.startswith(("python ", "for ", "xlme "))):
             continue  # what a command prints, or a listing
-        script = re.sub(r"^( *)xlme ", r"\1python -m xlme_ds ", block, flags=re.M).replace(
-            "--recipe quickstart", "--recipe quickstart --train.steps 2 --optimizer.warmup-steps 1"
-        )
+        script = re.sub(r"^( *)xlme ", r"\1python -m xlme_ds ", block, flags=re.M)
+        if "--train.steps" not in block:
+            script = script.replace(
+                "--recipe quickstart", "--recipe quickstart --train.steps 2 --optimizer.warmup-steps 1"
+            )
         command = [sys.executable, "-c", block] if language else ["bash", "-euc", script]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True)
         assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
@@ -32,4 +35,6 @@ def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
     assert "tutorial/export" in said
     assert len(re.findall(r"^\S+ [01]\.\d+$", said, re.M)) > 10, "a line for each token judged, and for each filling"
     assert (tmp_path / "tutorial/retrieval/pairs.json").read_text().count("tutorial/vectors") >= 1, "it has scores"
+    (control,) = json.loads((tmp_path / "tutorial/random-retrieval/pairs.json").read_text())["models"]
+    assert control["folder"] == "tutorial/random-vectors" and control["layer"] == 4
     assert (tmp_path / "tutorial/run/report.html").exists()

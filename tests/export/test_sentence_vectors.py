@@ -53,6 +53,23 @@ def test_every_pair_with_english_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert names["other"] == ["W.en-zh-Hans.zh-Hans", "X.de-en.de", "X.en-de.de", "Z.en-fr.fr"]
 
 
+@pytest.mark.parametrize("name", [None, "de-fr.txt.zip", "X.de-fr.de"])
+def test_no_pair_with_english_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """Before a model is loaded: of a folder that is absent, and of one with other languages' pairs."""
+    if name is not None:
+        (tmp_path / "pairs").mkdir()
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(tmp_path / "pairs" / name, "w") as archive:
+                archive.writestr("X.de-fr.de", "a\n")
+        else:
+            (tmp_path / "pairs" / name).write_text("a\n")
+    monkeypatch.setattr("sys.argv", ["sentence_vectors.py", "exports/base", str(tmp_path / "pairs"), "out", "1e-3"])
+    with pytest.raises(SystemExit, match=r"pairs has no pairs with English: name a folder of X\.en-de\.en with "):
+        exec(recipe()[0], {})
+
+
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(["--run", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "exports/base")])
     english, german = write_pairs(tmp_path / "pairs")
