@@ -22,7 +22,7 @@ from bench import step as step_bench
 from bench.gpu import __main__ as gpu
 from bench.gpu import commands, kernels
 from bench.gpu.parity import CASES, ON_A_GPU, parity
-from bench.gpu.steps import Device, matmul, run_config, step_tokens
+from bench.gpu.steps import Device, matmul, planner_options, run_config, step_tokens
 from bench.measure import listing, markdown, memory
 from bench.peers.steps import HuggingFaceStep, MaskedPositions, PlainTorchStep
 from bench.rehearsal import __main__ as rehearsal
@@ -79,6 +79,13 @@ def test_the_rate_of_a_product(clock: list[float], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch, "mm", product)
     assert matmul(CPU, "bf16", (20, 30, 40), 3)["tflops"] == pytest.approx(2 * 20 * 30 * 40 / 0.5 / 1e12)
+
+
+def test_what_a_measured_step_tells_the_planner() -> None:
+    """237.4 TFLOP/s (docs/results/gpu.json) of the 989.4 in the data sheet."""
+    assert planner_options("NVIDIA H200", 237.4) == {"plan_with": "--gpu h200 --utilisation 0.24"}
+    assert planner_options("NVIDIA A100-SXM4-80GB", 124.8) == {"plan_with": "--gpu a100-80g --utilisation 0.40"}
+    assert planner_options("CPU, x86_64", 1.0) == {}, "the planner does not know it"
 
 
 def test_a_kernels_time_is_that_of_one_launch(clock: list[float]) -> None:

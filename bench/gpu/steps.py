@@ -24,6 +24,7 @@ from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import start_process_group
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
+from xlme_ds.plan.speed import GPUS
 from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
 
@@ -33,6 +34,14 @@ PEERS = {
     "Hugging Face's ELECTRA": MaskedPositions,
     "Hugging Face's ELECTRA, compiled": Compiled,
     "ModernBERT, no generator": ModernBert,
+}
+
+PLANNER_NAMES = {  # torch's name of a GPU -> its name in `xlme plan --gpu`
+    "NVIDIA H200": "h200",
+    "NVIDIA H100 80GB HBM3": "h100-80g",
+    "NVIDIA A100-SXM4-80GB": "a100-80g",
+    "NVIDIA A100-SXM4-40GB": "a100-40g",
+    "NVIDIA A10": "a10-24g",
 }
 
 
@@ -140,7 +149,14 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
         "planned_memory_gib": sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],
-    }
+    } | planner_options(device.machine()["device"], tflops)
+
+
+def planner_options(device: str, tflops: float) -> Figures:
+    """`plan_with`: the options of `xlme plan` for GPUs of this kind that reach `tflops`. Empty if the planner does not
+    know the device."""
+    name = PLANNER_NAMES.get(device)
+    return {"plan_with": f"--gpu {name} --utilisation {tflops / GPUS[name].tflops:.2f}"} if name else {}
 
 
 def step_tokens(run: RunConfig) -> int:

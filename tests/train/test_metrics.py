@@ -162,13 +162,13 @@ def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[s
 
 
 def test_a_logged_step_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """The share of the peak is a GPU's alone; a term that this step did not read is left out."""
+    """The share of the matrix product's rate is a GPU's alone; a term that this step did not read is left out."""
     values = dict(step=5, loss=1.23456, mlm=2.0, lr=1e-3, tokens_per_s=12345.6, peak_fraction=0.314, data_wait=0.025,
                   memory_gib=3.14, seconds_left=492.0)  # fmt: skip
     shown = ["step 5/9", "loss 1.235", "mlm 2.000", "lr 1.00e-03", "12.3K tokens/s", "data 2.5%", "3.1 GiB"]
     for gpu in (False, True):
         Console(9, 0, ("mlm", "tlm"), gpu).step(values)
-        parts = [*shown[:5], *(["31% of peak"] * gpu), *shown[5:], "8 min 12 s left"]
+        parts = [*shown[:5], *(["31% of matmul"] * gpu), *shown[5:], "8 min 12 s left"]
         assert capsys.readouterr().out == "  ".join(parts) + "\n"
 
 

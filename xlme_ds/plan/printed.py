@@ -25,11 +25,13 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
         machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
         several = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
         launched = "" if gpus == 1 else f"launch {several} "
-        print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} --data DATA --out OUT")
+        folders = "--data DATA --heldout HELDOUT --out OUT"
+        print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} {folders}")
         if machines > 1:
             print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
-        if smaller := sorted(fastest[0]["micro_batches"])[:-1]:
-            print(f"equally fast by this estimate: --data.micro-batch {', '.join(map(str, smaller))}")
+        if smaller := sorted(fastest[0]["micro_batches"], reverse=True)[1:]:
+            sizes = ", ".join(map(str, smaller))
+            print(f"--data.micro-batch {sizes} need less memory and are slower (the estimate does not say by how much)")
     if fastest[1:]:
         print("\nother layouts:")
     for layout in fastest[1:]:

@@ -218,7 +218,7 @@ class Console:
     each logged step."""
 
     def __init__(self, steps: int, start: int, terms: Sequence[str], gpu: bool = False):
-        """`gpu`: show the fraction of peak FLOP/s. It means little on CPUs, which other programs use too."""
+        """`gpu`: show FLOP/s as a share of a matrix product's. It means little on CPUs, which others use too."""
         self.steps = steps
         self.terms = terms
         self.gpu = gpu
@@ -236,7 +236,7 @@ class Console:
         step = f"{values['step']}/{self.steps}"
         loss = f"loss {values['loss']:.3f}"
         speed = f"{number(values['tokens_per_s'])} tokens/s"
-        peak = f"{values['peak_fraction']:.0%} of peak" if self.gpu else ""
+        peak = f"{values['peak_fraction']:.0%} of matmul" if self.gpu else ""
         left = f"{duration(values['seconds_left'])} left"
         if self.progress is not None:
             line = "  ".join(filter(None, (step, loss, speed, peak)))
