@@ -334,7 +334,9 @@ def test_through_the_disk_once_more(
         loaded = load(auto, folder)
         loaded.save_pretrained(target)
         again = load(auto, target)
-        torch.testing.assert_close(again(TOKENS)[0], loaded(TOKENS)[0], rtol=0, atol=0)
+        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in again.state_dict().items())
+        # Products depend on where in memory the weights lie, which differs between two files.
+        torch.testing.assert_close(again(TOKENS)[0], loaded(TOKENS)[0], rtol=0, atol=1e-5)
         with pytest.raises(ValueError, match=r"has no sentencepiece\.bpe\.model: copy it from the folder"):
             load_encoder(target)
         (target / "sentencepiece.bpe.model").write_bytes(vocabulary.path.read_bytes())
