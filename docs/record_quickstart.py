@@ -1,5 +1,6 @@
-"""Writes docs/results/quickstart.json and docs/report.png from a finished quickstart, and its figures into the pages:
-`python docs/record_quickstart.py runs/quickstart` (needs chromium). tests/test_quickstart_record.py compares them."""
+"""Writes docs/results/quickstart.json and the pictures docs/judge.svg and docs/report.png from a finished quickstart, and
+its figures into the pages: `python docs/record_quickstart.py runs/quickstart` (needs chromium).
+tests/test_quickstart_record.py compares them."""
 
 import contextlib
 import io
@@ -22,7 +23,7 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.train.records import Console
 
 DOCS = Path(__file__).resolve().parent
-RECORD, PICTURE = DOCS / "results" / "quickstart.json", DOCS / "report.png"
+RECORD, PICTURE, JUDGED = DOCS / "results" / "quickstart.json", DOCS / "report.png", DOCS / "judge.svg"
 PAGES = [DOCS.parent / "README.md", *(DOCS / name for name in ("index.md", "tutorial.md", "howto/gpus.md"))]
 KEY = "quickstart"  # of the record's last evaluation among the texts of the picture
 _STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimensions).*$", re.M)
@@ -89,6 +90,27 @@ def with_figures(markdown: str, figures: dict[str, Any]) -> str:
     return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f})", markdown)
 
 
+def judged(figures: dict[str, Any]) -> str:
+    """The judged sentence as a picture: each piece on red, the stronger the likelier it is a replacement, above its
+    probability in percent."""
+    parts, x = [], 8.0
+    for piece, probability in figures["judged"]:
+        text, start = piece.replace("▁", " "), x + 9 * piece.startswith("▁")
+        width = 9.0 * len(text.strip())
+        parts += [
+            f'<rect x="{start}" y="8" width="{width}" height="24" fill="#d62728" fill-opacity="{probability:.2f}"/>',
+            f'<text x="{start}" y="26" textLength="{width}">{text.strip()}</text>',
+            f'<text x="{start + width / 2}" y="46" text-anchor="middle" font-size="9">{probability:.0%}</text>',
+        ]
+        x += 9.0 * len(text)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 8}" height="52" font-family="monospace" font-size="15">\n'
+        + '<rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
 def picture(page: Path, text: str) -> None:
     """Photograph the head of a report page, in 128 colours, with `text` inside the file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +127,7 @@ def main(run: Path) -> None:
     """Write the record, the picture and the figures in the pages."""
     figures = record(run)
     picture(run / "report.html", json.dumps(figures["heldout"][-1]))
+    JUDGED.write_text(judged(figures), encoding="utf-8")
     entries = (f" {json.dumps(name)}: {_text(value)}" for name, value in figures.items())
     RECORD.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
     for page in PAGES:

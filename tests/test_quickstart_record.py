@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -51,3 +52,10 @@ def test_the_picture_shows_the_recorded_run() -> None:
     picture = Image.open(ROOT / "docs/report.png")
     assert json.loads(picture.info["quickstart"]) == RECORD["heldout"][-1]
     assert picture.size == (1100, 1390)
+
+
+def test_the_sentence_is_drawn_from_the_record() -> None:
+    drawn = (ROOT / "docs/judge.svg").read_text(encoding="utf-8")
+    assert drawn == recorder().judged(RECORD)
+    texts = re.findall(r"<text .*?>(.*?)</text>", drawn)
+    assert "".join(texts[::2]).endswith("libertyandRechtofperson.") and texts[1::2][-4:] == ["96%", "25%", "28%", "8%"]
