@@ -10,9 +10,10 @@ ROOT = Path(__file__).resolve().parent
 
 def version() -> str:
     """The version written in `xlme_ds/__init__.py`, read without importing the package."""
-    found = re.search(r'^__version__ = "([^"]+)"', (ROOT / "xlme_ds" / "__init__.py").read_text(encoding="utf-8"), re.M)
-    assert found, "xlme_ds/__init__.py has no __version__"
-    return found.group(1)
+    source = (ROOT / "xlme_ds" / "__init__.py").read_text(encoding="utf-8")
+    version_line = re.search(r'^__version__ = "([^"]+)"', source, re.M)
+    assert version_line, "xlme_ds/__init__.py has no __version__"
+    return version_line.group(1)
 
 
 def readme() -> str:

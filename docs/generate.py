@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -125,8 +125,9 @@ def python() -> str:
         public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
         pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
-    pages.append(f"## xlme.recipes\n\n{_text(xlme.recipes)}")
+    pages += [f"## xlme.recipes\n\n{_text(xlme.recipes)}", *_attributes("xlme.recipes", xlme.recipes)]
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
+    pages += _attributes("model", xlme.TextModel)
     pages += [_function(f"model.{name}", getattr(xlme.TextModel, name), "###") for name in ("encode", "fill", "judge")]
     pages.append(f"## xlme.ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
     choices = {"Models": "Path | str | Sequence[Path | str]", "EncoderName": EncoderName, "ModelType": ModelType}
@@ -147,6 +148,14 @@ def _function(name: str, function: Callable[..., Any], heading: str = "##") -> s
     assert signature is not None, name
     parameters = _QUOTED.sub(r"\1", textwrap.dedent(signature["parameters"])).replace("(self, ", "(")
     return f"{heading} {name}\n\n```python\n{name}{parameters}\n```\n\n{_text(function)}"
+
+
+def _attributes(name: str, documented: Any) -> Iterator[str]:
+    """A heading and the docstring of each attribute that has one in the source. `name`: of what has them."""
+    from docstring_parser import parse_from_object
+
+    for attribute in parse_from_object(documented).params:
+        yield f"### {name}.{attribute.arg_name}\n\n{attribute.description}\n"
 
 
 def _text(documented: Any) -> str:

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 import xlme_ds
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
-from xlme_ds.objectives import objective_of
+from xlme_ds.objectives import describe
 from xlme_ds.train.records import Console
 
 DOCS = Path(__file__).resolve().parent
@@ -63,7 +63,7 @@ def record(run: Path) -> dict[str, Any]:
 
 def printed(figures: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
     """(step, kind, line) of the lines that the run printed, as this version prints them."""
-    console = Console(quickstart.RUN.train.steps, 0, objective_of(quickstart.RUN.objective).terms)
+    console = Console(quickstart.RUN.train.steps, 0, describe(quickstart.RUN.objective))
     shows = {
         "loss": ("metrics", console.step),
         "held-out text": ("heldout", console.evaluation),

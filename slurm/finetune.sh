@@ -2,7 +2,7 @@
 # Fine-tuning as a job array: a run for every task, training language and seed. This script submits it; arguments go to sbatch.
 #
 #   XLME_MODEL=runs/base XLME_DATA=xtreme XLME_OUT=runs/base-xtreme bash slurm/finetune.sh [--account ...]
-#   python -m xlme_ds.report xtreme --runs runs/base-xtreme --out tables          # when all are done
+#   xlme report xtreme --runs runs/base-xtreme --out tables                       # when all are done
 #
 # Call it again after a failure: interrupted runs continue, finished ones only report that they are.
 #SBATCH --job-name=xlme-finetune

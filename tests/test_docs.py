@@ -85,6 +85,11 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
+def test_the_readme_starts_every_command_by_xlme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "xlme " in readme and not re.search(r"python -m (xlme_ds|data_prep)|deepspeed --", readme)
+
+
 @pytest.mark.parametrize("gpus", [8, 64])
 def test_the_cost_of_base(gpus: int) -> None:
     """Of the README: what the planner's first line says."""
@@ -148,7 +153,9 @@ def test_the_reference_has_every_public_object(generate: ModuleType) -> None:
         f"model.{name}" for name, value in vars(xlme.TextModel).items() if inspect.isfunction(value) and name[0] != "_"
     ]
     tests = [f"xlme.evaluate.{name}" for name in xlme.evaluate.__all__]
-    for name in (*(f"xlme.{name}" for name in xlme.__all__), *models, *tests, "xlme.plan.run", "xlme.export.from_hf"):
+    attributes = ["xlme.recipes.RECIPES", "xlme.recipes.SUMMARIES", "model.folder", "model.device"]
+    functions = [*models, *tests, "xlme.plan.run", "xlme.export.from_hf"]
+    for name in (*(f"xlme.{name}" for name in xlme.__all__), *functions, *attributes):
         signature, _, sentence = sections[name].rpartition("```\n\n")
         assert len(sentence or signature) > 30 and "self" not in signature, name
     assert f"`learning_rate` | `{xlme.recipe('base').optimizer.learning_rate}`" in sections["config.optimizer"]

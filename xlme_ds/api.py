@@ -157,10 +157,14 @@ class TextModel:
 
     model = xlme.load("runs/mine")
 
-    `folder` and `device` are what it was loaded with. Functions that take the path of a model take the model too.
-    Models with language embeddings need `language`, the code of the text's language, in every call; other models refuse
-    it.
+    Functions that take the path of a model take the model too. Models with language embeddings need `language`, the
+    code of the text's language, in every call; other models refuse it.
     """
+
+    folder: Path
+    """The folder that the model was loaded from."""
+    device: torch.device
+    """The device that the model runs on."""
 
     @checked
     def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):

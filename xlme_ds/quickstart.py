@@ -193,8 +193,15 @@ def next_steps(out: Path) -> list[list[str]]:
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
-    export = ["export", "--run", str(out), "--out", str(out.with_name(f"{out.name}-export"))]
-    return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]
+    script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
+    xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
+    export, vectors = (str(out.with_name(f"{out.name}-{name}")) for name in ("export", "vectors"))
+    steps = [[python, "-c", judge], [*xlme, "export", "--run", str(out), "--out", export]]
+    program = Path(__file__).resolve().parents[1] / "docs/howto/sentence_vectors.py"
+    if program.exists():  # an installed package lacks it
+        pairs = str(out / "data/corpus/train/para")
+        steps.append([python, os.path.relpath(program), export, pairs, vectors, "1e-3"])
+    return steps
 
 
 def main(arguments: list[str] | None = None) -> None:

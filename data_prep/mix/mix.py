@@ -36,7 +36,7 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
-_TABLE_ROWS = 8  # most languages or pairs in the printed table
+_TABLE_ROWS = 5  # most languages or pairs in the printed table
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
                 # The other order of the same languages, such as de-en for en-de, is the best suggestion.
                 reversed_pair = [pair for pair in all_names if sorted(pair.split("-")) == sorted(name.split("-"))]
                 similar = reversed_pair or difflib.get_close_matches(name, all_names, n=1)
-                known = ", ".join(sorted(all_names)[:8]) + (" …" if len(all_names) > 8 else "")
-                hint = f"did you mean {similar[0]!r}?" if similar else f"there are {known}"
+                first_names = ", ".join(sorted(all_names)[:8]) + (" …" if len(all_names) > 8 else "")
+                hint = f"did you mean {similar[0]!r}?" if similar else f"there are {first_names}"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {hint}")
         if not any(set(group) <= task_names for task_names in names.values()):
             raise ValueError(

@@ -41,14 +41,18 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out.mkdir()
     printed, place = io.StringIO(), environment(**Python.forking())
     with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        quickstart.announce(out)
         patch.setattr(sys, "executable", str(FORKED_PYTHON))
         for stage in quickstart.preparation(out / "data", processes=2):
             quickstart.run_stage(stage, out / "data", place)
-    lines = printed.getvalue().splitlines()
+    announced, lines = printed.getvalue().splitlines()[:2], printed.getvalue().splitlines()[2:]
     assert len(lines) == 8 and re.match(r"encode encoded/train/mono: 91 inputs, .*; encoded/train/para: 90 ", lines[2])
     assert (out / "data/prepare.log").read_text().count("-m data_prep ") == len(lines)
     said = run([*quickstart.training(out / "data", out, processes=2), *STEPS])
     assert f"open {out / 'report.html'}" in said
+    before_step_1, *_ = re.split(r"^step ", said, maxsplit=1, flags=re.M)
+    command = 1  # the line with the training command, which `run` prints
+    assert len(announced) + len(lines) + command + len(before_step_1.splitlines()) <= 25, before_step_1
     return out
 
 
@@ -133,7 +137,8 @@ def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:
 
 
 def test_the_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell of docs/model.ipynb, with this run as the quickstart's."""
+    """Every cell of docs/model.ipynb, with this run as the quickstart's. It has no outputs: they would be another
+    run's."""
     folder = out.with_name("notebook")
     (folder / "runs").mkdir(parents=True)
     (folder / "runs/quickstart").symlink_to(out)
@@ -142,19 +147,31 @@ def test_the_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, object] = {}
     for cell in cells:
         if cell["cell_type"] == "code":
+            assert not cell["outputs"]
             exec("".join(cell["source"]), names)
     assert np.shape(names["vectors"]) == (3, quickstart.RUN.model.width)
 
 
-def test_what_it_says_first_and_last(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_says_first_and_last(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     quickstart.announce(out)
     said = capsys.readouterr().out
     assert re.search(r"for 1,100 steps .*\nIt takes about \d+ minutes here", said), said
     quickstart.show_model(out)
     assert re.match(r"judge: .*Recht.*\nfill:  .*<mask> to education\.  \S* \d+%, ", capsys.readouterr().out)
-    judged, exported = (python(*command[1:]).stdout for command in quickstart.next_steps(out))
+    judge, export, vectors = quickstart.next_steps(out)
+    judged = python(*judge[1:]).stdout
     assert "ScoredPiece(text='▁right'" in judged, judged
-    assert "quickstart-export" in exported or "run-export" in exported, exported
+    script = Path(export[0])
+    assert (script.name, os.access(script, os.X_OK)) == ("xlme", True)
+    assert "run-export" in (exported := python("-m", "xlme_ds", *export[1:]).stdout), exported
+    program, folder, pairs, trained, _ = vectors[1:]  # tests/e2e/test_tutorial.py runs the program
+    assert Path(program).samefile(ROOT / "docs/howto/sentence_vectors.py") and (Path(folder) / "config.json").exists()
+    assert any(Path(pairs).iterdir()) and not Path(trained).exists()
+    monkeypatch.setattr(quickstart, "__file__", str(out / "xlme_ds/quickstart.py"))
+    monkeypatch.setattr(sys, "executable", str(out / "python"))
+    assert [step[1:3] for step in quickstart.next_steps(out)] == [["-c", judge[2]], ["-m", "xlme_ds"]]
 
 
 def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,9 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, TaskLoader, collate_features
 from xlme_ds.finetune.objective import TaskModel, TaskObjective
 from xlme_ds.finetune.predictions import logits_of, score
-from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, run_config
+from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, parse, run_config
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
+from xlme_ds.io.files import write_object
 
 
 def features(kind: str, count: int = 10) -> list[Feature]:
@@ -231,6 +232,43 @@ def test_steps_and_warm_up() -> None:
     assert of("xnli", 392_702, 0.1) == (122_720, 12_272), "ERNIE-M's, a tenth, where it is asked for"
     assert of("ner", 20_000, 0.0) == (25_000, 0)
     assert of("xnli", 6_400) == (2_000, 1_000)
+
+
+def test_settings_of_a_run_or_a_file_are_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags replace them; what only pre-training reads stays out."""
+    tuning = TuningConfig(learning_rate=3e-5, train_languages=("en", "de"), held_out=True).completed(
+        TASKS["ner"], SMALL
+    )
+    run = run_config(
+        "ner", tuning, SMALL, EngineConfig("plain", precision="fp32"), TrainConfig(log_every=7), 5, 81, "x"
+    )
+    write_object(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
+    (tmp_path / "ours.toml").write_text('task = "ner"\nseeds = [3, 4]\n[tuning]\nheld_out = true\nepochs = 2\n')
+
+    def parsed(name: str, more: str = "") -> FinetuneSettings:
+        words = f"--config {tmp_path / name} --model base --data panx --out out {more}"
+        return parse("xlme finetune", words.split())
+
+    command = parsed("config.json")
+    assert (command.task, command.seeds, command.tuning, command.engine) == ("ner", (5,), tuning, run.engine)
+    assert replace(run.train, steps=0, eval_every=0) == replace(command.train, steps=0, eval_every=0)
+    changed = parsed("config.json", "--seeds 6 7 --tuning.no-held-out --tuning.learning-rate 1e-5")
+    assert (changed.seeds, changed.tuning) == ((6, 7), replace(tuning, held_out=False, learning_rate=1e-5))
+    command = parsed("ours.toml")
+    assert (command.seeds, command.tuning) == ((3, 4), TuningConfig(held_out=True, epochs=2))
+    for text, said in (
+        ("name = 'x'\n[objective]\nz_loss = 0.1", "has settings of pre-training: name a file with settings of fine"),
+        ("[engine]\nbalance = [1, 2]", "--engine.balance is for pre-training and has no effect here: leave it out"),
+    ):
+        (tmp_path / "ours.toml").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            parsed("ours.toml")
+    with pytest.raises(ValueError, match=r"none\.json is not a file: name a run's config\.json, or a TOML file"):
+        parsed("none.json")
+    (tmp_path / "ours.toml").write_text("[tuning]\nepoch = 2")
+    with pytest.raises(SystemExit):
+        parsed("ours.toml")
+    assert "there is no --tuning.epoch: did you mean --tuning.epochs?" in capsys.readouterr().err
 
 
 def test_windows_overlap_by_half_and_leave_room_for_the_context() -> None:

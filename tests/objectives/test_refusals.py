@@ -117,6 +117,15 @@ def test_a_record_has_the_terms_of_the_tasks_that_are_read(name: str, rows: tupl
     )
 
 
+def test_a_description_says_what_is_read() -> None:
+    for rows, read in (((8, 8), "text and translation pairs"), ((8, 0), "text"), ((0, 8), "translation pairs")):
+        said = describe(ObjectiveConfig("mlm"), rows)["description"]
+        assert said == f"masked language modelling of one encoder, on {read}"
+        assert f"token detection on {read}: " in describe(ObjectiveConfig(), rows)["description"]
+    for name in OBJECTIVES:
+        assert "{" not in describe(of(name).objective)["description"]
+
+
 @pytest.mark.parametrize("name", [*GENERATORS, "rts", "mlm", "btmlm"])
 def test_no_sample_of_a_probe_depends_on_rounding(name: str) -> None:
     """The generator samples token 0, and open places hold an ordinary one; no other objective samples or writes."""

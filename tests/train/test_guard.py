@@ -315,7 +315,7 @@ def test_evaluations_are_of_the_step_that_was_taken(data: Path, tmp_path: Path) 
         steps.append(step)
         return {"loss": float(step)}, {"terms": {}}
 
-    evaluate = Evaluate(tmp_path, engine, of.train, 0, summarise, Console(5, 0, ()), None)
+    evaluate = Evaluate(tmp_path, engine, of.train, 0, summarise, Console(5, 0, None), None)
     for done in range(1, 6):
         evaluate.after_step(done, stats(1.0))
     evaluate.close(5)

@@ -14,6 +14,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.launch import python
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.objectives import describe
 from xlme_ds.train import records
 from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLines, Tracker, product_rate
 
@@ -152,7 +154,7 @@ def test_the_peak_memory_of_a_gpu_is_what_torch_allocated(monkeypatch: pytest.Mo
 
 
 def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(9, 0, ("mlm", "mrtd"))
+    console = Console(9, 0, describe(ObjectiveConfig()))
     console.evaluation({"step": 6, "loss": 1.0, "mlm": 5.43219, "auc_mono": 0.71251, "auc_para": 0.5, "accuracy": 1})
     console.evaluation({"step": 9, "mrtd": 0.25})
     first, second = (line.split() for line in capsys.readouterr().out.splitlines())
@@ -161,13 +163,23 @@ def test_an_evaluation_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[s
     assert second[4:] == ["mrtd", "0.250"], "without a discriminator nothing is said of it"
 
 
+def test_an_evaluation_says_what_a_unigram_model_reaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the losses of masked tokens alone; of a task without a baseline nothing is said."""
+    console = Console(9, 0, describe(ObjectiveConfig()))
+    losses = {"mlm": 6.14583, "tlm": 5.5, "mrtd": 0.25}
+    console.evaluation({"step": 9, **losses, "unigram_nll_mono": 7.37285, "unigram_nll_para": 6.714})
+    console.evaluation({"step": 9, **losses, "unigram_nll_para": 6.714})
+    line = "step 9/9  held-out text: mlm 6.146{}  tlm 5.500 (unigram 6.71)  mrtd 0.250"
+    assert capsys.readouterr().out.splitlines() == [line.format(" (unigram 7.37)"), line.format("")]
+
+
 def test_a_logged_step_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """The share of the matrix product's rate is a GPU's alone; a term that this step did not read is left out."""
     values = dict(step=5, loss=1.23456, mlm=2.0, lr=1e-3, tokens_per_s=12345.6, peak_fraction=0.314, data_wait=0.025,
                   memory_gib=3.14, seconds_left=492.0)  # fmt: skip
     shown = ["step 5/9", "loss 1.235", "mlm 2.000", "lr 1.00e-03", "12.3K tokens/s", "data 2.5%", "3.1 GiB"]
     for gpu in (False, True):
-        Console(9, 0, ("mlm", "tlm"), gpu).step(values)
+        Console(9, 0, describe(ObjectiveConfig()), gpu).step(values)
         parts = [*shown[:5], *(["31% of matmul"] * gpu), *shown[5:], "8 min 12 s left"]
         assert capsys.readouterr().out == "  ".join(parts) + "\n"
 

@@ -242,7 +242,7 @@ def test_one_process_says_that_other_gpus_are_idle(
     monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     dry_run(config, folder / "data", folder / "new")
-    assert "one of 8 GPUs is used: `deepspeed --num_gpus 8 --module" in capsys.readouterr().out
+    assert "one of 8 GPUs is used: `xlme launch --gpus 8 …` uses them all" in capsys.readouterr().out
 
 
 def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,8 +350,10 @@ def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig
 
 
 BAR = """
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.objectives import describe
 from xlme_ds.train.records import Console
-console = Console(125000, 0, ("mlm", "tlm"), gpu=True)
+console = Console(125000, 0, describe(ObjectiveConfig()), gpu=True)
 values = {"loss": 61.234, "mlm": 6.1, "tlm": 6.2, "lr": 1e-4, "tokens_per_s": 301234.5, "peak_fraction": 0.314,
           "data_wait": 0.001, "memory_gib": 60.0, "seconds_left": 300000.0}
 console.step({"step": 119990, **values})

@@ -73,8 +73,10 @@ class Loader:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
             for task, content in enumerate(("monolingual text", "pairs")):
                 if self.plan.rows[task] and any(has_task) and not has_task[task]:
+                    name = TASKS[task]
                     raise ValueError(
-                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or name a folder with {content}"
+                        f"{folder} has no {content}: set data.{name}_rows to 0 (`--data.{name}-rows 0`), or name a "
+                        f"folder with {content}"
                     )
         opened = {
             folder: {

@@ -4,7 +4,8 @@ xlme finetune --task ner --model runs/base --data xtreme/panx --out runs/base-ne
 
 Trains on English, scores every language that has labels, and writes predictions and scores.json. A second call with the
 same folder resumes. With several seeds or --grid, every run has its own folder in --out; --number N does only run N,
-counted from 0, as in a job array.
+counted from 0, as in a job array. --config FILE gives the settings of a run's config.json, or of a TOML file with the
+names of the flags; flags replace them.
 """
 
 import sys

@@ -1,5 +1,6 @@
 """Settings of fine-tuning: the command's options, its runs, the configuration of a run, and the published grids."""
 
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil
@@ -27,6 +28,7 @@ from ..config import (
 )
 from ..io.help import read_command, readable
 from ..io.toml import help_of
+from ..settings_file import read
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
@@ -132,6 +134,12 @@ class FinetuneSettings:
     train: TrainConfig = field(default_factory=lambda: _TRAIN_DEFAULTS)
 
 
+_PRETRAINING_FLAGS = [
+    f"--{section}.{setting.name}".replace("_", "-")
+    for section, config_type in (("engine", EngineConfig), ("train", TrainConfig))
+    for setting in fields(config_type)
+    if setting.metadata == PRETRAINING_ONLY
+]
 _REGISTRY = ConstructorRegistry()
 _NARROWED_SETTINGS = {  # name of a setting with fewer values than in pre-training -> its type and help
     "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
@@ -165,15 +173,41 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
-    """Parse the command line. Raises ValueError for a setting or a value that only pre-training reads."""
-    for section, config_type in (("engine", EngineConfig), ("train", TrainConfig)):
-        for setting in fields(config_type):
-            flag = f"--{section}.{setting.name}".replace("_", "-")
-            if setting.metadata == PRETRAINING_ONLY and without(arguments, flag) != arguments:
-                raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
+    """Parse the command line, after the settings of the --config file. Raises ValueError for a file that has none, and
+    for a setting or a value that only pre-training reads."""
+    arguments, file_name = take_flag(arguments, "--config")
+    if file_name is not None:
+        given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+        arguments = [*_arguments_of(Path(file_name), given), *arguments]
+    for flag in _PRETRAINING_FLAGS:
+        if without(arguments, flag) != arguments:
+            raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if take_flag(arguments, "--engine.kind")[1] == "pipeline":
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     return read_command(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
+
+
+def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
+    """The settings in a TOML file or in a run's config.json, as arguments; flags that are `given` are left out."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file: name a run's config.json, or a TOML file")
+    values = read(path)
+    of_run = "base" in values
+    if of_run:  # the other settings follow from these, the model and the data
+        values["seeds"] = [values["seed"]]
+        values = {name: values[name] for name in ("task", "seeds", "tuning", "engine", "train")}
+    elif "objective" in values:
+        raise ValueError(f"{path} has settings of pre-training: name a file with settings of fine-tuning")
+    for section, content in values.items():
+        settings = content.items() if isinstance(content, dict) else [("", content)]
+        for name, value in settings:
+            flag = f"--{section}{name and '.'}{name}".replace("_", "-")
+            if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
+                continue
+            if isinstance(value, bool):
+                yield flag if value else f"--{section}.no-{name}".replace("_", "-")
+            else:
+                yield from (flag, *map(str, value if isinstance(value, list) else [value]))
 
 
 @dataclass(frozen=True)

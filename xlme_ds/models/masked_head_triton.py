@@ -136,7 +136,11 @@ def _gradient(  # type: ignore[no-untyped-def]
 def group_sums(
     hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as `masked_head._group_sums`, for all blocks."""
+    """Returns (highest logit h of each group [M, G], sums of exponentials relative to h [S, M, G], targets' logits
+    [M]) over all blocks, all float32.
+
+    The first sum adds up exp(logit − h). If the temperature t is not 1, a second sum adds up exp((logit − h) / t).
+    """
     out = _empty_sums(hidden_MD, blocks, temperature)
     first_id = first_group = 0
     for block in blocks:
@@ -204,7 +208,8 @@ def gradient(
     softmax: tuple[Tensor, Tensor, Tensor],
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same as `masked_head._gradient`."""
+    """Returns (gradient of a tile's logits [M, C], its sum over positions [C]). `softmax` is (targets_M, lse_M,
+    grad_M), as `masked_head._gradient` takes it."""
     bias_C = bias_V[tile.start : tile.start + tile.size]
     targets_M, lse_M, grad_M = softmax
     rows_CD = blocks[tile.block][tile.rows]

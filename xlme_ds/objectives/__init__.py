@@ -35,11 +35,12 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
 
 def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The objective's entry in a run's config.json: the description, the names of the terms, and the quantities by
-    name. `rows` has a step's number of rows for each task. Terms and quantities of a task without rows are left out."""
+    name. `rows` has a step's number of rows for each task. Tasks without rows are left out of all three."""
     objective = objective_of(cfg)
     empty_tasks = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
     quantities = {
         name: quantity._asdict() for name, quantity in objective.quantities.items() if quantity.task not in empty_tasks
     }
     terms = [name for name in objective.terms if name in quantities]
-    return {"description": objective.description, "terms": terms, "quantities": quantities}
+    read = " and ".join(text for text, count in zip(("text", "translation pairs"), rows, strict=True) if count)
+    return {"description": objective.description.replace("{rows}", read), "terms": terms, "quantities": quantities}

@@ -43,8 +43,7 @@ class ElectraObjective(RowBatches, Pretraining):
     """Generator and discriminator, trained together (see `Pretraining`)."""
 
     description = (
-        "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
-        "the replaced ones"
+        "replaced token detection on {rows}: a generator fills masked tokens, a discriminator finds the replaced ones"
     )
     terms: tuple[str, ...] = ("mlm", "tlm", "mrtd", "trtd")
     quantities: Mapping[str, Quantity] = {

@@ -84,8 +84,8 @@ class ErnieM(MaskedLanguageModelling):
     """Masked language modelling with a third term, for the crossed pairs."""
 
     description = (
-        "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that "
-        "each side is predicted from the other alone"
+        "masked language modelling of one encoder, on {rows}; half of the pairs are masked so that each side is "
+        "predicted from the other alone"
     )
     terms: tuple[str, ...] = ("mlm", "tlm", "camlm")
     quantities: Mapping[str, Quantity] = {

@@ -21,7 +21,7 @@ from .protocol import Pretraining, Quantity, require_masks
 class MaskedLanguageModelling(RowBatches, Pretraining):
     """One encoder with a masked-token head (see `Pretraining`). Objectives that mask differently inherit from it."""
 
-    description = "masked language modelling of one encoder, on text and on translation pairs"
+    description = "masked language modelling of one encoder, on {rows}"
     terms: tuple[str, ...] = ("mlm", "tlm")
     quantities: Mapping[str, Quantity] = {
         "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),

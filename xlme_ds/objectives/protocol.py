@@ -124,7 +124,9 @@ class Pretraining(Objective, Protocol):
     objective reads only pairs. The term's quantity must have `unigram` set.
     """
 
-    description: str  # one sentence without its full stop, shown in the report, the model card and the plan
+    # One sentence without its full stop, shown in the report, the model card and the plan; {rows} stands for what the
+    # run reads, such as "text and translation pairs".
+    description: str
     # The metrics by name, including the terms. If a metric is measured on both tasks, the key is its name without
     # `_mono` or `_para`.
     quantities: Mapping[str, Quantity]

@@ -1,7 +1,4 @@
-"""Recipes: published runs by name. A recipe is the complete settings of a run.
-
-xlme.recipes.SUMMARIES  # a dictionary: name of a recipe -> one line about it
-"""
+"""Recipes: published runs by name. A recipe is the complete settings of a run."""
 
 from ..config import RunConfig
 from ..io.argument_types import checked
@@ -23,8 +20,9 @@ _FUNCTIONS = (
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
-# The first line of each docstring: what the recipe trains, and the GPUs whose memory its micro-batch fits.
+"""A dictionary of the settings of every recipe, by its name."""
 SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
+"""A dictionary of one line for every recipe, by its name: what it trains, and the GPUs whose memory it fits."""
 
 
 @checked

@@ -40,8 +40,8 @@ class RunFiles:
 
 
 def require_run(folder: Path) -> None:
-    """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts; an export, which
-    also has a config.json, is refused."""
+    """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts. An export has
+    a config.json too, but no records to draw: its error also advises to name the --out folder of a run."""
     advice = "name the --out folder of a run"
     require_folder(folder, advice)
     if not (folder / "config.json").exists():

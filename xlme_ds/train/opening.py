@@ -56,7 +56,7 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     if changed := _changed_from_recipe(config):
         lines.append(f"  not as the recipe: {', '.join(changed)}")
     if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:
-        lines.append(f"  one of {visible} GPUs is used: `deepspeed --num_gpus {visible} --module …` uses them all")
+        lines.append(f"  one of {visible} GPUs is used: `xlme launch --gpus {visible} …` uses them all")
     return lines
 
 

@@ -217,10 +217,12 @@ class Console:
     """Shows logged steps and evaluations; only rank 0 has one. A terminal shows a bar, any other output gets a line for
     each logged step."""
 
-    def __init__(self, steps: int, start: int, terms: Sequence[str], gpu: bool = False):
-        """`gpu`: show FLOP/s as a share of a matrix product's. It means little on CPUs, which others use too."""
+    def __init__(self, steps: int, start: int, objective: Mapping[str, Any] | None, gpu: bool = False):
+        """`objective`: what `objectives.describe` returned; None in fine-tuning, whose loss has no terms. `gpu`: show
+        FLOP/s as a share of a matrix product's. It means little on CPUs, which other programs use too."""
         self.steps = steps
-        self.terms = terms
+        self.terms: Sequence[str] = objective["terms"] if objective else ()
+        self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
         self.gpu = gpu
         self.progress = None
         if sys.stderr.isatty():
@@ -268,7 +270,13 @@ class Console:
             self.progress.stop()
 
     def _terms(self, values: dict[str, Any]) -> str:
-        return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
+        """The terms among `values`, with a unigram model's loss after those that can be compared with it."""
+        shown = []
+        for name in filter(values.__contains__, self.terms):
+            unigram = values.get(f"unigram_nll_{self.quantities[name]['task']}")
+            compared = unigram is not None and self.quantities[name]["unigram"]
+            shown.append(f"{name} {values[name]:.3f}" + (f" (unigram {unigram:.2f})" if compared else ""))
+        return "  ".join(shown)
 
 
 # The folder that records the rows of every step, for `xlme audit`. Its files:

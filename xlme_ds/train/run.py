@@ -122,8 +122,7 @@ def _callbacks(
     if root:
         if settings.wandb:
             tracker = Tracker(settings.wandb, out, saved["run"], asdict(config))
-        terms = (info.objective or {}).get("terms", ())
-        console = Console(settings.steps, start, terms, gpu=engine.device.type == "cuda")
+        console = Console(settings.steps, start, info.objective, gpu=engine.device.type == "cuda")
         record = Record(out, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped, tracker)
         callbacks.append(record)
     if info.evaluation is not None:
