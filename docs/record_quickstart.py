@@ -1,6 +1,6 @@
-"""Writes docs/results/quickstart.json and the pictures docs/judge.svg and docs/report.png from a finished quickstart, and
-its figures into the pages: `python docs/record_quickstart.py runs/quickstart` (needs chromium).
-tests/test_quickstart_record.py compares them."""
+"""Writes docs/results/quickstart.json, docs/judge.svg and docs/report.png from a finished quickstart, and its figures
+into the pages: `python docs/record_quickstart.py runs/quickstart` (needs chromium). tests/test_quickstart_record.py
+compares them."""
 
 import contextlib
 import io
