@@ -53,7 +53,7 @@ class Peer(HuggingFacePeer):
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
-                "temperature, kept tokens and vocabulary blocks"
+                "temperature, readable tokens and vocabulary blocks"
             )
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")

@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-
 from xlme_ds.cli import fail
-from xlme_ds.evaluate.output import ResultTable, percent
+from xlme_ds.evaluate.output import ResultTable, percent, terminal
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
 from xlme_ds.io.help import read_command
 
@@ -97,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     encoder = SentenceTransformer(str(options.model), trust_remote_code=True)
     results = list(mteb.evaluate(encoder, tasks, cache=None, co2_tracker=False, show_progress_bar=False).task_results)
-    table(options.model, results).show(Console())
+    table(options.model, results).show(terminal(120))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         for result in results:

@@ -10,8 +10,9 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from tests.launch import ROOT
-from xlme_ds.compare.results import RunScores, _panel, _points, _power, colour_of, measures_of, plot, read_results
+from xlme_ds.compare.results import RunScores, _panel, _points, _power, measures_of, plot, read_results, style_of
 from xlme_ds.compare.trends import crossing, student, trends
+from xlme_ds.recipes import RECIPES
 
 FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
 
@@ -69,11 +70,11 @@ def test_too_few_scores_give_no_line() -> None:
 
 
 def test_a_system_has_one_colour_in_all_pictures() -> None:
-    """Those of the documents' pictures by name, others by their place."""
-    alone, together = ["xlmr_tlm"], ["xlme", "mine", "xlme_all_tokens", "xlmr_tlm", "other"]
-    assert colour_of("xlmr_tlm", alone) == colour_of("xlmr_tlm", together) == "C1"
-    colours = [colour_of(name, together) for name in together]
-    assert len(set(colours)) == len(colours)
+    """Of ten colours, so more systems than that have other markers; chains of recipes have hollow ones."""
+    documents = [style_of(name) for name in ("xlme", "xlmr_tlm", "xlme_all_tokens")]
+    assert [(style["color"], style["marker"]) for style in documents] == [("C0", "o"), ("C1", "o"), ("C2", "o")]
+    names = [*RECIPES, *(f"{first}+{last}" for first in ("xlmr", "xlm") for last in RECIPES), "mine"]
+    assert len({str(style_of(name)) for name in names}) == len(names)
 
 
 def test_a_panel_has_the_means_the_runs_and_the_untrained_models() -> None:
@@ -105,6 +106,25 @@ def test_a_panel_has_the_means_the_runs_and_the_untrained_models() -> None:
     low, high = axes.get_ylim()
     assert low >= -2 and high == 102
     assert measures_of([*runs, RunScores("a", 1.0, 1, 1.0, 1, 1.0, {}, {}, {}, {"ner": 1.0}, {})]) == ["ner", "align"]
+
+
+def test_the_plots_legend_lists_what_is_drawn(tmp_path: Path) -> None:
+    """A system that the first panel lacks, too; trends and untrained models where there are any."""
+
+    def texts(runs: list[RunScores]) -> list[str]:
+        plot(runs, tmp_path / "compare")
+        found = re.findall("<!-- (.*?) -->", (tmp_path / "compare.svg").read_text())
+        return found[found.index("xlme") :]
+
+    def made(system: str, budget: float, **scores: float) -> RunScores:
+        return RunScores(system, budget, 1, budget, 9, 1e6, {}, {}, {}, scores, {})
+
+    runs = [made("xlme", 1e14, pos=1.0, align=2.0), made("mine", 1e14, align=3.0)]
+    assert texts(runs) == ["xlme", "mine", "mean over seeds"]
+    runs += [made("xlme", budget, pos=1.5, align=2.0) for budget in (3e14, 1e15)]
+    runs[0].untrained["align"] = 70.0
+    kinds = ["mean over seeds", "trend", "90% interval of the trend", "untrained model"]
+    assert sorted(texts(runs)) == sorted(["xlme", "mine", *kinds])
 
 
 def test_powers_of_ten_in_short() -> None:

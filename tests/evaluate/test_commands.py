@@ -267,8 +267,7 @@ def test_names_are_shown_as_they_are(
         assert f"{name}, layer 2 of 2: accuracy@1 (%)" in said, name
     assert [model["model"] for model in json.loads((tmp_path / "out/tatoeba.json").read_text())["models"]] == names
     drawn_names = re.findall(r"<!-- (.*?) -->", (tmp_path / "out/tatoeba.svg").read_text())
-    assert all(any(name in text for text in drawn_names) for name in names if "$" not in name), drawn_names
-    assert any(text == "a$b" for text in drawn_names)
+    assert all(any(name in text for text in drawn_names) for name in names), drawn_names
 
 
 @pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])

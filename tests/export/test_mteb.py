@@ -23,15 +23,17 @@ def write(path: Path, lines: list[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def test_accuracies_are_those_of_our_retrieval(tmp_path: Path) -> None:
-    """Tatoeba's files from their language into English, and the same sentences as FLORES's files, both ways."""
-    data, exported, out = (str(tmp_path / name) for name in ("data", "exported", "out"))
+def test_accuracies_are_those_of_our_retrieval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tatoeba's files from their language into English, and the same sentences as FLORES's files, both ways; and the
+    model's name is no markup."""
+    data, exported, out = (str(tmp_path / name) for name in ("data", "m[lr][/x]", "out"))
     export(["--run", str(write_run(tmp_path / "run", layers=3)), "--out", exported])
     for code, lines in (("eng", ENGLISH), ("deu", GERMAN), ("swh", SWAHILI)):
         write(Path(data) / "flores200" / "devtest" / f"{code}_Latn.devtest", lines)
     write_tatoeba(Path(data) / "laser", "deu", ENGLISH, GERMAN)
     write_tatoeba(Path(data) / "laser", "swh", ENGLISH, SWAHILI)
     main(["--model", exported, "--data", data, "--out", out])
+    assert f"{exported}:mteb'sbitextmining" in "".join(capsys.readouterr().out.split())  # the title may be wrapped
     accuracies = {}
     for path in Path(out).iterdir():
         (scores,) = json.loads(path.read_text())["scores"].values()

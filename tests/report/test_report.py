@@ -193,14 +193,18 @@ def test_legends_list_what_is_shown(run: Path) -> None:
         return re.findall(r"</i>([^<]*)</span>", part.partition('<div class="grid">')[0])
 
     every = ["monolingual text", "translation pairs", "not by task", "each logged step", "held-out text"]
-    assert legend("heldout") == [*every[:2], *every[3:], "unigram model, chance"]
-    assert legend("curves") == [*every, "unigram model, chance"]
+    assert legend("heldout") == [*every[:2], *every[3:], "unigram model"]
+    assert legend("curves") == [*every, "chance"]
     text = Page((run / "report.html").read_text(encoding="utf-8")).text
     assert "seconds left" not in text and "Waiting for data (share of a step)" in text
     assert "Largest memory of a process (GiB)" in text
     (run / "heldout.jsonl").unlink()
     write_lines(run / "metrics.jsonl", [{"step": step, "loss": 3.0, "mlm": 2.0} for step in (1, 2)])
     assert legend("curves") == ["monolingual text", "not by task", "each logged step"]
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["data"] = {"phase_steps": [1], "phase_mask_fractions": [0.15, 0.3]}
+    (run / "config.json").write_text(json.dumps(config))
+    assert legend("curves")[3:] == ["start of a phase"]
 
 
 def test_scores_of_fine_tuning(run: Path) -> None:
@@ -301,6 +305,7 @@ def test_the_dimensions_of_the_layers_are_drawn(run: Path) -> None:
     figure = page[page.index('<section id="dimensions">') :].split("</section>")[0]
     assert 'aria-label="Dimensions of the token states by layer"' in figure
     assert figure.count("var(--mono)") >= 1 and figure.count("var(--para)") >= 1
+    assert width_of(figure) == pytest.approx(figures._WIDE) and "narrow" not in figure, "alone in its section"
     (run / "dimensions.jsonl").unlink()
     assert '<section id="dimensions">' not in write_report(run).read_text(encoding="utf-8")
 
@@ -505,7 +510,7 @@ def test_retrieval_without_a_test_before_training(run: Path) -> None:
     del values["before"]
     (run / "retrieval.json").write_text(json.dumps(values))
     text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert "After training the best layer is 1" in text and "With random weights the best layer" not in text
+    assert "After training the best layer is 1" in text and "random weights" not in text
 
 
 @pytest.mark.parametrize(
@@ -659,7 +664,7 @@ def test_lines_across_a_panel() -> None:
 def test_a_run_is_compared_by_its_evaluations_or_by_its_steps() -> None:
     """Each in its own colour: points of the evaluations, or a smoothed line through the logged steps."""
     logged, evaluated = [metric(step) for step in range(1, 101)], [heldout(step) for step in (0, 50, 100)]
-    svg = str(figures.compared_curves("mlm", [(logged, evaluated), (logged, [])], "t"))
+    svg = str(figures.compared_curves({"mlm": "t"}, [(logged, evaluated), (logged, [])])["t"])
     curves = {
         colour: [
             len(re.findall("[ML] ", path))
@@ -668,8 +673,24 @@ def test_a_run_is_compared_by_its_evaluations_or_by_its_steps() -> None:
         for colour in ("run0", "run1", "run2")
     }
     assert 3 in curves["run0"] and curves["run1"] and max(curves["run1"]) > 30 and not curves["run2"]
-    other = str(figures.compared_curves("mlm", [([metric(1)], evaluated), (logged, [])], "t"))
+    other = str(figures.compared_curves({"mlm": "t"}, [([metric(1)], evaluated), (logged, [])])["t"])
     assert other == svg, "what was logged in training is not shown beside evaluations"
+
+
+def width_of(page: str) -> float:
+    """Width of the first figure, in inches."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ', page)
+    assert found is not None
+    return float(found[1]) / 72
+
+
+def test_a_chart_that_is_alone_is_wide() -> None:
+    logged = [metric(1), metric(2)]
+    widths = {}
+    for titles in ({"mlm": "a"}, {"mlm": "a", "tlm": "b"}):
+        drawn = figures.compared_curves(titles, [(logged, []), (logged, [])])
+        widths[len(titles)] = [width_of(svg) for svg in drawn.values()]
+    assert widths == {1: [pytest.approx(figures._WIDE)], 2: [pytest.approx(figures._NARROW)] * 2}
 
 
 def test_unknown_quantity_gets_a_panel() -> None:

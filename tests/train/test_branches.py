@@ -338,9 +338,10 @@ def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path],
 
 
 RANK = """
-import itertools, json, sys, time
-time.perf_counter = itertools.count(1, 0.001).__next__  # a clock by which every measurement takes a millisecond
+import json, sys
 from pathlib import Path
+import xlme_ds.train.run
+xlme_ds.train.run.product_rate = lambda device, precision: 1e9  # as if each process had a GPU
 from xlme_ds.api import pretrain
 from xlme_ds.config import RunConfig, from_json
 pretrain(from_json(RunConfig, json.loads(sys.argv[1])), sys.argv[3:], Path(sys.argv[2]))
@@ -355,7 +356,7 @@ def test_another_engine_crosses_the_border(config: RunConfig, data: tuple[Path, 
     for done in run_ranks(2, ["-c", RANK, json.dumps(asdict(two)), str(out), *map(str, data)]):
         assert done.returncode == 0, done.stderr
     peaks = [line["flops_per_s"] / line["peak_fraction"] for line in audit_lines(out / "metrics.jsonl")]
-    assert peaks == pytest.approx([2 * 2 * 1024**3 / 0.001] * 8, rel=1e-3), "of two processes, by a product of 1024"
+    assert peaks == pytest.approx([2e9] * 8), "of two processes"
     forget(out, 6, 8)
     pretrain(alone, data, out)
     found, wanted = ([line["loss"] for line in records(run)] for run in (out, pretrain(alone, data, tmp_path / "one")))

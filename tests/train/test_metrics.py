@@ -142,10 +142,13 @@ def test_lines_are_counted_over_a_resume(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six; each of 2 · 1024³ operations on a CPU."""
+    """Of six, each of 2 · 8192³ operations; a CPU has none."""
+    ones = torch.ones(2, 2)
+    monkeypatch.setattr(records.torch, "ones", lambda *_, **__: ones)
     clock = iter([0.0, 5, 10, 14, 20, 23, 30, 32, 40, 44, 50, 59])
     monkeypatch.setattr(records.time, "perf_counter", lambda: next(clock))
-    assert product_rate(torch.device("cpu"), "fp32") == 2 * 1024**3 / 2
+    assert product_rate(torch.device("cuda"), "fp32") == 2 * 8192**3 / 2
+    assert product_rate(torch.device("cpu"), "fp32") is None
 
 
 def test_the_peak_memory_of_a_gpu_is_what_torch_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +178,11 @@ def test_an_evaluation_says_what_a_unigram_model_reaches(capsys: pytest.CaptureF
 
 def test_a_logged_step_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """The share of the matrix product's rate is a GPU's alone; a term that this step did not read is left out."""
-    values = dict(step=5, loss=1.23456, mlm=2.0, lr=1e-3, tokens_per_s=12345.6, peak_fraction=0.314, data_wait=0.025,
-                  memory_gib=3.14, seconds_left=492.0)  # fmt: skip
+    values = dict(step=5, loss=1.23456, mlm=2.0, lr=1e-3, tokens_per_s=12345.6, data_wait=0.025, memory_gib=3.14,
+                  seconds_left=492.0)  # fmt: skip
     shown = ["step 5/9", "loss 1.235", "mlm 2.000", "lr 1.00e-03", "12.3K tokens/s", "data 2.5%", "3.1 GiB"]
     for gpu in (False, True):
-        Console(9, 0, describe(ObjectiveConfig()), gpu).step(values)
+        Console(9, 0, describe(ObjectiveConfig())).step(values | ({"peak_fraction": 0.314} if gpu else {}))
         parts = [*shown[:5], *(["31% of matmul"] * gpu), *shown[5:], "8 min 12 s left"]
         assert capsys.readouterr().out == "  ".join(parts) + "\n"
 

@@ -94,8 +94,7 @@ def test_records_by_formula(plain: Path, config: RunConfig) -> None:
         seconds += EVERY / steps_a_second
         assert line["seconds_left"] == pytest.approx((STEPS - line["step"]) * seconds / line["step"]), "by the mean"
         assert line["flops_per_s"] == pytest.approx(steps_a_second * flops_per_step(config, row_tokens))
-        peak = line["flops_per_s"] / line["peak_fraction"]
-        assert peak == pytest.approx(lines[0]["flops_per_s"] / lines[0]["peak_fraction"]) and 1e8 < peak < 1e15
+        assert "peak_fraction" not in line, "which is for GPUs"
         assert 0 < line["data_wait"] < 1 and most / 20 < line["memory_gib"] <= most
 
 
@@ -112,12 +111,11 @@ def test_the_first_steps_after_a_resume_are_timed_alone(
     monkeypatch.setattr(time, "perf_counter", itertools.count(1, 0.001).__next__)
     pretrain(saving, folder / "data", out)
     _, first, second = audit_lines(out / "metrics.jsonl")
-    for name in ("tokens_per_s", "flops_per_s", "peak_fraction", "data_wait"):
+    for name in ("tokens_per_s", "flops_per_s", "data_wait"):
         assert first[name] == pytest.approx(second[name], rel=0.2), name
     assert first["seconds_left"] == pytest.approx(EVERY * 8 * 32 / second["tokens_per_s"], rel=0.2)
-    for line in (first, second):  # a step reads its rows, and the peak's product of 1024 x 1024 runs, for a millisecond
+    for line in (first, second):  # a step reads its rows for a millisecond
         assert line["data_wait"] == pytest.approx(0.001 * line["tokens_per_s"] / (8 * 32), rel=1e-3)
-        assert line["flops_per_s"] / line["peak_fraction"] == pytest.approx(2 * 1024**3 / 0.001, rel=1e-3)
 
 
 def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> None:
@@ -353,7 +351,7 @@ BAR = """
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
 from xlme_ds.train.records import Console
-console = Console(125000, 0, describe(ObjectiveConfig()), gpu=True)
+console = Console(125000, 0, describe(ObjectiveConfig()))
 values = {"loss": 61.234, "mlm": 6.1, "tlm": 6.2, "lr": 1e-4, "tokens_per_s": 301234.5, "peak_fraction": 0.314,
           "data_wait": 0.001, "memory_gib": 60.0, "seconds_left": 300000.0}
 console.step({"step": 119990, **values})

@@ -1,21 +1,26 @@
 """Read the scores of all runs of a comparison, and write them as JSON, tables and one plot."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Self
+from zlib import crc32
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from ..data.schema import read_manifest
 from ..evaluate.output import ResultTable, plot_label, save_figure
 from ..evaluate.retrieval import mean_of_directions
 from ..io.files import read_object, write_object, write_text
+from ..recipes import RECIPES
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
@@ -40,7 +45,9 @@ MEASURES = {  # in the order in which tables show them
 # different tokens.
 LOSSES = ("mlm", "tlm")
 SCORES = "scores"  # subfolder of a run's folder
-_COLOUR_ORDER = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")  # as in docs/results/
+# The order of the colours; these first recipes have those of docs/results/.
+_COLOUR_ORDER = list(dict.fromkeys(("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm", *RECIPES)))
+_MARKERS = "osD^v<>pP*XhHd8"  # the first for ten systems, then the next, because there are ten colours
 UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
 
 
@@ -312,16 +319,34 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
             _panel(axes, runs, measure)
         for axes in panels[len(measures) :]:
             axes.set_visible(False)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        handles = _legend(runs, measures)
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         save_figure(figure, stem)
 
 
-def colour_of(name: str, names: Iterable[str]) -> str:
-    """The colour of a system, by its index in `_COLOUR_ORDER`. Systems that are not in this order follow in the order
-    of `names`."""
-    order = [*_COLOUR_ORDER, *(other for other in names if other not in _COLOUR_ORDER)]
-    return f"C{order.index(name)}"
+def style_of(name: str) -> dict[str, Any]:
+    """The style of a system's dots, hollow for a chain of recipes. It follows from the name alone, so that the system
+    looks the same in all pictures."""
+    number = -1
+    for recipe in name.split("+"):
+        # A comparison of another version may name a recipe that this version does not have.
+        index = _COLOUR_ORDER.index(recipe) if recipe in _COLOUR_ORDER else crc32(recipe.encode())
+        number = (number + 1) * len(_COLOUR_ORDER) + index
+    fill = "full" if name in _COLOUR_ORDER else "none"
+    marker = _MARKERS[number // 10 % len(_MARKERS)]
+    return {"color": f"C{number % 10}", "marker": marker, "fillstyle": fill, "linestyle": "", "markersize": 4}
+
+
+def _legend(runs: Sequence[RunScores], measures: Sequence[str]) -> list[Artist]:
+    """An entry for each system and, in grey, for each kind of line that the panels of `measures` have."""
+    handles: list[Artist] = [Line2D([], [], label=plot_label(name), **style_of(name)) for name in _names(runs)]
+    handles.append(Line2D([], [], color="grey", linewidth=1.2, label="mean over seeds"))
+    if any(trends(_points(runs, measure)) for measure in measures):
+        handles.append(Line2D([], [], color="grey", linestyle="--", linewidth=0.8, label="trend"))
+        handles.append(Patch(color="grey", alpha=0.3, linewidth=0, label=f"{100 * LEVEL:.0f}% interval of the trend"))
+    if any(measure in run.untrained for run in runs for measure in measures):
+        handles.append(Line2D([], [], color="grey", linestyle=":", linewidth=0.8, label="untrained model"))
+    return handles
 
 
 def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
@@ -329,7 +354,8 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     points = _points(runs, measure)
     trend_of = trends(points)
     for name, system_points in points.items():
-        colour = colour_of(name, points)
+        style = style_of(name)
+        colour = style["color"]
         flops, values = [flops for flops, _ in system_points], [score for _, score in system_points]
         by_budget = {
             run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
@@ -338,7 +364,7 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         }
         means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
         axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
-        axes.plot(flops, values, "o", color=colour, markersize=4, label=plot_label(name))
+        axes.plot(flops, values, **style)
         if name in trend_of:
             logs = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
             middle, half = np.array([trend_of[name].at(log_flops) for log_flops in logs]).T

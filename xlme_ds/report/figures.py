@@ -30,7 +30,7 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
-    "peak_fraction": "Share of the processors' peak (1 is all of it)",
+    "peak_fraction": "Share of the GPUs' peak (1 is all of it)",
     "data_wait": "Waiting for data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
@@ -79,7 +79,8 @@ _STYLE = {
 
 
 class Panel(NamedTuple):
-    """A figure, and the marks that its legend must explain: `mono`, `para`, `all`, `raw`, `heldout`, `baseline`."""
+    """A figure, and the marks that its legend must explain: `mono`, `para`, `all`, `raw`, `heldout`, `unigram`,
+    `chance`, `border`."""
 
     svg: Markup
     marks: set[str]
@@ -135,10 +136,16 @@ def curves(
     }
 
 
-def compared_curves(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
-    """A figure that compares the quantity `key` of several runs, each in its own colour. Each of the `runs` is (metrics
-    records, held-out records). A run is drawn by its held-out values, or by its smoothed metrics if it has none."""
-    axes = _new_axes()
+def compared_curves(titles: Mapping[str, str], runs: Sequence[tuple[Records, Records]]) -> dict[str, Markup]:
+    """By title, a figure for each quantity in `titles` (key -> title) that compares several runs, each in its own
+    colour. Each of the `runs` is (metrics records, held-out records). A run is drawn by its held-out values, or by its
+    smoothed metrics if it has none. A figure that is alone is wide."""
+    width = _WIDE if len(titles) == 1 else _NARROW
+    return {title: _compared(key, runs, title, width) for key, title in titles.items()}
+
+
+def _compared(key: str, runs: Sequence[tuple[Records, Records]], title: str, width: float) -> Markup:
+    axes = _new_axes(width)
     for colour, (metrics, heldout) in zip(RUN_COLOURS, runs, strict=False):
         steps, values = points(heldout, key)
         if len(steps):
@@ -171,6 +178,7 @@ def _panel(
     axes, marks = _new_axes(width), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
+        marks.add("border")
     axes.margins(y=0.08)
     for series, key in sorted(keys.items()):
         colour = _COLOURS[series]
@@ -181,11 +189,11 @@ def _panel(
             unigram_losses = points(heldout, f"{_UNIGRAM}_{series}")[1]
             if len(unigram_losses):
                 axes.axhline(unigram_losses[-1], color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
-                marks.add("baseline")
+                marks.add("unigram")
         marks |= {name for name, records in (("raw", metrics), ("heldout", heldout)) if len(points(records, key)[0])}
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE_AUC, color=MUTED, linewidth=1, linestyle="--")
-        marks.add("baseline")
+        marks.add("chance")
     axes.set_ylim(axes.get_ylim())  # before the raw values are drawn, so that their noise does not widen the axis
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
@@ -194,8 +202,8 @@ def _panel(
 
 def dimensions_by_layer(records: Records) -> Markup:
     """A figure of the number of dimensions in which each layer's token states vary, over the steps. The line of the
-    embedding is dashed, the line of the last layer is thick."""
-    axes = _new_axes()
+    embedding is dashed, the line of the last layer is thick. The figure is wide, because it is alone in its section."""
+    axes = _new_axes(_WIDE)
     layers = [key for key in records[-1] if key != "step"]
     for key in layers:
         line_style, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)

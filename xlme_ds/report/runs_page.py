@@ -53,7 +53,7 @@ def _page_of(by_name: Mapping[str, RunFiles]) -> str:
         started={name: line for name, run in by_name.items() if (line := started(run.config or {}))},
         results=_results(runs, quantities),
         settings=_differing([flatten((run.config or {}).get("config", {})) for run in runs]),
-        panels={title: figures.compared_curves(key, records, title) for key, title in titles.items()},
+        panels=figures.compared_curves(titles, records),
     )
 
 

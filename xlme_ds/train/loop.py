@@ -64,12 +64,12 @@ class Record(Callback):
         start: int,
         engine: Engine,
         flops_per_step: float,
-        peak: float,
+        peak: float | None,
         show: Callable[[dict[str, Any]], None],
         skipped_steps: Callable[[], int],
         tracker: Tracker | None,
     ):
-        """`peak`: FLOP/s that all processes together can reach. The record's `peak_fraction` is FLOP/s / `peak`."""
+        """`peak`: FLOP/s that each process can reach. Without it, the record has no `peak_fraction`."""
         log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
@@ -93,6 +93,7 @@ class Record(Callback):
         steps, seconds, seconds_reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
         self.last_logged = logged
         steps_per_s = steps / seconds
+        flops_per_s = steps_per_s * self.flops_per_step
         self.intervals.append((int(steps), seconds))
         recent_steps, recent_seconds = map(sum, zip(*self.intervals, strict=True))
         values = {
@@ -103,8 +104,8 @@ class Record(Callback):
             "skipped_steps": self.skipped_steps(),
             "tokens": done * self.tokens_per_step,
             "tokens_per_s": steps_per_s * self.tokens_per_step,
-            "flops_per_s": steps_per_s * self.flops_per_step,
-            "peak_fraction": steps_per_s * self.flops_per_step / self.peak,
+            "flops_per_s": flops_per_s,
+            **({"peak_fraction": flops_per_s / (self.engine.world * self.peak)} if self.peak else {}),
             "data_wait": seconds_reading / seconds,
             "memory_gib": peak_memory(self.engine.device),
             "seconds_left": (self.steps - done) * recent_seconds / recent_steps,

@@ -184,9 +184,12 @@ class Tracker:
             print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
 
-def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of the fastest of six products of large square matrices: the peak with which training is compared."""
-    size = 8192 if device.type == "cuda" else 1024
+def product_rate(device: torch.device, precision: str) -> float | None:
+    """FLOP/s of the fastest of six products of large square matrices: the peak with which training is compared. None on
+    a CPU, where the fraction of the peak means little, because other programs use the CPU too."""
+    if device.type != "cuda":
+        return None
+    size = 8192
     ones = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     fastest = math.inf
     for _ in range(6):
@@ -217,13 +220,11 @@ class Console:
     """Shows logged steps and evaluations; only rank 0 has one. A terminal shows a bar, any other output gets a line for
     each logged step."""
 
-    def __init__(self, steps: int, start: int, objective: Mapping[str, Any] | None, gpu: bool = False):
-        """`objective`: what `objectives.describe` returned; None in fine-tuning, whose loss has no terms. `gpu`: show
-        FLOP/s as a share of a matrix product's. It means little on CPUs, which other programs use too."""
+    def __init__(self, steps: int, start: int, objective: Mapping[str, Any] | None):
+        """`objective`: what `objectives.describe` returned; None in fine-tuning, whose loss has no terms."""
         self.steps = steps
         self.terms: Sequence[str] = objective["terms"] if objective else ()
         self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
-        self.gpu = gpu
         self.progress = None
         if sys.stderr.isatty():
             line_column = TextColumn(
@@ -238,7 +239,7 @@ class Console:
         step = f"{values['step']}/{self.steps}"
         loss = f"loss {values['loss']:.3f}"
         speed = f"{number(values['tokens_per_s'])} tokens/s"
-        peak = f"{values['peak_fraction']:.0%} of matmul" if self.gpu else ""
+        peak = f"{values['peak_fraction']:.0%} of matmul" if "peak_fraction" in values else ""
         left = f"{duration(values['seconds_left'])} left"
         if self.progress is not None:
             line = "  ".join(filter(None, (step, loss, speed, peak)))

@@ -65,7 +65,7 @@ def train(
         return True
     if root:
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
-    peak = engine.world * product_rate(engine.device, config.engine.precision)  # all ranks measure together
+    peak = product_rate(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
     if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
@@ -108,7 +108,7 @@ def _callbacks(
     saved: Mapping[str, Any],
     loader: BatchSource,
     info: RunInfo,
-    peak: float,
+    peak: float | None,
     profiled: int,
 ) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
     """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
@@ -122,7 +122,7 @@ def _callbacks(
     if root:
         if settings.wandb:
             tracker = Tracker(settings.wandb, out, saved["run"], asdict(config))
-        console = Console(settings.steps, start, info.objective, gpu=engine.device.type == "cuda")
+        console = Console(settings.steps, start, info.objective)
         record = Record(out, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped, tracker)
         callbacks.append(record)
     if info.evaluation is not None:
