@@ -30,7 +30,7 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
-    "peak_fraction": "Share of the GPUs' peak (1 is all of it)",
+    "peak_fraction": "Share of a matrix product's rate (1 is all of it)",
     "data_wait": "Waiting for data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
