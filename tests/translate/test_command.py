@@ -303,9 +303,9 @@ def test_back_translation_is_resumed_and_read(
         with pytest.raises(SystemExit):
             command([*words, str(folder / "parts")])
     assert {path.name[0] for path in (folder / "parts").iterdir()} == {"."}
-    for changed in (["--length-penalty", "2"], ["--beam", "2"]):
+    for changed in ("--length-penalty 2 --beam 1", "--beam 2"):
         with pytest.raises(SystemExit):
-            command([*words[:-1], *changed, "--pairs", str(folder / "parts")])
+            command([*" ".join(words[:-1]).replace("--beam 1", changed).split(), "--pairs", str(folder / "parts")])
         assert "has pairs of other text, another model or other settings" in capsys.readouterr().err
     (folder / "other.en").write_text("\n".join([*lines[:30], "tree", *lines[31:]]))
     other = [*words[:4], str(folder / "other.en"), *words[5:]]
