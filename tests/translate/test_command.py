@@ -564,11 +564,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     [
         ("--to de", "--from de and --to de are one language, and --pairs needs two: change one"),
         (
-            "--reference {folder}/test.en",
+            "--to en --reference {folder}/test.en",
             "--pairs is for text without a translation: leave out --reference and --trained",
         ),
         (
-            "--trained-on {folder}/data",
+            "--to en --trained-on {folder}/data",
             "--pairs is for text without a translation: leave out --reference and --trained",
         ),
     ],
@@ -576,7 +576,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 def test_what_pairs_are_not_for(
     more: str, said: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"translate --model {run} --source {folder}/test.de --from de --to en --pairs {folder}/refused "
+    words = f"translate --model {run} --source {folder}/test.de --from de --pairs {folder}/refused "
     with pytest.raises(SystemExit):
         command((words + more.format(folder=folder)).split())
     assert said in capsys.readouterr().err and not (folder / "refused").exists()
