@@ -7,6 +7,7 @@ import traceback
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import printable, tell
+from xlme_ds.io.arguments import HELP_FLAGS
 from xlme_ds.io.errors import no_such
 from xlme_ds.io.output import open_output
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     An error that the user can act on is printed as one line on stderr; a mistake in this program keeps its traceback.
     """
     open_output()
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP_FLAGS:
         print(_usage())
         return 0
     name = arguments[0]
@@ -56,8 +57,8 @@ def main(arguments: list[str]) -> int:
 
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
-            f"xlme prep encode: error: {printable(arguments[1])} has no flag: name a folder with --mono, in which each "
-            "file is named by its language (en.txt, sw.txt), or with --para for pairs",
+            f"xlme prep encode: error: unexpected argument {printable(arguments[1])}: name a folder with --mono, in "
+            "which each file is named by its language (en.txt, sw.txt), or with --para for pairs",
             file=sys.stderr,
         )
         return 2
@@ -73,11 +74,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError if a folder flag is given twice: tyro would ignore the first one. Raise ValueError if an
-    argument is not UTF-8: Python reads it with lone surrogates, which neither Arrow nor JSON can hold."""
-    for flag in ("--mono", "--para"):
-        if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
-            raise ValueError(f"{flag} is given twice: put the files into one folder, or describe them with --corpus")
+    """Raise ValueError if an argument is not UTF-8: Python reads it with lone surrogates, which neither Arrow nor JSON
+    can hold."""
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")

@@ -60,7 +60,7 @@ if [ -n "$share" ]; then
     few=() flag=  # every language the same share
     for word in "${mix[@]}"; do
         [[ $word != --* ]] || flag=${word%%=*}
-        case $flag in --share | --max-repeats) ;; *) few+=("$word") ;; esac
+        case $flag in --share | --max-repeats | --alpha) ;; *) few+=("$word") ;; esac
     done
     few+=(--alpha 0)
     for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]},${few[n + 1]-} in

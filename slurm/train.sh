@@ -14,7 +14,7 @@ IFS=: read -ra data <<<"$XLME_DATA"
 heldout=()
 if [ -n "${XLME_HELDOUT-}" ]; then
     heldout=(--heldout "$XLME_HELDOUT")
-elif [ -z "${XLME_HELDOUT+set}" ] && [ -d "$(dirname "${data[0]}")/heldout" ]; then
+elif [ -z "${XLME_HELDOUT+set}" ] && [[ " $*" != *" --heldout"* ]] && [ -d "$(dirname "${data[0]}")/heldout" ]; then
     heldout=(--heldout "$(dirname "${data[0]}")/heldout")
 fi
 

@@ -104,9 +104,14 @@ finally:
 
 def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     starts = {"help plan": "usage: xlme plan", "help": "usage: xlme ", "version": "xlme_ds", "prep": "usage: xlme prep"}
+    starts |= {"evaluate": "usage: xlme evaluate [-h] {tatoeba,", "checkpoint": "usage: xlme checkpoint [-h] {list,"}
+    starts |= {"help prep mix": "usage: xlme prep mix", "launch --gpus 2 pretrain -h": "usage: xlme pretrain "}
+    starts |= {f"{name} --help-all": f"usage: xlme {name} " for name in commands.COMMANDS}
     for words, said in starts.items():
-        with contextlib.suppress(SystemExit):
-            assert commands.main(words.split()) == 0
+        try:
+            assert commands.main(words.split()) == 0, words
+        except SystemExit as left:
+            assert not left.code, words
         assert capsys.readouterr().out.startswith(said)
 
 
@@ -118,17 +123,21 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--recipe", "base", "--budget", "1,5"], "error: --budget 1,5 is not a number\n"),
         (["plan", "--recipe", "base", "--data.phase-steps", "5", "six"],
          "error: --data.phase-steps six is not a whole number\n"),
-        (["plan", "--recipe", "base", "--gpus", "8", "9"], "error: 9 has no flag: --gpus takes one value\n"),
-        (["prep", "encode", "--mono", "mono", "mono2"], "error: mono2 has no flag: --mono takes one value\n"),
+        (["plan", "--recipe", "base", "--gpus", "8", "9"], "error: unexpected argument 9: --gpus takes one value\n"),
+        (["prep", "encode", "--mono", "mono", "mono2"], "error: unexpected argument mono2: --mono takes one value\n"),
         (["prep", "encode", "--mono="], "xlme prep encode: error: --mono is empty: write a path after it\n"),
         (["pretrain", "--recipe", "base", "--data", "d", "", "--out", "o"],
          "xlme pretrain: error: --data is empty: write a path after it\n"),
         (["pretrain", "--recipe", "base"],
          "pretrain: error: --data and --out are missing: add --data PATH [PATH ...] --out PATH\n"),
+        (["export", "--out", "o", "--out=p"], "xlme export: error: --out is given twice: leave one out\n"),
+        (["plan", "--recipe", "base", "--json", "--no-json"], "error: --json is given twice: leave one out\n"),
+        (["config", "--recipe", "base", "--recipe=large"], "error: --recipe is given twice: leave one out\n"),
+        (["config", "--config", "a", "--config", "b"], "error: --config is given twice: leave one out\n"),
+        (["finetune"], "error: --task, --model, --data and --out are missing: add --task "),
         (["export", "--run", "r"], "xlme export: error: --out is missing: add --out PATH\n"),
         (["evaluate", "pairs", "--data", "d"],
          "xlme evaluate pairs: error: --model is missing: add --model PATH [PATH ...]\n"),
-        (["checkpoint"], "checkpoint: error: name a command first: one of list, check, convert, weights, average\n"),
         (["evaluate", "perplexity", "--model", "m", "--data", "d", "--passes", "0"],
          "xlme evaluate perplexity: error: passes 0 leaves nothing to read"),
         (["launch", "--gpus", "2", "pretrian", "--recipe", "base"],
@@ -156,11 +165,13 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["finetune", "--tuning.epoch", "3"], "there is no --tuning.epoch: did you mean --tuning.epochs?\n"),
         (["plan", "--recipe", "base", "--no-jsn"], "there is no --no-jsn: did you mean --json?\n"),
         (["evaluate", "--model", "m"], "xlme evaluate: error: name a test first: one of tatoeba, pairs, align, "),
-        (["prep", "vocab", "mono", "--out", "o"], "error: mono has no flag: did you mean --mono mono?\n"),
-        (["prep", "vocab", "para", "--mono=m", "--out", "o"], "error: para has no flag: did you mean --para para?\n"),
+        (["prep", "vocab", "mono", "--out", "o"], "error: unexpected argument mono: did you mean --mono mono?\n"),
+        (["prep", "vocab", "para", "--mono=m", "--out", "o"],
+         "error: unexpected argument para: did you mean --para para?\n"),
         (["plan", "--recipe", "base", "--price", "2"], "there is no --price: did you mean --dollars-per-hour?\n"),
-        (["plan", "--config", "none.toml"], "none.toml cannot be read (No such file or directory): `xlme config`"),
-        (["slurm", "mine", "--out", "o"], "error: mine has no flag: did you mean --out mine?\n"),
+        (["plan", "--config", "none.toml"],
+         "error: none.toml does not exist: `xlme config --recipe NAME > none.toml` writes such a file\n"),
+        (["slurm", "mine", "--out", "o"], "error: unexpected argument mine: did you mean --out mine?\n"),
         (["slurm", "--out"], "xlme slurm: error: --out has no value: write one after it\n"),
         (["plan", "--recipe", "base", "--gpus", "--json"], "error: --gpus has no value: write one after it\n"),
         (["prep", "mix", "--layout=bert"], "error: there is no --layout 'bert': choose one of xlme, xlm\n"),
@@ -176,9 +187,10 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["checkpoint", "list", "--run", "none"], "error: none does not exist: name a run folder"),
         (["audit", "--run", "none", "--data", "d"], "error: none does not exist: name a run folder"),
         (["checkpoint", "lst"], "xlme checkpoint: error: there is no command 'lst': did you mean list?"),
-        (["checkpoint", "list", "run"], "xlme checkpoint list: error: run has no flag: did you mean --run run?"),
-        (["export", "run", "out"], "xlme export: error: run has no flag: did you mean --run run?"),
-        (["prep", "show", "mixed"], "xlme prep show: error: mixed has no flag: did you mean --data mixed?"),
+        (["checkpoint", "list", "run"],
+         "xlme checkpoint list: error: unexpected argument run: did you mean --run run?"),
+        (["export", "run", "out"], "xlme export: error: unexpected argument run: did you mean --run run?"),
+        (["prep", "show", "mixed"], "xlme prep show: error: unexpected argument mixed: did you mean --data mixed?"),
         (["export", "--output_dir", "o"], "xlme export: error: there is no --output_dir: did you mean --out?"),
         (["translate", "--input=a"], "xlme translate: error: there is no --input: did you mean --source?"),
         (["translate", "--tgt", "de"], "there is no --tgt: did you mean --to?"),
@@ -194,6 +206,16 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["pretrain", "--branch", "a@1", "--branch=b@1"], "--branch is given twice: leave one out"),
         (["--recipe", "base"],
          "xlme: error: --recipe is no command: name a command first, for example xlme pretrain --recipe base"),
+        (["--flag", "base"], "xlme: error: --flag is no command: name a command first (`xlme --help` lists them)\n"),
+        (["-v"], "xlme: error: there is no -v: did you mean --version?\n"),
+        (["--versoin"], "xlme: error: there is no --versoin: did you mean --version?\n"),
+        (["version", "extra"], "xlme: error: unexpected argument extra: leave it out\n"),
+        (["help", "pretrain", "extra"], "xlme: error: unexpected argument extra: leave it out\n"),
+        (["help", "prep", "mix", "extra"], "xlme: error: unexpected argument extra: leave it out\n"),
+        (["launch", "--gpus", "2", "pretrain", "--recipe", "bsae"],
+         "xlme pretrain: error: there is no recipe 'bsae': did you mean base?\n"),
+        (["launch", "--gpus", "2", "finetune", "--task", "nre"],
+         "xlme finetune: error: there is no --task 'nre': did you mean ner?\n"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_flag_or_the_command(
@@ -525,6 +547,8 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
     assert cli.take_flag(["a", "--b", "1", "c"], "--b") == (["a", "c"], "1")
     assert cli.take_flag(["a", "--b=1", "c"], "--b") == (["a", "c"], "1")
     assert cli.take_flag(["a", "--b"], "--b") == (["a", "--b"], None)
+    with pytest.raises(ValueError, match=r"^--b is given twice: leave one out$"):
+        cli.take_flag(["--b", "1", "--b=2"], "--b")
     words = ["--a", "1", "--b-c", "2", "3", "--d.b_c", "4", "--b_c=5", "--e"]
     assert cli.without(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
     for argv, said in (
@@ -602,6 +626,14 @@ def test_help_has_the_required_flags_and_a_command(
         ("audit --help", "a run with --train.audit"),
         ("evaluate pairs --help", "of training. Its `--data` is"),
         ("finetune --help", "a word, a tab and its tag"),
+        ("finetune --help", "Fine-tune a model on one GPU, or on the CPU if there is none;"),
+        ("translate --help", "on the GPU if there is one."),
+        ("evaluate --help", "on the GPU if there is one."),
+        ("evaluate words --help", "on the GPU if there is one."),
+        (
+            "report --help",
+            "xlme report (--run PATH | --runs PATH [PATH ...]) [--out PATH] xlme report xtreme --runs PATH",
+        ),
     ],
 )
 def test_help_has_what_a_newcomer_needs(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -609,7 +641,20 @@ def test_help_has_what_a_newcomer_needs(words: str, said: str, capsys: pytest.Ca
         commands.main(words.split())
     shown = capsys.readouterr().out
     assert said in " ".join(shown.replace("│", "").split())
-    assert "\n\n\n" not in shown and "Returns" not in shown
+    assert "\n\n\n" not in shown and "Returns" not in shown and "\n- `" not in shown
+
+
+@pytest.mark.parametrize("words", ["compare", "audit", "checkpoint check", "prep minhash", "finetune", "evaluate"])
+def test_descriptions_are_wrapped(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the boxes below them are; the usage line, and commands to copy, are one line."""
+    monkeypatch.setenv("COLUMNS", "70")
+    with pytest.raises(SystemExit):
+        commands.main([*words.split(), "--help"])
+    usage, *shown = capsys.readouterr().out.splitlines()
+    assert usage.startswith(f"usage: xlme {words} ")
+    assert all(len(line) <= 70 or line.startswith(f"xlme {words} ") for line in shown)
 
 
 def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -626,7 +671,7 @@ def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture
     [
         "--model a b --top 3",
         "--model a --top 3 --model b",
-        "--model=a --top 2 --model c d --top=3",
+        "--model=a --model c d --top=3",
         "--top 3 --model a",
     ],
 )

@@ -51,16 +51,16 @@ FLOORS = {
     "xlme_ds.export": 8,
     "xlme_ds.api": 8,
     "xlme_ds.job_scripts": 8,
-    "xlme_ds.launch": 8,
     "xlme_ds.print_config": 8,
     "xlme_ds.benchmarks": 8,
     "xlme_ds.pretrain": 9,
-    "xlme_ds.__main__": 9,
     "xlme_ds.quickstart": 8,
+    "xlme_ds.launch": 10,
+    "xlme_ds.__main__": 10,
 }
 SHARED_WITH_DATA_PREP = {
     f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
-} | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders", "help", "output")}
+} | {f"xlme_ds.io.{name}" for name in ("arguments", "errors", "files", "folders", "help", "output")}
 
 
 def module_name(path: Path) -> str:

@@ -8,16 +8,21 @@ model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
+`mixed` and `heldout` are folders that the command `xlme prep mix` writes.
+
 `evaluate`, `export`, `plan`, `finetune`, `recipes` and `translate` are modules: `xlme.plan.run(...)`,
 `xlme.finetune.run(...)`, `xlme.translate.lines(...)`. `load` returns a `TextModel`, `recipe` a `RunConfig`.
 """
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from . import evaluate, export, finetune, plan, recipes, translate
     from .api import ScoredPiece, TextModel
     from .config import RunConfig
@@ -30,19 +35,31 @@ __all__ = [
 ]  # fmt: skip
 
 
-def recipe(name: str, /, **settings: Any) -> "RunConfig":
+def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
     """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
     print(config)  # every setting with its meaning
 
-    Raises ValueError for a value of the wrong type or out of range, and for an unknown name or setting, with the
-    nearest known name. `dataclasses.replace` changes a configuration too, without a check.
+    In place of a name, it takes the path of a file that `--config` takes, such as "runs/mine/config.json".
+
+    Raises ValueError for a value of the wrong type or out of range, for settings that do not fit each other, and for an
+    unknown name or setting, with the nearest known name. `dataclasses.replace` changes a configuration too, without a
+    check.
     """
     from . import recipes
+    from .cli import settings_of
     from .settings_file import with_values
 
-    return with_values(recipes.recipe(name), settings, "xlme.recipe")
+    if isinstance(name, os.PathLike) or (isinstance(name, str) and not {".", os.sep}.isdisjoint(name)):
+        config = settings_of(Path(name))
+    else:
+        config = recipes.recipe(name)
+    if not settings:
+        return config
+    from .validate import validate  # it loads torch
+
+    return validate(with_values(config, settings, "xlme.recipe"))
 
 
 def pretrain(
@@ -67,7 +84,7 @@ def pretrain(
         raise ValueError(str(error)) from None
 
 
-def load(folder: Path | str, device: str = "cpu") -> "TextModel":
+def load(folder: Path | str, device: "str | torch.device" = "cpu") -> "TextModel":
     """The model of a run folder or of an export's folder, on a `device` of torch, such as cuda.
 
     model = xlme.load("runs/mine")

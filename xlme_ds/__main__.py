@@ -3,9 +3,12 @@
 import importlib
 import shlex
 import sys
+from difflib import get_close_matches
+from itertools import takewhile
 
 from . import __version__
 from .cli import fail, note
+from .io.arguments import HELP_FLAGS
 from .io.errors import no_such
 from .io.output import open_output
 from .run_commands import LAUNCHED
@@ -19,9 +22,12 @@ COMMANDS = {
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
     "launch": ("xlme_ds.launch", "run pretrain or finetune on several GPUs, by DeepSpeed's launcher"),
     "slurm": ("xlme_ds.job_scripts", "write job scripts for Slurm, which you can adapt to your cluster"),
-    "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
+    "checkpoint": (
+        "xlme_ds.checkpoint.__main__",
+        "list, check, convert and average checkpoints, or write their weights",
+    ),
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
-    "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, perplexity and word similarity"),
+    "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, losses, perplexity and word similarity"),
     "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
     "translate": ("xlme_ds.translate.__main__", "translate a file with a model that has a decoder, and score it"),
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),
@@ -32,6 +38,7 @@ COMMANDS = {
         "measure speed and memory; only a clone of the repository has the benchmarks",
     ),
 }
+_GROUPS = ("prep", "launch", "checkpoint", "evaluate", "report", "bench")  # commands that have commands of their own
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,20 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
     open_output()
     argv = sys.argv[1:] if arguments is None else arguments
     if argv[:1] == ["help"]:
+        words = list(takewhile(lambda word: not word.startswith("-"), argv[1:]))
+        _refuse_more(words, 2 if words[:1] and words[0] in _GROUPS else 1)
         argv = [*argv[1:], "--help"]
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in HELP_FLAGS:
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
         print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists the flags)\n", *lines]))
         print("\nTo begin: xlme quickstart --out runs/first. The version: xlme version.")
         print("In Python: import xlme_ds as xlme; help(xlme)")
         return 0
     if argv[0] in ("--version", "version"):
+        _refuse_more(argv, 1)
         print(f"xlme_ds {__version__}")
         return 0
     name, *rest = argv
     if name.startswith("-"):
-        example = shlex.join(["xlme", "pretrain", *argv])
-        fail("xlme", ValueError(f"{name} is no command: name a command first, for example {example}"))
+        fail("xlme", _no_command(argv))
     if name not in COMMANDS:
         fail("xlme", no_such("command", name, COMMANDS))
     try:
@@ -65,6 +74,27 @@ def main(arguments: list[str] | None = None) -> int:
 
         exit_now()
     return code
+
+
+def _refuse_more(words: list[str], most: int) -> None:
+    """End the program with an error if there are more than `most` words."""
+    if len(words) > most:
+        fail("xlme", ValueError(f"unexpected argument {words[most]}: leave it out"))
+
+
+def _no_command(argv: list[str]) -> ValueError:
+    """The error for a command line that begins with a flag."""
+    from .io.help import flags_of
+    from .pretrain import Pretrain
+
+    flag = argv[0].partition("=")[0]
+    near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1)
+    if near:
+        return ValueError(f"there is no {flag}: did you mean {near[0]}?")
+    if flag in ("--recipe", "--config") or flag.replace("_", "-") in flags_of(Pretrain):
+        example = shlex.join(["xlme", "pretrain", *argv])
+        return ValueError(f"{flag} is no command: name a command first, for example {example}")
+    return ValueError(f"{flag} is no command: name a command first (`xlme --help` lists them)")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
-    """Check that a run with --train.audit read every row that its steps ask for exactly once. When a run begins its
-    data again, it numbers the rows on.
+    """Check that a run with --train.audit read every row that its steps ask for exactly once. If a run reads its data
+    more than once, row numbers continue across passes.
 
     Args:
         run: Run folder.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from .cli import fail
+from .io.arguments import HELP_FLAGS
 from .io.errors import no_such
 from .run_commands import environment
 
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     argv = sys.argv[1:] if arguments is None else arguments
     try:
         descriptions = benchmarks()
-        if not argv or argv[0] in ("-h", "--help"):
+        if not argv or argv[0] in HELP_FLAGS:
             width = max(map(len, descriptions)) + 2
             lines = [f"  {name:<{width}}{description}" for name, description in descriptions.items()]
             usage = "usage: xlme bench NAME --flags    (xlme bench NAME --help lists the flags)\n"

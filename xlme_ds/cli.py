@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.arguments import prepare_tyro
+from .io.arguments import HELP_FLAGS, prepare_tyro
 from .io.errors import in_words, no_such
 from .io.output import open_output
 from .io.toml import help_of
@@ -25,7 +25,6 @@ Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
 _RANK_0_SECONDS = 30.0  # the time that other ranks give rank 0 to read its command line and find the mistake there
-_HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
 _CONFIG_HELP = "File of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
 _OFTEN_SET = (
@@ -81,16 +80,18 @@ def run_subcommand(
     arguments: list[str] | None,
     description: str | None = None,
 ) -> None:
-    """Call the function that the first argument names, with the other arguments. A user's mistake ends the process with
-    one sentence and exit code 2. `kind` is the word for the name of a function in the error."""
+    """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
+    A user's mistake ends the process with one sentence and exit code 2. `kind` is the word for the name of a function
+    in the error."""
     import tyro
 
-    from .io.help import read_command
+    from .io.help import read_command, wrapped_help
 
     argv = sys.argv[1:] if arguments is None else arguments
-    if not _HELP_FLAGS.isdisjoint(argv[:1]):
-        tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=argv)
-    elif not argv or argv[0].startswith("-"):
+    if not argv or argv[0] in HELP_FLAGS:
+        with wrapped_help():
+            tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=["--help"])
+    elif argv[0].startswith("-"):
         fail(prog, ValueError(f"name a {kind} first: one of {', '.join(functions)}"))
     elif argv[0] not in functions:
         fail(prog, no_such(kind, argv[0], functions))
@@ -112,7 +113,7 @@ def parse(
     """
     import tyro
 
-    from .io.help import READABLE, checked
+    from .io.help import READABLE, checked, wrapped_help
 
     prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
@@ -121,13 +122,13 @@ def parse(
     sources = [flag for flag, value in values_by_flag.items() if value is not None]
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
-    asks_for_help = not _HELP_FLAGS.isdisjoint(rest)
+    asks_for_help = not HELP_FLAGS.isdisjoint(rest)
     if not sources and not asks_for_help:
         if rest[:1] and rest[0] in RECIPES:
             raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
         raise ValueError("--recipe is missing: name a recipe, as in --recipe quickstart, or a file with --config")
     if file_name is not None:
-        run = _settings_of(Path(file_name))
+        run = settings_of(Path(file_name))
     elif recipe_name is not None:
         run = recipe(recipe_name)
     else:
@@ -140,7 +141,7 @@ def parse(
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
-    with READABLE:
+    with READABLE, wrapped_help():
         return tyro.cli(
             command,
             prog=f"{prog} {source} {values_shown[source]}",
@@ -151,7 +152,7 @@ def parse(
         )
 
 
-def _settings_of(path: Path) -> RunConfig:
+def settings_of(path: Path) -> RunConfig:
     """The settings in a file. A setting that is not in the file comes from the recipe that the file names; without a
     recipe, it has its default."""
     values = read(path)
@@ -189,14 +190,16 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
         value = getattr(settings, key)
         shown = "" if isinstance(value, bool) else value or repr(value)
         often_set.append((f"--{name.replace('_', '-')} {shown}", first_sentence))
-    source = f"their values in {run.name}" if run.name != "custom" else "their defaults, which recipes change"
+    values = f", with their values in {run.name}:"
+    if run.name == "custom":
+        values = f", and their defaults. `{prog} --recipe NAME --help` shows that recipe's values."
     return "\n".join(
         [
             f"usage: {prog} --recipe NAME{required} [--section.key value ...]\n\n{description.strip()}\n",
             *(_entry(*pair) for pair in options),
-            f"\nSettings that are often set, with {source}:\n",
+            f"\nSettings that are often set{values}\n",
             *(_entry(*pair) for pair in often_set),
-            "\nRecipes, with the GPUs that their micro-batches fit without offloading:\n",
+            "\nRecipes, and the GPU memory they need without offloading:\n",
             *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]
@@ -222,12 +225,18 @@ def without_launcher(arguments: list[str]) -> list[str]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag."""
+    """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag.
+    Raises ValueError if the flag is given twice."""
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
-            return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
-        if argument.startswith(f"{flag}="):
-            return arguments[:index] + arguments[index + 1 :], argument.removeprefix(f"{flag}=")
+            value, after = arguments[index + 1], arguments[index + 2 :]
+        elif argument.startswith(f"{flag}="):
+            value, after = argument.removeprefix(f"{flag}="), arguments[index + 1 :]
+        else:
+            continue
+        if any(word.partition("=")[0] == flag for word in after):
+            raise ValueError(f"{flag} is given twice: leave one out")
+        return arguments[:index] + after, value
     return arguments, None
 
 

@@ -4,10 +4,11 @@ import os
 import shlex
 import sys
 from difflib import get_close_matches
+from itertools import dropwhile
 from pathlib import Path
 
-from .cli import fail, take_flag
-from .io.output import open_output
+from .cli import fail, program, take_flag
+from .io.arguments import HELP_FLAGS
 from .run_commands import LAUNCHED, environment, launch
 
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
@@ -20,7 +21,7 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N
                      --master_addr HOST"""
 
-# Options that choose processes. --gpus excludes all of them, and also a second --gpus.
+# Options that choose processes. --gpus excludes all of them.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 
@@ -53,16 +54,26 @@ def command(argv: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process by the launcher; a user's mistake ends in one sentence and exit code 2."""
-    open_output()
+    """Replace this process by the launcher; a user's mistake ends in one sentence and exit code 2.
+
+    The flags of COMMAND are checked here, because the launcher would add warnings and an error of its own.
+    """
+    prog = program("launch")
     argv = sys.argv[1:] if arguments is None else arguments
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in HELP_FLAGS:
         print(USAGE)
         return
     try:
         launcher = command(argv)
+        name, *flags = dropwhile(lambda word: word not in LAUNCHED, argv)
+        if name == "pretrain":
+            from .pretrain import check_flags
+        else:
+            from .finetune.__main__ import check_flags
+        prog = f"xlme {name}"
+        check_flags(flags)
     except ValueError as error:
-        fail("xlme launch", error)
+        fail(prog, error)
     variables = environment()
     os.environ["PATH"] = variables["PATH"]  # where execvpe looks for the launcher
     os.execvpe(launcher[0], launcher, variables)

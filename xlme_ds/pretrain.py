@@ -15,6 +15,7 @@ import tyro
 
 from .cli import fail, parse, program, take_flag
 from .config import RunConfig
+from .io.arguments import HELP_FLAGS
 from .io.folders import require_folder
 from .train.stop import StopRequest
 
@@ -45,6 +46,13 @@ def _with_decay_steps(config: RunConfig) -> RunConfig:
     return replace(config, train=replace(config.train, steps=steps))
 
 
+def check_flags(argv: list[str]) -> None:
+    """Raise ValueError, or end the program, for a mistake in a command line; asked for help, print it and exit. Folders
+    are not looked for."""
+    argv, branch = take_flag(argv, "--branch")
+    parse(program("pretrain"), Pretrain, __doc__ or "", argv, None if branch is None else RunConfig(name="branch"))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     # The number of masked positions differs between batches, so blocks of fixed sizes would fragment a GPU's memory.
@@ -52,11 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
     # The stop request is made before torch is loaded, which takes a while: a signal to stop may come at any time.
-    stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
+    stop = None if {*HELP_FLAGS, "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
-        if take_flag(argv, "--branch")[1] is not None:
-            raise ValueError("--branch is given twice: leave one out")
         branch_config = None
         if branch is not None:
             from .train.run_folder import branched  # it loads torch

@@ -1,4 +1,5 @@
-"""`xlme config --recipe base > base.toml` prints all settings of a run as TOML for `--config`, each below its help."""
+"""`xlme config --recipe base > base.toml` prints all settings of a run as TOML for `--config`, each with its
+explanation above it."""
 
 import sys
 from dataclasses import dataclass

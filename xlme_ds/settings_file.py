@@ -26,6 +26,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not UTF-8") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: `xlme config --recipe NAME > {path}` writes such a file") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}): `xlme config` writes such a file") from None
 
@@ -42,8 +44,12 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str,
         if key not in hints:
             raise ValueError(f"{path}: {_unknown(key, hints, path, section)}")
         if is_dataclass(hints[key]):
+            if isinstance(value, hints[key]):
+                changed[key] = value
+                continue
             if not isinstance(value, dict):
-                raise ValueError(f"{path}: {key} is {value!r}, but it must be a section of settings")
+                kind = f"dictionary or a {hints[key].__name__}" if isinstance(path, str) else "section of settings"
+                raise ValueError(f"{path}: {key} is {value!r}, but it must be a {kind}")
             changed[key] = with_values(getattr(settings, key), value, path, f"{key}.")
         else:
             changed[key] = _typed(value, hints[key], f"{path}: {section}{key} is {value!r}")

@@ -527,8 +527,8 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written(corpus: Corpus, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
     (tmp_path / "file").write_text("mine")
     for out, words in (
-        (tmp_path / "file", f"{tmp_path / 'file'}: File exists: it is in the way of a folder"),
-        (tmp_path / "file" / "out", f"{tmp_path / 'file'}: File exists: it is in the way of a folder"),
+        (tmp_path / "file", f"{tmp_path / 'file'} is a file, not a folder: choose another output folder"),
+        (tmp_path / "file" / "out", f"{tmp_path / 'file'} is a file, not a folder: choose another output folder"),
     ):
         for stage in (corpus.encode, corpus.mix, corpus.train):
             with pytest.raises(OSError) as error:
@@ -629,7 +629,8 @@ def test_the_exit_code_is_2_where_the_user_has_to_change_something(
 
 @pytest.mark.parametrize("flag", ["--mono", "--para"])
 def test_a_folder_flag_that_is_given_twice(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["encode", "--vocab", "nowhere", "--out", "nowhere", flag, "one", f"{flag}=two"]) == 2
+    with pytest.raises(SystemExit):
+        main(["encode", "--vocab", "nowhere", "--out", "nowhere", flag, "one", f"{flag}=two"])
     said = f"{flag} is given twice: put the files into one folder, or describe them with --corpus"
     assert capsys.readouterr().err == f"xlme prep encode: error: {said}\n"
 

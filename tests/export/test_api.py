@@ -132,7 +132,7 @@ def test_a_device(run: Path) -> None:
         assert {value.device.type for part in (encoder.encoder, head) for value in part.parameters()} == {"meta"}
 
 
-def test_what_the_package_shows() -> None:
+def test_what_the_package_shows(tmp_path: Path) -> None:
     shown = [name for name in dir(xlme) if not name.startswith("_")]
     modules = {"plan", "evaluate", "finetune", "export", "translate"}
     classes = {"RunConfig": RunConfig, "ScoredPiece": ScoredPiece, "TextModel": TextModel}
@@ -172,10 +172,21 @@ def test_what_the_package_shows() -> None:
     names = [line.partition("=")[0].strip() for line in sections]
     assert first == "RunConfig(" and names == [field.name for field in fields(base)]
     assert eval(repr(base), vars(configs)) == base and tomllib.loads(str(base))["train"]["steps"] == base.train.steps
-    changed = xlme.recipe("base", seed=2, train={"steps": 500}, data={"phase_steps": (1, 2)})
+    changed = xlme.recipe("base", seed=2, train={"steps": 20_000}, data={"phase_steps": (1, 2)})
     assert changed == replace(
-        base, seed=2, train=replace(base.train, steps=500), data=replace(base.data, phase_steps=(1, 2))
+        base, seed=2, train=replace(base.train, steps=20_000), data=replace(base.data, phase_steps=(1, 2))
     )
+    assert xlme.recipe("base", train=changed.train) == replace(base, train=changed.train)
+    written = tmp_path / "base.toml"
+    written.write_text(str(changed), encoding="utf-8")
+    assert xlme.recipe(written) == xlme.recipe(str(written)) == changed
+    assert xlme.recipe(str(written), seed=3) == replace(changed, seed=3)
+    for settings, said in (
+        ({"model": {"heads": 7}}, "^model.width 768 is not a multiple of model.heads 7: "),
+        ({"train": 500}, "^xlme.recipe: train is 500, but it must be a dictionary or a TrainConfig$"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            xlme.recipe("base", **settings)
     with pytest.raises(
         ValueError, match=r"^xlme\.recipe: there is no setting 'train\.stpes': did you mean train\.steps\?$"
     ):
@@ -216,6 +227,11 @@ def test_a_mistake_in_the_settings_of_a_recipe(settings: dict[str, Any], said: s
         (lambda api: api.finetune.run("ner", "r", "d", "o", seed="1"), "seed is '1': it must be a whole number"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", epoch=1),
          "there is no setting 'tuning.epoch': did you mean tuning.epochs?"),
+        (lambda api: api.finetune.run("ner", "r", "d", "o", lr=3),
+         "there is no setting 'tuning.lr': did you mean tuning.learning_rate?"),
+        (lambda api: api.finetune.run("nre", "r", "d", "o"), "there is no task 'nre': did you mean ner?"),
+        (lambda api: api.evaluate.pairs("r", "d", which="foo"),
+         "there is no which 'foo': choose one of encoder, discriminator, generator"),
         (lambda api: api.translate.lines("r", [3], "en", "de"), "text is [3]: it must be a list of strings"),
     ],
 )  # fmt: skip

@@ -292,7 +292,7 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
         ValueError, match=r"^there is no setting 'tuning\.learning_rat': did you mean tuning\.learning_rate\?$"
     ):
         xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
-    with pytest.raises(ValueError, match=r"^task nerr is not known: choose one of pos, ner, "):
+    with pytest.raises(ValueError, match=r"^there is no task 'nerr': did you mean ner\?$"):
         xlme.finetune.run("nerr", base, data, tmp_path / "no")  # type: ignore[arg-type]
     assert again is not None and again["languages"] == found["languages"]
 
@@ -477,7 +477,8 @@ def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], 
     data = write_entities(tmp_path / "panx", 4)
     if not more:
         (tmp_path / "out" / "model").mkdir(parents=True)
-    result = finetune(words(base, "ner", data, tmp_path / "out", *more))
+    task, rest = (more[1], more[2:]) if more[:1] == ["--task"] else ("ner", more)
+    result = finetune(words(base, task, data, tmp_path / "out", *rest))
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert not (tmp_path / "out" / "config.json").exists()
 

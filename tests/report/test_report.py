@@ -887,7 +887,7 @@ def test_runs_without_records(tmp_path: Path) -> None:
         (["--runs", *"abcdefgh"], "a does not exist"),
         (["--runs", *"abcdefghi"], "the number of folders after --runs is 9: name 2 to 8"),
         (["--runs", "a", "b/../a"], "--runs names a run twice: name each once"),
-        (["xtrem"], "there is no flag before xtrem: did you mean --run xtrem, or `xlme report xtreme`?"),
+        (["xtrem"], "unexpected argument xtrem: did you mean --run xtrem, or `xlme report xtreme`?"),
         (["--runs", "a", "b"], "a does not exist"),
     ],
 )

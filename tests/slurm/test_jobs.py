@@ -1,5 +1,6 @@
 """The job scripts on a real Slurm cluster of two nodes: stopped, killed and cut off, a run ends as if left alone."""
 
+import importlib
 import json
 import os
 import random
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from data_prep.__main__ import STAGES
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, catches, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
+from xlme_ds.io.help import checked
 from xlme_ds.recipes import RECIPES
 from xlme_ds.run_commands import environment as run_environment
 from xlme_ds.run_commands import launch
@@ -321,15 +324,16 @@ def test_without_held_out_text_all_is_trained_on(tmp_path: Path) -> None:
 def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     data, heldout = tmp_path / "mixed", tmp_path / "heldout"
 
-    def read(**variables: str) -> list[str]:
+    def read(*flags: str, **variables: str) -> list[str]:
         place = {"XLME_DATA": str(data), "XLME_OUT": str(tmp_path / "run")} | variables
-        words = script(tmp_path, "pretrain_base.sh", 'printf "%s\\n" "$@"; exit 2', **place).stdout.splitlines()
+        words = script(tmp_path, "pretrain_base.sh", 'printf "%s\\n" "$@"; exit 2', *flags, **place).stdout.splitlines()
         assert "xlme_ds.pretrain" in words
         return [words[n + 1] for n, word in enumerate(words) if word == "--heldout"]
 
     assert read() == [] and read(XLME_HELDOUT=f"{tmp_path}/heldot") == [f"{tmp_path}/heldot"]
     heldout.mkdir()
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
+    assert read("--heldout", "other") == ["other"]
     assert read(XLME_DATA=f"{data}:{tmp_path}/later/mixed") == [str(heldout)], "beside the first phase's folder"
 
 
@@ -470,15 +474,19 @@ def test_settings_of_preparation_are_those_of_its_jobs(tmp_path: Path) -> None:
     program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
     assert script(tmp_path, "prep.sh", "", XLME_HELDOUT_ROWS="48").returncode == 0
     jobs = (tmp_path / "jobs").read_text().splitlines()
-    rows = "--row-tokens 512 --alpha 0.7 --mono-rows {0} --para-rows {0}"
+    rows = "--row-tokens 512{1} --mono-rows {0} --para-rows {0}"
     text = "--mono mono --para para --vocab ./vocab"
-    assert [job.partition("slurm/stage.sh ")[2] for job in jobs] == [
+    stages = [job.partition("slurm/stage.sh ")[2] for job in jobs]
+    for name, *flags in map(str.split, stages):
+        stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
+        assert sorted(checked(getattr(stage, f"{name.capitalize()}Config"), flags)) == sorted(flags)
+    assert stages == [
         "vocab --model sentencepiece.bpe.model --out ./vocab",
         f"encode {text} --out ./encoded_heldout --split heldout --heldout-share 0.001",
-        f"mix --encoded ./encoded_heldout --vocab ./vocab --out ./heldout {rows.format(48)} --alpha 0",
+        f"mix --encoded ./encoded_heldout --vocab ./vocab --out ./heldout {rows.format(48, '')} --alpha 0",
         "verify --data ./heldout",
         f"encode {text} --out ./encoded --split train --heldout-share 0.001",
-        f"mix --encoded ./encoded --vocab ./vocab --out ./mixed {rows.format(256_000_000)}",
+        f"mix --encoded ./encoded --vocab ./vocab --out ./mixed {rows.format(256_000_000, ' --alpha 0.7')}",
         "verify --data ./mixed",
     ]
     assert all("--kill-on-invalid-dep=yes" in job for job in jobs)

@@ -325,7 +325,7 @@ def test_a_dry_run_of_a_run_that_is_there(
             call(config, folder / "data", plain, folder / "data")
     below, warm = plain / "config.json/run", replace(config, start=replace(config.start, folder=plain))
     for call, settings in ((dry_run, config), (dry_run, warm), (pretrain, config), (pretrain, warm)):
-        with pytest.raises(SharedError, match=r"config\.json is no folder: choose another output folder"):
+        with pytest.raises(SharedError, match=r"config\.json is a file, not a folder: choose another output folder"):
             call(settings, folder / "data", below)
 
 

@@ -303,9 +303,9 @@ def test_back_translation_is_resumed_and_read(
         with pytest.raises(SystemExit):
             command([*words, str(folder / "parts")])
     assert {path.name[0] for path in (folder / "parts").iterdir()} == {"."}
-    for changed in (["--length-penalty", "2"], ["--beam", "2"]):
+    for changed in ("--length-penalty 2 --beam 1", "--beam 2"):
         with pytest.raises(SystemExit):
-            command([*words[:-1], *changed, "--pairs", str(folder / "parts")])
+            command([*" ".join(words[:-1]).replace("--beam 1", changed).split(), "--pairs", str(folder / "parts")])
         assert "has pairs of other text, another model or other settings" in capsys.readouterr().err
     (folder / "other.en").write_text("\n".join([*lines[:30], "tree", *lines[31:]]))
     other = [*words[:4], str(folder / "other.en"), *words[5:]]
@@ -564,11 +564,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     [
         ("--to de", "--from de and --to de are one language, and --pairs needs two: change one"),
         (
-            "--reference {folder}/test.en",
+            "--to en --reference {folder}/test.en",
             "--pairs is for text without a translation: leave out --reference and --trained",
         ),
         (
-            "--trained-on {folder}/data",
+            "--to en --trained-on {folder}/data",
             "--pairs is for text without a translation: leave out --reference and --trained",
         ),
     ],
@@ -576,7 +576,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 def test_what_pairs_are_not_for(
     more: str, said: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"translate --model {run} --source {folder}/test.de --from de --to en --pairs {folder}/refused "
+    words = f"translate --model {run} --source {folder}/test.de --from de --pairs {folder}/refused "
     with pytest.raises(SystemExit):
         command((words + more.format(folder=folder)).split())
     assert said in capsys.readouterr().err and not (folder / "refused").exists()

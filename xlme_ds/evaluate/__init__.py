@@ -2,7 +2,7 @@
 the command writes.
 
 A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one model
-or a list. All functions raise ValueError for unsuitable models and data.
+or a list, which run on the GPU if there is one. All functions raise ValueError for unsuitable models and data.
 
 All layers are scored. The tables show the scores of one layer, `layer`: 0 is the embeddings, and the default is three
 quarters of the depth. In a run that has two encoders, `which` names the one to score. With `random`, an untrained

@@ -69,7 +69,7 @@ class CommonOptions:
 
     models: Annotated[list[Path], tyro.conf.arg(name="model")]
     """Folders of runs and exports; several are compared. RUN@STEP names a checkpoint of the run; for a run that is not
-    finished, the newest checkpoint is taken."""
+    finished, the newest checkpoint is taken. The models run on the GPU if there is one."""
     data: Path
     """Data of the test, described above."""
     random: bool = False

@@ -24,7 +24,8 @@ def run(
     seed: int = 1,
     **tuning: Any,
 ) -> dict[str, Any] | None:
-    """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`.
+    """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`, on the GPU
+    if there is one.
 
     Returns the scores of every language, as in `out`/scores.json; None if a signal stopped the run. `tuning`: settings
     of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their published values. A second call

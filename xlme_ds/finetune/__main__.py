@@ -1,4 +1,4 @@
-"""Fine-tune a model on one process, or on several with `xlme launch --gpus N finetune …`.
+"""Fine-tune a model on one GPU, or on the CPU if there is none; `xlme launch --gpus N finetune …` uses several GPUs.
 
 xlme finetune --task ner --model runs/base --data xtreme/panx --out runs/base-ner
 
@@ -15,14 +15,20 @@ from dataclasses import replace
 from typing import Any
 
 from ..cli import fail, program, without_launcher
+from ..io.arguments import HELP_FLAGS
 from ..train.stop import StopRequest
 from .settings import FinetuneSettings, Job, jobs, parse
+
+
+def check_flags(argv: list[str]) -> None:
+    """Raise ValueError, or end the program, for a mistake in a command line; asked for help, print it and exit."""
+    parse(program("finetune"), argv, __doc__ or "")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    only_prints = bool({"-h", "--help", "--help-all", "--list"} & set(options))
+    only_prints = bool({*HELP_FLAGS, "--list"} & set(options))
     stop = None if only_prints else StopRequest()
     try:
         command = parse(program("finetune"), options, __doc__ or "")

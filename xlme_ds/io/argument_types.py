@@ -8,7 +8,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from reprlib import repr as shortened
 from types import NoneType, UnionType
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from .errors import no_such
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -24,7 +26,7 @@ _TYPES: dict[Any, tuple[type, str]] = {
 
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
     """`function`, which first raises ValueError for an argument of the wrong type, and TypeError for one that it does
-    not have. It checks annotations that consist of None, the types of `_TYPES` and sequences of them."""
+    not have. It checks annotations that consist of None, literals, the types of `_TYPES` and sequences of them."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> Result:
@@ -35,6 +37,9 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
             raise TypeError(f"{function.__qualname__}() {error}: its arguments are {names}") from None
         for name, value in arguments.items():
             hint = function.__annotations__.get(name)
+            choices = next((get_args(kind) for kind in _kinds(hint) if get_origin(kind) is Literal), ())
+            if choices and isinstance(value, str) and value not in choices:
+                raise no_such(name, value, choices)
             if not _fits(value, hint):
                 raise ValueError(f"{name} is {shortened(value)}: it must be a {_name(hint)}")
         return function(*args, **options)
@@ -44,7 +49,7 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     """The members of a union; any other `hint` alone."""
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _fits(value: Any, hint: Any) -> bool:

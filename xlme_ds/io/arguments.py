@@ -46,23 +46,36 @@ _ADVICE = (
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
 )
+_SPLIT_FOLDERS = "put the files into one folder, or describe them with --corpus"
+_TWICE = {"--mono": _SPLIT_FOLDERS, "--para": _SPLIT_FOLDERS}  # flag -> advice to a user who gave it twice
+HELP_FLAGS = {"-h", "--help", "--help-all"}
 _FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
 
 def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown flag, a value that its flag does not take, a missing value, and a value too many,
-    in the `arguments` before `--`. The message says what to write instead.
+    """Raise ValueError for an unknown flag, a flag that is given twice, a value that its flag does not take, a missing
+    value, and a value too many, in the `arguments` before `--`. The message says what to write instead.
+
+    A list, and a setting with a section (--train.steps), may be given twice: see `join_lists`.
 
     An unknown flag may be one of other programs or commands, may lack its section (--steps for --train.steps), may have
     initials in place of the name (--lr for --optimizer.learning-rate), or may be misspelt.
 
     `kinds`: for each flag of the command, the type of its value."""
     before = list(takewhile("--".__ne__, arguments))
+    given: set[str] = set()
     for index, argument in enumerate(before):
         flag, equals, value = argument.partition("=")
         values = [value] if equals else list(takewhile(lambda word: not _FLAG.match(word), before[index + 1 :]))
-        if _FLAG.match(argument) and flag not in ("--help", "--help-all"):
-            _refuse_values(flag, values, _kind_of(flag, kinds))
+        if _FLAG.match(argument) and flag not in HELP_FLAGS:
+            kind = _kind_of(flag, kinds)
+            _refuse_values(flag, values, kind)
+            name = _positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
+            if name in given:
+                advice = _TWICE.get(name, "") if "--corpus" in kinds else ""
+                raise ValueError(f"{name} is given twice: {advice or 'leave one out'}")
+            if "." not in name and not _is_list(kind):
+                given.add(name)
 
 
 def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
@@ -125,7 +138,7 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
     if not values and not may_be_empty:
         raise ValueError(f"{flag} has no value: write one after it")
     if len(values) > 1 and not _is_list(kind):
-        raise ValueError(f"{values[1]} has no flag: {flag} takes one value")
+        raise ValueError(f"unexpected argument {values[1]}: {flag} takes one value")
     members = [get_args(part)[0] if get_origin(part) is Annotated else part for part in (kind, *get_args(kind))]
     choices = next((get_args(member) for member in members if get_origin(member) is Literal), ())
     number = next((member for member in members if member in (int, float)), None)

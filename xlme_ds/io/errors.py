@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 _OTHER_FOLDER = "choose another output folder"
 _GIVE_PERMISSION = "give this user the permission, or choose another place"
@@ -17,7 +18,7 @@ ADVICE = {  # error number -> remedy
     errno.EACCES: _GIVE_PERMISSION,
     errno.EPERM: _GIVE_PERMISSION,
     errno.EROFS: _OTHER_FOLDER,
-    errno.EEXIST: f"it is in the way of a folder: remove it, or {_OTHER_FOLDER}",
+    errno.EEXIST: f"remove it, or {_OTHER_FOLDER}",
     errno.ENOTDIR: _OTHER_FOLDER,
     errno.EISDIR: "remove it, or name a file",
     errno.ELOOP: "remove the link, or name the file that it should point to",
@@ -30,15 +31,22 @@ def in_words(error: Exception) -> str:
     """The error as one sentence: an error of the operating system as `FILE: FAULT: ADVICE`, any other as its text."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
+    if error.errno in (errno.EEXIST, errno.ENOTDIR) and isinstance(error.filename, str):
+        path = Path(error.filename)
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                return f"{part} is a file, not a folder: {_OTHER_FOLDER}"
     place = f"{error.filename}: " if error.filename is not None else ""
     advice = ADVICE.get(error.errno or 0)
     return f"{place}{error.strerror}{f': {advice}' if advice else ''}"
 
 
 def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> ValueError:
-    """The error for a `name` that is none of `choices`. It suggests a similar choice, or lists all if none is similar.
+    """The error for a `name` that is none of `choices`. It suggests a similar choice, or one that has the name as its
+    initials, or else lists all.
     `prefix` is written before the name and the suggestion, such as the section of a setting."""
-    near = get_close_matches(name, choices := list(choices), n=1)
+    choices = list(choices)
+    near = near_settings(name, choices) or get_close_matches(name, choices, n=1)
     advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"
     return ValueError(f"there is no {kind} {prefix + name!r}: {advice}")
 

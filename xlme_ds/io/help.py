@@ -1,17 +1,23 @@
-"""Makes tyro's `--help` readable: the usage line names the required flags, and the help leaves out the value {None} and
-empty defaults."""
+"""Makes tyro's `--help` readable: the usage line names the required flags, the help leaves out the value {None} and
+empty defaults, and its description is wrapped."""
 
+import io
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from inspect import Parameter, isfunction, signature
+from itertools import takewhile
 from operator import or_
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
+from typing_extensions import override
 from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
@@ -21,7 +27,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from .arguments import join_lists, prepare_tyro, refuse_mistakes
+from .arguments import HELP_FLAGS, join_lists, prepare_tyro, refuse_mistakes
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
@@ -43,30 +49,68 @@ def read_command(
     prog: str,
     arguments: Sequence[str] | None,
     description: str | None = None,
-    config: Sequence[Any] = (),
+    usage: str = "",
     **options: Any,
 ) -> Command:
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
-    `command` is a dataclass or a function. The usage line that --help prints names the required flags, and the help has
-    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`. A word without a flag and a mistake that
-    `refuse_mistakes` names end the process with a sentence and exit code 2.
+    `command` is a dataclass or a function. The usage line that --help prints names the required flags, unless `usage`
+    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A word without a flag and a
+    mistake that `refuse_mistakes` names end the process with a sentence and exit code 2.
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help"}.isdisjoint(arguments):
-        try:
-            arguments = checked(command, arguments)
-        except ValueError as error:
-            print(f"{prog}: error: {error}", file=sys.stderr)
-            sys.exit(2)
-    else:
-        config = (*config, tyro.conf.FlagCreatePairsOff)
-        usage = [shown for _, _, shown in _flags(command)]
-        if len(" ".join(usage)) >= _LONGEST_USAGE:
-            prog = " ".join([prog, *(shown for shown in usage if shown[0] != "[")])
+    if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
+        flags = [shown for _, _, shown in _flags(command)]
+        if len(" ".join(flags)) >= _LONGEST_USAGE:
+            prog = " ".join([prog, *(shown for shown in flags if shown[0] != "[")])
+        options["config"] = (tyro.conf.FlagCreatePairsOff,)
+        with READABLE, wrapped_help(usage):
+            return tyro.cli(command, prog=prog, description=description, args=["--help"], **options)
+    try:
+        arguments = checked(command, arguments)
+    except ValueError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
     with READABLE:
-        return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
+        return tyro.cli(command, prog=prog, description=description, args=arguments, **options)
+
+
+class _Help(io.StringIO):
+    """Collects a help text that is later printed to `stdout`, whose encoding and terminal decide about frames and
+    colours."""
+
+    def __init__(self, stdout: TextIO):
+        super().__init__()
+        self._stdout = stdout
+
+    @property
+    @override
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stdout.encoding
+
+    @override
+    def isatty(self) -> bool:
+        return self._stdout.isatty()
+
+
+@contextmanager
+def wrapped_help(usage: str = "") -> Iterator[None]:
+    """In this block, the description in a help text that tyro prints is wrapped as its boxes are, except for example
+    commands. `usage` replaces the usage line."""
+    text = _Help(sys.stdout)
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        width = shutil.get_terminal_size().columns
+        for index, line in enumerate(text.getvalue().replace("\n\n\n", "\n\n").splitlines()):
+            if index == 0:
+                print(f"usage: {usage}" if usage else line)
+            elif line.startswith("xlme ") or "\x1b" in line:  # only boxes have colours
+                print(line)
+            else:
+                print(textwrap.fill(line, width) if len(line) > width else line)
 
 
 def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
@@ -78,13 +122,19 @@ def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Seq
     if arguments and not arguments[0].startswith("-"):
         unused = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in given]
         flag = next(iter(unused or kinds))
-        raise ValueError(f"{arguments[0]} has no flag: did you mean {flag} {arguments[0]}?")
+        raise ValueError(f"unexpected argument {arguments[0]}: did you mean {flag} {arguments[0]}?")
     refuse_mistakes(arguments, kinds)
     missing = {flag: shown for flag, _, shown in flags if shown[0] != "[" and flag not in {*given, *optional}}
     if missing:
-        verb = "are" if len(missing) > 1 else "is"
-        raise ValueError(f"{' and '.join(missing)} {verb} missing: add {' '.join(missing.values())}")
+        *others, last = missing
+        named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        raise ValueError(f"{named} missing: add {' '.join(missing.values())}")
     return join_lists(arguments, kinds)
+
+
+def flags_of(command: Callable[..., Any]) -> list[str]:
+    """The flags of `command`."""
+    return [flag for flag, _, _ in _flags(command)]
 
 
 def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:

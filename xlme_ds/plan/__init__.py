@@ -26,10 +26,11 @@ def run(
     `gpu` is h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation` is the fraction of
     the peak FLOP/s that a GPU reaches while it computes.
 
-    Among the keys of the plan are `days`, `gpu_hours`, `tokens_per_s`, `memory_per_gpu_gib`, `fits`, `parameters` and
-    `flops` of the unchanged `config`. The key `layouts` has a list of dictionaries, each with the costs of one layout
-    and the `settings` that select it. Raises ValueError for a number out of range, and if `config` cannot run on `gpus`
-    GPUs.
+    The plan describes the unchanged `config`. Its numbers include `days`, `gpu_hours` and `tokens_per_s` of all GPUs;
+    `fits` says whether the memory suffices. Its dictionaries include `parameters`, with the key `trained_total`;
+    `memory_per_gpu_gib`, in GiB, with `total`; and `flops`, in FLOP, with `per_step` and, for the whole run,
+    `["standard"]["both"]`. The key `layouts` has a list of dictionaries, each with the costs of one layout and the
+    `settings` that select it. Raises ValueError for a number out of range, and if `config` cannot run on `gpus` GPUs.
     """
     from ..validate import check_class  # it loads torch
     from .planner import check_numbers, plan

@@ -58,7 +58,7 @@ def xl() -> RunConfig:
 
 
 def base_zero1() -> RunConfig:
-    """XLM-E Base under ZeRO-1, which partitions only the optimizer (fits a GPU of 24 GB)."""
+    """XLM-E Base as base, but in smaller micro-batches and always under ZeRO-1 (fits a GPU of 24 GB)."""
     return _run("base_zero1", BASE, micro_batch=16, engine=EngineConfig())
 
 
@@ -94,7 +94,7 @@ def xl_pipe() -> RunConfig:
 
 
 def xlme() -> RunConfig:
-    """XLM-E Base as `base_zero1`, under the name that comparisons give it (fits a GPU of 24 GB)."""
+    """The same as base_zero1; the name used in comparisons (fits a GPU of 24 GB)."""
     return replace(base_zero1(), name="xlme")
 
 

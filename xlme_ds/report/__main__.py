@@ -20,6 +20,9 @@ from .run_page import write_report
 from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme
 
+_USAGE = """xlme report (--run PATH | --runs PATH [PATH ...]) [--out PATH]
+       xlme report xtreme --runs PATH [PATH ...] --out PATH"""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the page and print its path. A user's mistake ends in one line on stderr and exit code 2."""
@@ -29,20 +32,18 @@ def main(arguments: list[str] | None = None) -> None:
             print(read_command(write_xtreme, program("report xtreme"), options[1:]))
         elif options and not options[0].startswith("-"):
             raise ValueError(
-                f"there is no flag before {options[0]}: did you mean --run {options[0]}, or `xlme report xtreme`?"
+                f"unexpected argument {options[0]}: did you mean --run {options[0]}, or `xlme report xtreme`?"
             )
         else:
-            print(read_command(draw, program("report"), options))
+            print(read_command(draw, program("report"), options, usage=_USAGE))
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path | None = None) -> Path:
-    """Write the report page of a run, or a page that compares several runs.
+    """Write the report page of a run (--run), or a page that compares several runs (--runs).
 
-    - `xlme report --run DIR`: the page of a run
-    - `xlme report --runs DIR DIR …`: a page of several runs
-    - `xlme report xtreme --runs DIR … --out DIR`: the XTREME tables (`xlme report xtreme --help`)
+    With the word xtreme first, the command writes the XTREME tables; `xlme report xtreme --help` lists its flags.
 
     For an unfinished run, the example sentences and the retrieval scores are first computed from its newest checkpoint.
 

@@ -83,7 +83,7 @@ class RunFolder:
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
         if not nearest.is_dir():
-            raise ValueError(f"{nearest} is no folder: choose another output folder")
+            raise ValueError(f"{nearest} is a file, not a folder: choose another output folder")
         if not os.access(nearest, os.W_OK):
             raise ValueError(f"{nearest} cannot be written: choose another output folder")
         refuse_export(self.path, "choose another output folder")

@@ -15,7 +15,8 @@ __all__ = ["lines"]
 def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
-    """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt.
+    """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt,
+    which runs on the GPU if there is one.
 
     `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
     longer translations. Raises ValueError for a model without a decoder, an unknown language and a single string.
