@@ -338,7 +338,7 @@ def test_the_guides_python(
     (tmp_path / "heldout").symlink_to(data / "heldout")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(code.replace("@20000", "@2"), names)
+    exec(code.replace("@25000", "@2"), names)
     early, last, untrained = names["results"]["models"]
     assert [model["step"] for model in (early, last, untrained)] == [2, None, None]
     assert [model["model"] for model in (early, last, untrained)][:2] == ["small@2", "small"]
