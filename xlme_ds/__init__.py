@@ -8,7 +8,8 @@ model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
-`mixed` and `heldout` are folders that the command `xlme prep mix` writes.
+`mixed` and `heldout` are folders that the command `xlme prep mix` writes. Those that fit this recipe, data/train and
+data/heldout, come from `xlme quickstart --out runs/first`, in runs/first.
 
 `evaluate`, `export`, `plan`, `finetune`, `recipes` and `translate` are modules: `xlme.plan.run(...)`,
 `xlme.finetune.run(...)`, `xlme.translate.lines(...)`. `load` returns a `TextModel`, `recipe` a `RunConfig`.

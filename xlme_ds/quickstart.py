@@ -1,7 +1,7 @@
 """Train a small model on sample text: fetch text, prepare it, pre-train, draw the report. `make pretrain` calls it.
 
-Every stage is a command that a large run uses, too; data/prepare.log has the commands of data preparation and their
-output. Finished stages are skipped.
+It takes 10 to 15 minutes on two cores. Then open report.html in the run folder. Every stage is a command that a large
+run uses, too; data/prepare.log has the commands of data preparation and their output. Finished stages are skipped.
 """
 
 import os
@@ -40,7 +40,7 @@ class Quickstart:
     out: Path
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
-    """Delete what is in the run folder first; this is an error if the quickstart did not make the folder."""
+    """Start again: empty the run folder first, if the quickstart made it."""
     processes: int = 2
     """Number of training processes, and of workers that prepare the data."""
 

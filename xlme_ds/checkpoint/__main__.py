@@ -1,7 +1,8 @@
 """`xlme checkpoint list|check|convert|weights --run DIR` for the checkpoints of a run that has stopped, and `xlme
 checkpoint average --model ...` for the mean of several models.
 
-A run resumes without any of these commands, because every engine reads every checkpoint as it is.
+A run resumes without any of these commands, because every engine reads every checkpoint as it is. `xlme checkpoint
+COMMAND --help` lists a command's flags.
 """
 
 import re
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         "weights": weights,
         "average": average,
     }
-    run_subcommand(program("checkpoint"), commands, "command", arguments)
+    run_subcommand(program("checkpoint"), commands, "command", arguments, description=__doc__)
 
 
 def list_checkpoints(run: Path) -> None:

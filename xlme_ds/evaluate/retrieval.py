@@ -89,8 +89,9 @@ def pairs(
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training. `data` is a data folder that holds para/, or a
-    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. Of each language the first `limit` pairs
-    are scored that repeat no sentence of an earlier pair."""
+    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. It scores the first
+    `limit` pairs of each language, without those that repeat a sentence of an earlier pair. `help(xlme.evaluate)`
+    explains the other arguments, the errors and what is returned."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     results = []

@@ -89,8 +89,8 @@ def read_inputs(
     may_be_random = start.take == "all" or objective_of(config.objective).may_start_random
     if not (may_be_random or start.folder or checkpoints_of(folder.path)):
         raise ValueError(
-            f"start.take {start.take} takes the weights of another model, and start.folder names none: name one, or "
-            "set start.take to all, for random weights"
+            f"start.take {start.take} takes the weights of another model, and start.folder names none: add "
+            "--start.folder with a run or an export, or --start.take all, for random weights"
         )
     replica, replicas = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, replica, replicas)
