@@ -163,6 +163,8 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "--no-open"], "xlme report: error: there is no --no-open: --help lists the flags\n"),
         (["prep", "mix", "--alfa", "3"], "xlme prep mix: error: there is no --alfa: did you mean --alpha?\n"),
         (["finetune", "--tuning.epoch", "3"], "there is no --tuning.epoch: did you mean --tuning.epochs?\n"),
+        (["plan", "--recipe", "xl", "--train.stpes", "3"], "there is no --train.stpes: did you mean --train.steps?\n"),
+        (["plan", "--recipe", "base", "--stpes", "3"], "there is no --stpes: did you mean --train.steps?\n"),
         (["plan", "--recipe", "base", "--no-jsn"], "there is no --no-jsn: did you mean --json?\n"),
         (["evaluate", "--model", "m"], "xlme evaluate: error: name a test first: one of tatoeba, pairs, align, "),
         (["prep", "vocab", "mono", "--out", "o"], "error: unexpected argument mono: did you mean --mono mono?\n"),

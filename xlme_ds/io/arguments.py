@@ -121,7 +121,8 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
     section = next((known for known in kinds if known.startswith(f"{name}.")), "")
     if section:
         raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
-    near = " or ".join(named or get_close_matches(positive, kinds, n=1))
+    spellings = {f"--{known[2:].rpartition('.')[2]}": known for known in kinds} | {known: known for known in kinds}
+    near = " or ".join(named or [spellings[word] for word in get_close_matches(positive, spellings, n=1)])
     raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 
 
