@@ -264,7 +264,9 @@ def test_a_folder_without_the_rows_of_a_task(tmp_path: Path, lost: str, content:
     """In any phase; it is none where the task is not read."""
     first, second = (write_data(tmp_path / name, 16) for name in ("first", "second"))
     shutil.rmtree(second / lost)
-    told = f"second has no {content}: set data.{lost}_rows to 0 (`--data.{lost}-rows 0`), or name a folder with {content}"
+    told = (
+        f"second has no {content}: set data.{lost}_rows to 0 (`--data.{lost}-rows 0`), or name a folder with {content}"
+    )
     with pytest.raises(ValueError, match=re.escape(told)):
         Loader([first, second], replace(DATA, phase_steps=(2,)), 7, 0.15)
     Loader(second, replace(DATA, **{f"{lost}_rows": 0}), 7, 0.15)
