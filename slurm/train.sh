@@ -12,9 +12,11 @@ fi
 # The rows that prep.sh keeps out of training; XLME_HELDOUT= names none.
 IFS=: read -ra data <<<"$XLME_DATA"
 heldout=()
-if [ -n "${XLME_HELDOUT-}" ]; then
+if [[ " $*" == *" --heldout"* ]]; then
+    :  # an argument of the script decides
+elif [ -n "${XLME_HELDOUT-}" ]; then
     heldout=(--heldout "$XLME_HELDOUT")
-elif [ -z "${XLME_HELDOUT+set}" ] && [[ " $*" != *" --heldout"* ]] && [ -d "$(dirname "${data[0]}")/heldout" ]; then
+elif [ -z "${XLME_HELDOUT+set}" ] && [ -d "$(dirname "${data[0]}")/heldout" ]; then
     heldout=(--heldout "$(dirname "${data[0]}")/heldout")
 fi
 

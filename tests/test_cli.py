@@ -103,7 +103,12 @@ finally:
 
 
 def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    starts = {"help plan": "usage: xlme plan", "help": "usage: xlme ", "version": "xlme_ds", "prep": "usage: xlme prep"}
+    starts = {
+        "help plan": "usage: xlme plan",
+        "help": "usage: xlme ",
+        "help version": "xlme_ds",
+        "prep": "usage: xlme prep",
+    }
     starts |= {"evaluate": "usage: xlme evaluate [-h] {tatoeba,", "checkpoint": "usage: xlme checkpoint [-h] {list,"}
     starts |= {"help prep mix": "usage: xlme prep mix", "launch --gpus 2 pretrain -h": "usage: xlme pretrain "}
     starts |= {f"{name} --help-all": f"usage: xlme {name} " for name in commands.COMMANDS}
@@ -163,6 +168,10 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "--no-open"], "xlme report: error: there is no --no-open: --help lists the flags\n"),
         (["prep", "mix", "--alfa", "3"], "xlme prep mix: error: there is no --alfa: did you mean --alpha?\n"),
         (["finetune", "--tuning.epoch", "3"], "there is no --tuning.epoch: did you mean --tuning.epochs?\n"),
+        (["pretrain", "--config", "none.json"], "error: none.json does not exist: name a run's config.json\n"),
+        (["finetune", "--config"], "error: --config has no value: write one after it\n"),
+        (["finetune", "--helpp"], "error: there is no --helpp: did you mean --help?\n"),
+        (["--heldout", "x"], "name a command first, for example xlme pretrain --heldout x\n"),
         (["plan", "--recipe", "xl", "--train.stpes", "3"], "there is no --train.stpes: did you mean --train.steps?\n"),
         (["plan", "--recipe", "base", "--stpes", "3"], "there is no --stpes: did you mean --train.steps?\n"),
         (["plan", "--recipe", "base", "--no-jsn"], "there is no --no-jsn: did you mean --json?\n"),

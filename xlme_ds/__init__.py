@@ -56,8 +56,8 @@ def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
         config = settings_of(Path(name))
     else:
         config = recipes.recipe(name)
-    if not settings:
-        return config
+        if not settings:  # a published recipe is valid
+            return config
     from .validate import validate  # it loads torch
 
     return validate(with_values(config, settings, "xlme.recipe"))

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("In Python: import xlme_ds as xlme; help(xlme)")
         return 0
     if argv[0] in ("--version", "version"):
-        _refuse_more(argv, 1)
+        _refuse_more([word for word in argv if word not in HELP_FLAGS], 1)
         print(f"xlme_ds {__version__}")
         return 0
     name, *rest = argv
@@ -88,12 +88,12 @@ def _no_command(argv: list[str]) -> ValueError:
     from .pretrain import Pretrain
 
     flag = argv[0].partition("=")[0]
-    near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1)
-    if near:
-        return ValueError(f"there is no {flag}: did you mean {near[0]}?")
     if flag in ("--recipe", "--config") or flag.replace("_", "-") in flags_of(Pretrain):
         example = shlex.join(["xlme", "pretrain", *argv])
         return ValueError(f"{flag} is no command: name a command first, for example {example}")
+    near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1, cutoff=0.7)
+    if near:
+        return ValueError(f"there is no {flag}: did you mean {near[0]}?")
     return ValueError(f"{flag} is no command: name a command first (`xlme --help` lists them)")
 
 

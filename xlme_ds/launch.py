@@ -21,7 +21,7 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N
                      --master_addr HOST"""
 
-# Options that choose processes. --gpus excludes all of them.
+# Options that choose processes. --gpus excludes the others.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 

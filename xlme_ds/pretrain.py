@@ -1,5 +1,5 @@
-"""Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
-`xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
+"""Pre-train a model on one process, or on several with `xlme launch --gpus N pretrain …`: `xlme pretrain --recipe NAME
+--data DIR --out DIR [--section.key value ...]`. A second call with the same folder resumes.
 
 With `--branch RUN@STEP` a new run starts with the weights and the optimizer's state of that checkpoint. If it also has
 the flags `--schedule.name wsd --schedule.decay-steps N`, it takes N steps, over which its learning rate falls.
@@ -50,7 +50,7 @@ def check_flags(argv: list[str]) -> None:
     """Raise ValueError, or end the program, for a mistake in a command line; asked for help, print it and exit. Folders
     are not looked for."""
     argv, branch = take_flag(argv, "--branch")
-    parse(program("pretrain"), Pretrain, __doc__ or "", argv, None if branch is None else RunConfig(name="branch"))
+    parse(program("pretrain"), Pretrain, __doc__ or "", argv, None if branch is None else RunConfig(name="custom"))
 
 
 def main(arguments: list[str] | None = None) -> None:

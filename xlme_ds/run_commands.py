@@ -43,8 +43,8 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port at which nothing listens, from 10,000 to 29,999. Systems assign higher ports by themselves, and could
-    assign one of those to another program before a process of ours listens there, which may be seconds later."""
+    """A port at which nothing listens, from 10,000 to 29,999. By default systems assign higher ports by themselves, and
+    could assign one of those to another program before a process of ours listens there, which may be seconds later."""
     while True:
         port = random.SystemRandom().randrange(10_000, 30_000)
         with socket.socket() as probe:

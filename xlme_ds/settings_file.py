@@ -27,7 +27,10 @@ def read(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: `xlme config --recipe NAME > {path}` writes such a file") from None
+        advice = f"`xlme config --recipe NAME > {path}` writes such a file"
+        if path.suffix == ".json":
+            advice = "name a run's config.json"
+        raise ValueError(f"{path} does not exist: {advice}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}): `xlme config` writes such a file") from None
 

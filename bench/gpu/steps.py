@@ -156,7 +156,7 @@ def planner_options(device: str, tflops: float) -> Figures:
     """`plan_with`: the options of `xlme plan` for GPUs of this kind that reach `tflops`. Empty if the planner does not
     know the device."""
     name = PLANNER_NAMES.get(device)
-    return {"plan_with": f"--gpu {name} --utilisation {tflops / GPUS[name].tflops:.2f}"} if name else {}
+    return {"plan_with": f"--gpu {name} --utilisation {tflops / GPUS[name].tflops:.2g}"} if name else {}
 
 
 def step_tokens(run: RunConfig) -> int:

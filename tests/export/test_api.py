@@ -181,6 +181,9 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
     written.write_text(str(changed), encoding="utf-8")
     assert xlme.recipe(written) == xlme.recipe(str(written)) == changed
     assert xlme.recipe(str(written), seed=3) == replace(changed, seed=3)
+    written.write_text('recipe = "base"\n[model]\nheads = 7\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"not a multiple of model\.heads 7"):
+        xlme.recipe(written)
     for settings, said in (
         ({"model": {"heads": 7}}, "^model.width 768 is not a multiple of model.heads 7: "),
         ({"train": 500}, "^xlme.recipe: train is 500, but it must be a dictionary or a TrainConfig$"),

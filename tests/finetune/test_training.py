@@ -256,6 +256,10 @@ def test_settings_of_a_run_or_a_file_are_given_back(tmp_path: Path, capsys: pyte
     assert (changed.seeds, changed.tuning) == ((6, 7), replace(tuning, held_out=False, learning_rate=1e-5))
     command = parsed("ours.toml")
     assert (command.seeds, command.tuning) == ((3, 4), TuningConfig(held_out=True, epochs=2))
+    for every in ("true", "false"):
+        (tmp_path / "ours.toml").write_text(f'task = "ner"\ngrid = {every}\n')
+        assert parsed("ours.toml").grid == (every == "true") and not parsed("ours.toml", "--no-grid").grid
+        assert parsed("ours.toml", "--engine.kind deepspeed --engine.kind plain").engine.kind == "plain"
     for text, said in (
         ("name = 'x'\n[objective]\nz_loss = 0.1", "has settings of pre-training: name a file with settings of fine"),
         ("[engine]\nbalance = [1, 2]", "--engine.balance is for pre-training and has no effect here: leave it out"),

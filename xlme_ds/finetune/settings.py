@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from itertools import pairwise, product
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_type_hints
@@ -26,6 +26,7 @@ from ..config import (
     Training,
     UpToOne,
 )
+from ..io.arguments import negative, positive
 from ..io.help import read_command, readable
 from ..io.toml import help_of
 from ..settings_file import read
@@ -176,13 +177,15 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
     """Parse the command line, after the settings of the --config file. Raises ValueError for a file that has none, and
     for a setting or a value that only pre-training reads."""
     arguments, file_name = take_flag(arguments, "--config")
+    if "--config" in arguments:
+        raise ValueError("--config has no value: write one after it")
     if file_name is not None:
-        given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+        given = {positive(argument.partition("=")[0].replace("_", "-")) for argument in arguments}
         arguments = [*_arguments_of(Path(file_name), given), *arguments]
     for flag in _PRETRAINING_FLAGS:
         if without(arguments, flag) != arguments:
             raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
-    if take_flag(arguments, "--engine.kind")[1] == "pipeline":
+    if "--engine.kind=pipeline" in arguments or ("--engine.kind", "pipeline") in pairwise(arguments):
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     return read_command(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
 
@@ -205,7 +208,7 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
             if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
                 continue
             if isinstance(value, bool):
-                yield flag if value else f"--{section}.no-{name}".replace("_", "-")
+                yield flag if value else negative(flag)
             else:
                 yield from (flag, *map(str, value if isinstance(value, list) else [value]))
 

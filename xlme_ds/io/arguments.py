@@ -70,7 +70,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
         if _FLAG.match(argument) and flag not in HELP_FLAGS:
             kind = _kind_of(flag, kinds)
             _refuse_values(flag, values, kind)
-            name = _positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
+            name = positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
             if name in given:
                 advice = _TWICE.get(name, "") if "--corpus" in kinds else ""
                 raise ValueError(f"{name} is given twice: {advice or 'leave one out'}")
@@ -109,8 +109,7 @@ def _is_list(kind: Any) -> bool:
 def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
     """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value."""
     name = flag.replace("_", "-")
-    positive = _positive(name)
-    if name in kinds or kinds.get(positive) is bool:
+    if name in kinds or kinds.get(positive(name)) is bool:
         return kinds.get(name, bool)
     last = name[2:].rpartition(".")[2].replace("-", "_")
     for names, advice in _ADVICE:
@@ -122,19 +121,28 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
     if section:
         raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
     spellings = {f"--{known[2:].rpartition('.')[2]}": known for known in kinds} | {known: known for known in kinds}
-    near = " or ".join(named or [spellings[word] for word in get_close_matches(positive, spellings, n=1)])
+    spellings["--help"] = "--help"
+    close = get_close_matches(positive(name), spellings, n=1, cutoff=0.75) or get_close_matches(
+        positive(name), kinds, n=1
+    )
+    near = " or ".join(named or [spellings[word] for word in close])
     raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 
 
-def _positive(flag: str) -> str:
+def positive(flag: str) -> str:
+    """The form of a flag without a value that sets it to true."""
     return re.sub(r"^--(.*\.)?no-", r"--\1", flag)
+
+
+def negative(flag: str) -> str:
+    """The form --no-x of a flag --x without a value."""
+    return re.sub(r"^--(.*\.)?", r"--\1no-", flag)
 
 
 def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
     if kind is bool and values:
-        positive = _positive(flag.replace("_", "-"))
-        negative = re.sub(r"^--(.*\.)?", r"--\1no-", positive)
-        raise ValueError(f"{flag} takes no value: write {positive} or {negative}")
+        name = positive(flag.replace("_", "-"))
+        raise ValueError(f"{flag} takes no value: write {name} or {negative(name)}")
     may_be_empty = kind is bool or ("." in flag and _is_list(kind))
     if not values and not may_be_empty:
         raise ValueError(f"{flag} has no value: write one after it")

@@ -110,7 +110,7 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
             elif line.startswith("xlme ") or "\x1b" in line:  # only boxes have colours
                 print(line)
             else:
-                print(textwrap.fill(line, width) if len(line) > width else line)
+                print(textwrap.fill(line, width, break_on_hyphens=False) if len(line) > width else line)
 
 
 def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:

@@ -35,7 +35,7 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
 
 def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The objective's entry in a run's config.json: the description, the names of the terms, and the quantities by
-    name. `rows` has a step's number of rows for each task. Tasks without rows are left out of all three."""
+    name. `rows` has a step's number of rows for each task. Tasks without rows are left out."""
     objective = objective_of(cfg)
     empty_tasks = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
     quantities = {

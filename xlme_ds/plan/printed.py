@@ -31,7 +31,9 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
             print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
         if smaller := sorted(fastest[0]["micro_batches"], reverse=True)[1:]:
             sizes = ", ".join(map(str, smaller))
-            print(f"--data.micro-batch {sizes} need less memory and are slower (the estimate does not say by how much)")
+            verbs = ("needs", "is") if len(smaller) == 1 else ("need", "are")
+            slower = "{} less memory and {} slower (the estimate does not say by how much)".format(*verbs)
+            print(f"--data.micro-batch {sizes} {slower}")
     if fastest[1:]:
         print("\nother layouts:")
     for layout in fastest[1:]:
