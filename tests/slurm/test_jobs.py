@@ -333,7 +333,7 @@ def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     assert read() == [] and read(XLME_HELDOUT=f"{tmp_path}/heldot") == [f"{tmp_path}/heldot"]
     heldout.mkdir()
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
-    assert read("--heldout", "other") == ["other"]
+    assert read("--heldout", "other") == read("--heldout", "other", XLME_HELDOUT="mine") == ["other"]
     assert read(XLME_DATA=f"{data}:{tmp_path}/later/mixed") == [str(heldout)], "beside the first phase's folder"
 
 
