@@ -84,7 +84,7 @@ def test_the_rate_of_a_product(clock: list[float], monkeypatch: pytest.MonkeyPat
 def test_what_a_measured_step_tells_the_planner() -> None:
     """237.4 TFLOP/s (docs/results/gpu.json) of the 989.4 in the data sheet."""
     assert planner_options("NVIDIA H200", 237.4) == {"plan_with": "--gpu h200 --utilisation 0.24"}
-    assert planner_options("NVIDIA A100-SXM4-80GB", 124.8) == {"plan_with": "--gpu a100-80g --utilisation 0.40"}
+    assert planner_options("NVIDIA A100-SXM4-80GB", 124.8) == {"plan_with": "--gpu a100-80g --utilisation 0.4"}
     assert planner_options("CPU, x86_64", 1.0) == {}, "the planner does not know it"
 
 

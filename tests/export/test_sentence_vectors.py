@@ -73,7 +73,7 @@ def test_no_pair_with_english_is_one_sentence(
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(["--run", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "exports/base")])
     english, german = write_pairs(tmp_path / "pairs")
-    write_pairs(tmp_path / "heldout")  # the same pairs: xlme must find what sentence-transformers finds
+    write_pairs(tmp_path / "other-pairs")  # the same pairs: xlme must find what sentence-transformers finds
     code, command = recipe()
     for long, short in (("max_steps=300", "max_steps=150"), ("train_batch_size=64", "train_batch_size=32")):
         assert long in code
