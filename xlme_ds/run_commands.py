@@ -42,11 +42,16 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *TORCH_VARIABLES)} | added
 
 
+# The ports at which processes of a run meet, below those that systems assign by default.
+FIRST_PORT = 10_000
+PORT_COUNT = 20_000
+
+
 def free_port() -> int:
-    """A port at which nothing listens, from 10,000 to 29,999. By default systems assign higher ports by themselves, and
-    could assign one of those to another program before a process of ours listens there, which may be seconds later."""
+    """One of our ports at which nothing listens. The system could assign a higher one to another program before a
+    process of ours listens there, which may be seconds later."""
     while True:
-        port = random.SystemRandom().randrange(10_000, 30_000)
+        port = random.SystemRandom().randrange(FIRST_PORT, FIRST_PORT + PORT_COUNT)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))

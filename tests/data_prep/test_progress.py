@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from data_prep.__main__ import main
 from data_prep.encode.encode import EncodeConfig, run
 from data_prep.encode.shared_work import SharedWork
 from data_prep.parallel import run_tasks
-from data_prep.progress import Status
+from data_prep.progress import Status, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,3 +139,12 @@ def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], monkeypatc
         status.show(lambda: f"at {times[-1]}")
     monkeypatch.undo()
     assert capsys.readouterr().err.splitlines() == ["at 10", "at 20"]
+
+
+def test_a_line_on_stderr_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Python does not buffer: a socket keeps each write apart."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(theirs.fileno(), "wb", buffering=0, closefd=False) as raw:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))
+        tell("a line")
+        assert ours.recv(100) == b"a line\n"

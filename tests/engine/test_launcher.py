@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 
 from tests.launch import ROOT, Python, catches, environment, free_port, python
 from tests.slurm.cluster import wait_until
+from xlme_ds import run_commands
 from xlme_ds.cli import fail, note
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import ranks
@@ -333,3 +334,20 @@ def test_other_parents_may_go(tmp_path: Path) -> None:
     assert parents.split()[0] == str(shell.pid)
     shell.communicate()
     assert written(tmp_path, "stopped", 1) == ["None"]
+
+
+def test_a_free_port_is_below_those_of_the_system_and_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as busy:
+        busy.bind(("", run_commands.free_port()))
+        first, other = busy.getsockname()[1], run_commands.free_port()
+        drawn = iter([first, first, other])
+        bounds = []
+
+        def draw(_: object, low: int, high: int) -> int:
+            bounds.append((low, high))
+            return next(drawn)
+
+        monkeypatch.setattr(run_commands.random.SystemRandom, "randrange", draw)
+        monkeypatch.setattr(run_commands, "PORT_COUNT", 19_000)
+        assert run_commands.free_port() == other
+    assert 10_000 <= first < 30_000 and bounds == [(10_000, 29_000)] * 3

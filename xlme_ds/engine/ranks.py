@@ -22,12 +22,9 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
-from ..run_commands import AGENT_STORE, TORCH_VARIABLES, free_port
+from ..run_commands import AGENT_STORE, FIRST_PORT, PORT_COUNT, TORCH_VARIABLES, free_port
 
-# A Slurm job's port is computed from the job's id, so that jobs on one node have different ports. The ports, 10,000 to
-# 29,999, are below the range from which systems assign ports.
-_FIRST_PORT = 10_000
-_PORT_COUNT = 20_000
+# A Slurm job's port is computed from the job's id, so that jobs on one node have different ports.
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
 _SLOW_SECONDS = 30.0  # a longer wait prints a message; on a busy machine, imports take less time than this
@@ -63,7 +60,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     if tasks > 1:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         job, step, restarts = (int(environment.get(name) or 0) for name in names)
-        port = _FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * restarts) % _PORT_COUNT
+        port = FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * restarts) % PORT_COUNT
         return {
             "RANK": environment["SLURM_PROCID"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],

@@ -122,10 +122,9 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
         raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
     spellings = {f"--{known[2:].rpartition('.')[2]}": known for known in kinds} | {known: known for known in kinds}
     spellings["--help"] = "--help"
-    close = get_close_matches(positive(name), spellings, n=1, cutoff=0.75) or get_close_matches(
-        positive(name), kinds, n=1
-    )
-    near = " or ".join(named or [spellings[word] for word in close])
+    written = positive(name)
+    close = get_close_matches(written, spellings, n=1, cutoff=0.75) or get_close_matches(written, kinds, n=1)
+    near = " or ".join(named or [spellings[spelling] for spelling in close])
     raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 
 

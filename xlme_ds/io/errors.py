@@ -43,8 +43,8 @@ def in_words(error: Exception) -> str:
 
 def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> ValueError:
     """The error for a `name` that is none of `choices`. It suggests a similar choice, or one that has the name as its
-    initials, or else lists all.
-    `prefix` is written before the name and the suggestion, such as the section of a setting."""
+    initials, or else lists all. `prefix`, such as the section of a setting, is written before the name and the
+    suggestion."""
     choices = list(choices)
     near = near_settings(name, choices) or get_close_matches(name, choices, n=1)
     advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"

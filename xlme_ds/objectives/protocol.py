@@ -124,8 +124,8 @@ class Pretraining(Objective, Protocol):
     objective reads only pairs. The term's quantity must have `unigram` set.
     """
 
-    # One sentence without its full stop, shown in the report, the model card and the plan; {rows} stands for what the
-    # run reads, such as "text and translation pairs".
+    # One sentence without its full stop, shown in the report, the model card and the plan. {rows} becomes what the run
+    # reads, such as "text and translation pairs".
     description: str
     # The metrics by name, including the terms. If a metric is measured on both tasks, the key is its name without
     # `_mono` or `_para`.
