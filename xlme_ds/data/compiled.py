@@ -18,7 +18,9 @@ from numba import njit, types  # noqa: E402
 from numba.core import config  # noqa: E402
 from numba.core.types import Type  # noqa: E402
 
+Array = np.ndarray
 Kernel = Callable[..., Any]
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & LOW and x >> HALF: the halves of 64 bits
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
