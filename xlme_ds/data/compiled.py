@@ -40,13 +40,11 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     """
 
     def compile_one(function: Kernel) -> Kernel:
-        folder = _cache_folder(function)
-        if folder is None:  # without a cache: every process compiles, which takes seconds
-            return njit(signature, nogil=True)(function)
-        previous = config.CACHE_DIR
+        previous, folder = config.CACHE_DIR, _cache_folder(function)
         config.CACHE_DIR = str(folder)
         try:
-            return njit(signature, nogil=True, cache=True)(function)
+            # Without a cache every process compiles, which takes seconds.
+            return njit(signature, nogil=True, cache=folder is not None)(function)
         finally:
             config.CACHE_DIR = previous
 

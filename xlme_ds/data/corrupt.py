@@ -159,8 +159,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
     row, end = 0, 0
     for task, rows, row_numbers in task_rows:
-        draw = row_numbers, _unsigned(seed), np.uint64(task)
-        end = _corrupt(rows.tokens, rows.items, rows.lengths, *draw, fraction, row, masked, uniforms, end)
+        arrays = rows.tokens, rows.items, rows.lengths, row_numbers
+        end = _corrupt(*arrays, _unsigned(seed), np.uint64(task), fraction, row, masked, uniforms, end)
         row += len(rows.tokens)
     return masked[:end].copy(), uniforms[:end].copy()
 

@@ -34,7 +34,7 @@ from numba.types import boolean, int16, int32, int64, uint64
 
 from .compiled import HALF, LOW, Array, compiled, reads
 from .rows import PAD, UNK, Rows
-from .schema import Manifest, read_manifest
+from .schema import Manifest, Shard, read_manifest
 
 _MAX_OPEN_SHARDS = 16
 GROUP = 4  # number of rows that share a checksum
@@ -110,8 +110,8 @@ class IndexedShard:
     """A shard that is read with its index; what is read is compared with the index's checksums. Raises ValueError or
     OSError if a file cannot be read, or differs from the expected file."""
 
-    def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: number of bytes of the shard. `scattered`: reads skip rows, so the system should not read ahead."""
+    def __init__(self, path: Path, listed: Shard, row_tokens: int, scattered: bool):
+        """`listed`: the shard in the manifest. `scattered`: reads skip rows, so the system should not read ahead."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -120,18 +120,19 @@ class IndexedShard:
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
             *magic_and_version, count, width, self._group, self._batch_rows, batches, digest = _HEADER.unpack(header)
-            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != (rows, row_tokens, sha256):
+            expected = listed.rows, row_tokens, listed.sha256
+            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != expected:
                 raise ValueError("its index belongs to another file than the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
                 raise ValueError("its index changed since it was written")
             self._checks_at = file.tell()
-        self._rows, self._offsets = rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
-        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-rows // self._batch_rows):
+        self._rows, self._offsets = listed.rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
+        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-self._rows // self._batch_rows):
             raise ValueError("its index does not have all its rows")
-        if ((self._offsets < 0) | (self._offsets > size)).any():
+        if ((self._offsets < 0) | (self._offsets > listed.bytes)).any():
             raise ValueError("its index has offsets that are not in the file")
-        if path.stat().st_size != size:
+        if path.stat().st_size != listed.bytes:
             raise ValueError("it is not the file that the manifest lists: its size changed")
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
@@ -248,7 +249,6 @@ class RowStore:
                 self._opened(shard).prefetch(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
-        """The index in the manifest of the shard that holds a record."""
         return bisect_right(self._starts, record) - 1
 
     def _piece(self, start: int, stop: int) -> Rows:
@@ -273,8 +273,7 @@ class RowStore:
         if shard not in self._open:
             listed = self.manifest.shards[shard]
             with self._naming_shard(shard):
-                identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
-                opened = IndexedShard(self._path(shard), *identity, self._scattered)
+                opened = IndexedShard(self._path(shard), listed, self.row_tokens, self._scattered)
             while len(self._open) >= _MAX_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
             self._open[shard] = opened

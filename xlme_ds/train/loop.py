@@ -345,8 +345,11 @@ class Guard(Callback):
     @property
     def state(self) -> dict[str, Any]:
         """The values that a resumed run needs. A run resumed after a `fault` counts bad steps in a row from 0."""
-        in_a_row = 0 if self.fault is not None else self.in_a_row
-        return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
+        return {
+            "skipped": self.skipped,
+            "in_a_row": self.in_a_row if self.fault is None else 0,
+            "norms": list(self.norms),
+        }
 
     def norm_limit(self) -> float:
         """The largest gradient norm that the next step may have; infinity if there is no limit.
@@ -424,5 +427,4 @@ def fit(
 
 def _log_error(callbacks: Sequence[Callback]) -> OSError | None:
     """The first error of writing records on this rank, or None; the caller tells the other ranks."""
-    errors = (log.error for callback in callbacks for log in callback.logs)
-    return next((error for error in errors if error is not None), None)
+    return next((log.error for callback in callbacks for log in callback.logs if log.error is not None), None)

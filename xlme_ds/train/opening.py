@@ -199,10 +199,8 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
 
 
 def _phases(loader: Loader) -> Iterator[str]:
-    """Yield a description of each phase."""
-    lengths_differ = len(set(loader.row_lengths)) > 1
     for phase, folder, tokens in zip(loader.phases, loader.folders, loader.row_lengths, strict=True):
-        rows = f", rows of {tokens} tokens" if lengths_differ else ""
+        rows = f", rows of {tokens} tokens" if len(set(loader.row_lengths)) > 1 else ""
         base = f", rotary base {phase.rotary_base:g}" if phase.rotary_base else ""
         yield f"from step {phase.first_step} {folder}, {100 * phase.mask_fraction:g}% predicted{rows}{base}"
 

@@ -126,7 +126,6 @@ class MetricsLog(StepLines):
         self._plot({key: value for key, value in finite.items() if key != "step"}, finite["step"])
 
     def _plot(self, values: dict[str, float], step: int) -> None:
-        """Send numbers to TensorBoard and the tracker."""
         for key, value in values.items():
             self.board.add_scalar(key, value, step)
         if self.tracker is not None:
@@ -260,8 +259,8 @@ class Console:
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
         """Show the effective dimensions of each layer's token states, and the warning if there is one."""
-        layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
-        self.show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")
+        layers = [f"{value:.0f}" for name, value in values.items() if name != "step"]
+        self.show(f"step {values['step']}/{self.steps}  dimensions by layer: {', '.join(layers)}")
         if warning:
             self.show(f"WARNING: step {values['step']}: {warning}")
 

@@ -106,7 +106,6 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Rename the records of a run that has no checkpoint yet. Raises ValueError like `_require_none_lost`."""
     _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")

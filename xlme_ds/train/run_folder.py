@@ -87,8 +87,8 @@ class RunFolder:
         if not os.access(nearest, os.W_OK):
             raise ValueError(f"{nearest} cannot be written: choose another output folder")
         refuse_export(self.path, "choose another output folder")
-        is_begun = (self.path / "config.json").exists() or checkpoints_of(self.path)
-        if not is_begun and any(self.path.glob("[!.]*")):
+        is_new = not (self.path / "config.json").exists() and not checkpoints_of(self.path)
+        if is_new and any(self.path.glob("[!.]*")):
             note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
     def close(self) -> None:
@@ -214,11 +214,10 @@ class RunFolder:
         different = [key for key in different if key.startswith("tuning.")] or different
         if different:
             shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
-            values = "; ".join(shown) + ("; …" if len(different) > 5 else "")
-            raise ValueError(f"{subject} with {values}: {self._remedy(different[0], config)}")
+            more = "; …" if len(different) > 5 else ""
+            raise ValueError(f"{subject} with {'; '.join(shown)}{more}: {self._remedy(different[0], config)}")
 
     def _remedy(self, key: str, config: Training) -> str:
-        """The user's choices if the setting `key` differs."""
         another = "another output folder"
         if isinstance(config, RunConfig):
             another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
