@@ -87,12 +87,10 @@ class StepPlan:
 
     def read_before(self, step: int, task: int) -> int:
         """The number of rows of a task that all steps before `step` read."""
-        steps = self._steps_with(task, step) - self._steps_with(task, self.first_step)
-        return self.read[task] + steps * self.rows[task]
-
-    def _steps_with(self, task: int, end: int) -> int:
-        """The number of steps 0 … `end` − 1 that read a task, if all phases alternated like this one."""
-        return -(-(end - task) // len(TASKS)) if self.alternate else end
+        steps = range(self.first_step, step)
+        if self.alternate:
+            steps = steps[(task - self.first_step) % len(TASKS) :: len(TASKS)]
+        return self.read[task] + len(steps) * self.rows[task]
 
     def row_numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
         """The row numbers of one task in one micro-batch of one rank, int64."""
