@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import DataConfig
 from .batch import Batch
-from .collate import BatchMaker, Purpose, collate
+from .collate import BatchMaker, Collate, Purpose, collate
 from .corrupt import TaskRows
 from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
@@ -52,11 +52,9 @@ class Loader:
         self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # one per phase
         self.row_tokens = self.row_lengths[0]
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
-        # One function per phase.
-        self._collate = [
-            collate if maker is None else maker.batches(next(iter(stores.values())), self.purpose)
-            for stores in self._stores
-        ]
+        self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
+        if maker is not None:
+            self._collate = [maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
