@@ -88,7 +88,7 @@ def _no_command(argv: list[str]) -> ValueError:
     from .pretrain import Pretrain
 
     flag = argv[0].partition("=")[0]
-    if flag in ("--recipe", "--config") or flag.replace("_", "-") in flags_of(Pretrain):
+    if flag in ("--recipe", "--config") or flag.replace("_", "-") in [name for name, *_ in flags_of(Pretrain)]:
         example = shlex.join(["xlme", "pretrain", *argv])
         return ValueError(f"{flag} is no command: name a command first, for example {example}")
     near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1, cutoff=0.7)

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -33,8 +33,7 @@ from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
 from .train import run
-from .train.inputs import pretraining_info, read_inputs, starting_folders
-from .train.opening import opening_lines
+from .train.opening import opening_lines, pretraining_info, read_inputs, starting_folders
 from .train.resume import check_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
@@ -107,7 +106,7 @@ def dry_run(
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"
-    start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
+    start = max(map(saved_step, checkpoints_of(out)), default=first_step(asdict(config)))
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"

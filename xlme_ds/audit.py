@@ -7,6 +7,7 @@ resumed, only its last attempt counts.
 
 import sys
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     run_phases = phases(settings, mask_fraction=0.0)  # any fraction will do: it does not change the rows of a step
     if len(run_phases) != len(data):
         raise ValueError(f"{run} read {len(run_phases)} folders, but --data names {len(data)}: name all folders")
-    start = first_step(config)
+    start = first_step(asdict(config))
     rows_per_step = settings.mono_rows, settings.para_rows
     readings = _last_readings(run / AUDIT_FOLDER, steps)
     faults, row_counts = [], []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.arguments import HELP_FLAGS, prepare_tyro
+from .io.arguments import HELP_FLAGS
 from .io.errors import in_words, no_such
 from .io.output import open_output
 from .io.toml import help_of
@@ -49,11 +49,10 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """`xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout and tyro. If `command` is one that no launcher
+    Every command begins with this call, which also prepares stdout. If `command` is one that no launcher
     starts, a launcher's variables in the environment are left from another process. They are removed, because `note`
     would print nothing if they named another rank than 0.
     """
-    prepare_tyro()
     open_output()
     if command not in LAUNCHED:
         for name in TORCH_VARIABLES:
@@ -115,7 +114,6 @@ def parse(
 
     from .io.help import READABLE, checked, wrapped_help
 
-    prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}

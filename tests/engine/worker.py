@@ -28,6 +28,7 @@ from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.loop import Callback, Guard, Record, fit
+from xlme_ds.train.records import MetricsLog
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.translate import writing
 from xlme_ds.validate import validate
@@ -160,7 +161,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
-    record = Record(folder, config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0, None)
+    record = Record(MetricsLog(folder, "metrics", 0), config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0)
     guard = Guard(config.train, {}, loaders[0].describe_rows, None)
     fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()

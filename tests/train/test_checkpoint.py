@@ -36,7 +36,7 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.files import read_object
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.inputs import pretraining_info
+from xlme_ds.train.opening import pretraining_info
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -464,7 +464,7 @@ def test_the_probe_does_not_hang_on_a_rounding(data: Path) -> None:
     drawn = [batch._replace(uniforms_M=each) for each in uniforms]
     before, of_drawn = of.probe_loss(), [module(each).corrupted_BT for each in drawn]
     for each in drawn[:3]:  # as another draw would have it
-        of.loader.__dict__["_probe"] = each
+        of.loader.probe = lambda each=each: each  # type: ignore[method-assign]
         assert of.probe_loss() == before
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):

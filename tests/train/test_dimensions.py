@@ -11,13 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.engine.worker import tiny
 from tests.rows import write_data
+from xlme_ds.config import TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.engine import StepStats
+from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.train.loop import Dimensions
-from xlme_ds.train.records import Console
+from xlme_ds.train.records import Console, MetricsLog
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -54,6 +55,10 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
     assert not any(layer._forward_hooks for layer in encoder.layers.values()), "nothing stays in the model"
 
 
+def dimensions_of(run: Path, engine: Engine, train: TrainConfig, start: int, began_at: int) -> Dimensions:
+    return Dimensions(engine, train, began_at, Console(9, 0, None), [MetricsLog(run, "dimensions", start)])
+
+
 def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the run resumes before the collapse, and after it was told; 8 rows of each task are read."""
     folder = write_data(tmp_path, rows=12)
@@ -62,7 +67,7 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     stats = StepStats({}, 1.0, 1e-3)
     engine = build_engine(config, *(Loader(folder, config.data, config.seed, 0.15) for _ in range(2)), None)
     for steps in (range(1, 4), range(4, 7), range(7, 10)):
-        watching = Dimensions(tmp_path, engine, train, steps[0] - 1, 0, Console(9, 0, None), None)
+        watching = dimensions_of(tmp_path, engine, train, steps[0] - 1, 0)
         for step in steps:
             if step > 3:  # all but one number of the last layer's states becomes the same for every token
                 with torch.no_grad():
@@ -82,16 +87,16 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
     assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]
     (tmp_path / "branch").mkdir()
-    branch = Dimensions(tmp_path / "branch", engine, replace(train, steps=11), 7, 7, Console(9, 0, None), None)
+    branch = dimensions_of(tmp_path / "branch", engine, replace(train, steps=11), 7, 7)
     for step in range(8, 12):
         branch.after_step(step, stats)
     branch.close(11)
     written = (tmp_path / "branch" / "dimensions.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in written] == [8, 9, 11], "the first step of a branch, too, and the last"
     (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": 9.0, "layer_1": 50.0}\n')
-    watching = Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, None), None)  # at step 1 they were not finite
+    watching = dimensions_of(tmp_path, engine, train, 9, 0)  # at step 1 they were not finite
     told = [watching._new_warning({"step": 6, "layer_0": 9.0, "layer_1": last}) != "" for last in (5.0, 4.99, 1.0)]
     assert told == [False, True, False], "below a tenth of the first"
     (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": null}\n')
     with pytest.raises(ValueError, match=r"dimensions\.jsonl has no dimensions of step 3: restore or remove"):
-        Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, None), None)
+        dimensions_of(tmp_path, engine, train, 9, 0)

@@ -33,9 +33,8 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
-from xlme_ds.train.opening import report_missing
 from xlme_ds.train.records import StepLines
-from xlme_ds.train.resume import _require_none_lost, _warn_of_changes
+from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained.runs import complete_checkpoint, write_model
 from xlme_ds.trained.settings import read_settings

@@ -25,9 +25,9 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
-from xlme_ds.train.inputs import pretraining_info
 from xlme_ds.train.loop import Callback, Evaluate, Guard, Record, UpdateReport, fit
-from xlme_ds.train.records import Console, StepLines
+from xlme_ds.train.opening import pretraining_info
+from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLines
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -315,7 +315,8 @@ def test_evaluations_are_of_the_step_that_was_taken(data: Path, tmp_path: Path) 
         steps.append(step)
         return {"loss": float(step)}, {"terms": {}}
 
-    evaluate = Evaluate(tmp_path, engine, of.train, 0, summarise, Console(5, 0, None), None)
+    logs = [MetricsLog(tmp_path, "heldout", 0), LanguageLog(tmp_path, "heldout_languages", 0)]
+    evaluate = Evaluate(engine, of.train, summarise, Console(5, 0, None), logs)
     for done in range(1, 6):
         evaluate.after_step(done, stats(1.0))
     evaluate.close(5)
@@ -332,7 +333,7 @@ def test_the_time_left_is_by_the_last_fifty_records(
     engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
     now, shown = [0.0], list[dict]()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    record = Record(tmp_path, of, 100, engine, 6.0, 4.0, shown.append, lambda: 7, None)
+    record = Record(MetricsLog(tmp_path, "metrics", 100), of, 100, engine, 6.0, 4.0, shown.append, lambda: 7)
     for done in range(101, 301):
         now[0] += 1 if done <= 200 else 3
         engine.seconds_reading += 0.25

@@ -32,7 +32,7 @@ from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import build_engine
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.inputs import heldout_data, pretraining_info
+from xlme_ds.train.opening import heldout_data, pretraining_info
 from xlme_ds.train.run_folder import RunFolder
 
 _TINY = (

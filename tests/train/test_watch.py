@@ -38,9 +38,8 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
-from xlme_ds.train.inputs import pretraining_info, read_inputs
 from xlme_ds.train.loop import Profile
-from xlme_ds.train.opening import _changed_from_recipe, opening_lines
+from xlme_ds.train.opening import _changed_from_recipe, opening_lines, pretraining_info, read_inputs
 from xlme_ds.train.records import audit_lines, audit_reads
 from xlme_ds.train.run_folder import RunFolder
 

@@ -22,7 +22,7 @@ from ..io.folders import lock
 from ..io.help import read_command
 from ..recipes import recipe
 from ..run_commands import environment, launch, run
-from ..train.inputs import read_inputs
+from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
 from .results import RunScores, join_runs, read_results, write_results
 from .scoring import left_to_test, record, require_tests, tuning_seeds

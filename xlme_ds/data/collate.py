@@ -11,8 +11,8 @@ import torch
 from numba.types import boolean, int32, int64, void
 
 from .batch import Batch
-from .compiled import compiled, reads
-from .corrupt import TOO_LONG, Array, TaskRows, corrupt, row_bits
+from .compiled import Array, compiled, reads
+from .corrupt import TOO_LONG, TaskRows, corrupt, row_bits
 from .rows import EOS, TASKS
 
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
@@ -35,24 +35,13 @@ class BatchMaker(Protocol):
         """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
-class RowBatches:
-    """Makes batches with `collate` alone."""
-
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """`collate`, which ignores purpose and step."""
-        return lambda task_rows, seed, mask_fraction, step: collate(task_rows, seed, mask_fraction)
-
-    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """Accept all rows."""
-
-
 # `row_bits` draws a row's key as if for a token in this column. No row is long enough to have a token there.
 _KEY_COLUMN = 0xFFFFFFFF
 _MISSING_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
-def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
-    """One batch of the rows of all tasks.
+def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0) -> Batch:
+    """One batch of the rows of all tasks, the same for any `step`.
 
     A row's masked positions, their uniforms and the row's key (see `Batch`) depend only on the row itself and on (seed,
     task, row number). Raises ValueError for an item that is empty or longer than its row, for a pair without a second

@@ -18,7 +18,9 @@ from numba import njit, types  # noqa: E402
 from numba.core import config  # noqa: E402
 from numba.core.types import Type  # noqa: E402
 
+Array = np.ndarray
 Kernel = Callable[..., Any]
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & LOW and x >> HALF: the halves of 64 bits
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
@@ -38,13 +40,11 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     """
 
     def compile_one(function: Kernel) -> Kernel:
-        folder = _cache_folder(function)
-        if folder is None:  # without a cache: every process compiles, which takes seconds
-            return njit(signature, nogil=True)(function)
-        previous = config.CACHE_DIR
+        previous, folder = config.CACHE_DIR, _cache_folder(function)
         config.CACHE_DIR = str(folder)
         try:
-            return njit(signature, nogil=True, cache=True)(function)
+            # Without a cache every process compiles, which takes seconds.
+            return njit(signature, nogil=True, cache=folder is not None)(function)
         finally:
             config.CACHE_DIR = previous
 

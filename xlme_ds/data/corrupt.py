@@ -9,15 +9,13 @@ import numpy as np
 from numba import njit
 from numba.types import float32, float64, int32, int64, uint64
 
-from .compiled import compiled, reads
+from .compiled import HALF, LOW, Array, compiled, reads
 from .rows import EOS, TASKS, UNK, Rows
 
-Array = np.ndarray
 Word = np.uint64  # holds one of Philox's words of 32 bits, or 64 bits (a seed, a key)
 # One entry per task: the task's index, its rows, and their row numbers (int64 [B]; see `order.py`).
 TaskRows = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: the halves of 64 bits
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # Philox multiplies the counter by these in each round
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # Philox adds these to the key in each round
 _TO_24_BITS = np.uint64(8)  # a shift to the right by this leaves the top 24 of 32 bits
@@ -30,11 +28,11 @@ _TO_BUCKET, _SPECIAL_BUCKET = np.uint64(32 - 7), np.uint64(1 << 7)
 def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Word, Word, Word]:
     """Returns four random words for the counter (c0, c1, c2, c3); the key is the 64 bits of `seed`. Words and counters
     have 32 bits each, in uint64."""
-    k0, k1 = seed & _LOW, seed >> _HALF
+    k0, k1 = seed & LOW, seed >> HALF
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        c0, c1, c2, c3 = (p1 >> HALF) ^ c1 ^ k0, p1 & LOW, (p0 >> HALF) ^ c3 ^ k1, p0 & LOW
+        k0, k1 = (k0 + _WEYL[0]) & LOW, (k1 + _WEYL[1]) & LOW
     return c0, c1, c2, c3
 
 
@@ -112,8 +110,8 @@ def _corrupt(
     for row in range(batch):
         row_number = np.uint64(row_numbers_B[row])
         for column in range(width):
-            word0, word1, word2, _ = philox(np.uint64(column), task, row_number & _LOW, row_number >> _HALF, seed)
-            keys_T[column] = word0 << _HALF | word1
+            word0, word1, word2, _ = philox(np.uint64(column), task, row_number & LOW, row_number >> HALF, seed)
+            keys_T[column] = word0 << HALF | word1
             draws_T[column] = word2  # gives the uniform
             buckets_T[column] = word0 >> _TO_BUCKET if tokens_BT[row, column] > UNK else _SPECIAL_BUCKET
         start, begin = 0, end
@@ -127,7 +125,7 @@ def _corrupt(
             if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
-                        buckets_T[column] = keys_T[column] >> (_HALF + _TO_BUCKET)
+                        buckets_T[column] = keys_T[column] >> (HALF + _TO_BUCKET)
             end = _choose(keys_T, buckets_T, start, stop, fraction, sizes, masked, end)
             start = stop
             item += 1
@@ -142,8 +140,8 @@ def _row_bits(row_numbers_B: Array, seed: Word, task: Word, column: Word) -> Arr
     bits_B = np.empty(len(row_numbers_B), dtype=np.uint64)
     for row in range(len(row_numbers_B)):
         row_number = np.uint64(row_numbers_B[row])
-        low, high, _, _ = philox(column, task, row_number & _LOW, row_number >> _HALF, seed)
-        bits_B[row] = high << _HALF | low
+        low, high, _, _ = philox(column, task, row_number & LOW, row_number >> HALF, seed)
+        bits_B[row] = high << HALF | low
     return bits_B
 
 
@@ -161,8 +159,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
     row, end = 0, 0
     for task, rows, row_numbers in task_rows:
-        draw = row_numbers, _unsigned(seed), np.uint64(task)
-        end = _corrupt(rows.tokens, rows.items, rows.lengths, *draw, fraction, row, masked, uniforms, end)
+        arrays = rows.tokens, rows.items, rows.lengths, row_numbers
+        end = _corrupt(*arrays, _unsigned(seed), np.uint64(task), fraction, row, masked, uniforms, end)
         row += len(rows.tokens)
     return masked[:end].copy(), uniforms[:end].copy()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import DataConfig
 from .batch import Batch
-from .collate import BatchMaker, Purpose, RowBatches, collate
+from .collate import BatchMaker, Collate, Purpose, collate
 from .corrupt import TaskRows
 from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
@@ -23,7 +23,7 @@ class Loader:
     each task.
 
     `plan`, `stores` and `row_tokens` belong to the first phase. `languages`: see `RowStore`. `maker` makes the batches,
-    by default `RowBatches`. Raises ValueError for folders that do not fit each other or the phases.
+    by default with `collate`. Raises ValueError for folders that do not fit each other or the phases.
     """
 
     purpose: Purpose = "train"
@@ -52,8 +52,9 @@ class Loader:
         self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # one per phase
         self.row_tokens = self.row_lengths[0]
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
-        batch_maker = maker or RowBatches()
-        self._collate = [batch_maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
+        self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
+        if maker is not None:
+            self._collate = [maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
@@ -155,10 +156,6 @@ class Loader:
     def probe(self) -> Batch:
         """A batch of the first row of every task, masked as in step 0. It is equal on all ranks and for any world
         size."""
-        return self._probe
-
-    @cached_property
-    def _probe(self) -> Batch:
         return self.first_rows(1)
 
     def first_rows(self, count: int) -> Batch:
@@ -240,7 +237,7 @@ class HeldOutLoader(Loader):
 def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
     """The number of tokens of a row in a phase whose tasks have these `stores`. Raises ValueError if the stores have
     rows of different lengths, or another vocabulary or layout than `reference`."""
-    expected = reference.manifest
+    expected, first = reference.manifest, stores[0]
     for store in stores:
         manifest, folders = store.manifest, f"{store.folder} and {reference.folder}"
         vocabulary = manifest.vocabulary_sha256, manifest.vocabulary_size
@@ -248,10 +245,8 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
             raise ValueError(f"{folders} were encoded with different vocabularies: prepare them together")
         if manifest.layout != expected.layout:
             raise ValueError(f"{folders} have rows of different layouts: mix them together")
-    first, *others = stores
-    for other in others:
-        if other.row_tokens != first.row_tokens:
-            raise ValueError(f"{other.folder} and {first.folder} have rows of different lengths: mix them together")
+        if store.row_tokens != first.row_tokens:
+            raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
     return first.row_tokens
 
 

@@ -82,31 +82,15 @@ class StepPlan:
         """Row numbers of one task in a step; empty if the step does not read the task."""
         if self.alternate and step % len(TASKS) != task:
             return range(0)
-        first = self._read_before(step, task)
+        first = self.read_before(step, task)
         return range(first, first + self.rows[task])
 
-    def _read_before(self, step: int, task: int) -> int:
+    def read_before(self, step: int, task: int) -> int:
         """The number of rows of a task that all steps before `step` read."""
-        steps = self._steps_with(task, step) - self._steps_with(task, self.first_step)
-        return self.read[task] + steps * self.rows[task]
-
-    def _steps_with(self, task: int, end: int) -> int:
-        """The number of steps 0 … `end` − 1 that read a task, if all phases alternated like this one."""
-        return -(-(end - task) // len(TASKS)) if self.alternate else end
-
-    def followed_by(self, first_step: int, length_ratio: Fraction) -> "StepPlan":
-        """The plan of the next phase, whose rows are `length_ratio` times as long as those of this phase. Raises
-        ValueError if a step or micro-batch would not have a whole number of rows."""
-        rows, micro = ([count / length_ratio for count in counts] for counts in (self.rows, self.micro))
-        if any(count.denominator != 1 for count in (*rows, *micro)):
-            raise ValueError(
-                f"data.phase_steps: from step {first_step} on rows are {length_ratio} times as long, so that a step "
-                f"would have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
-                "data.mono_rows, data.para_rows and data.micro_batch that give whole numbers"
-            )
-        read = tuple(self._read_before(first_step, task) for task in range(len(self.rows)))
-        whole_rows, whole_micro = tuple(map(int, rows)), tuple(map(int, micro))
-        return replace(self, rows=whole_rows, micro=whole_micro, first_step=first_step, read=read)
+        steps = range(self.first_step, step)
+        if self.alternate:
+            steps = steps[(task - self.first_step) % len(TASKS) :: len(TASKS)]
+        return self.read[task] + len(steps) * self.rows[task]
 
     def row_numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
         """The row numbers of one task in one micro-batch of one rank, int64."""
@@ -140,5 +124,21 @@ def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequen
     phase. Raises ValueError if a step or micro-batch of a later phase would not have a whole number of rows."""
     plans = [plan]
     for phase, (previous_length, length) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
-        plans.append(plans[-1].followed_by(phase.first_step, Fraction(length, previous_length)))
+        previous, first_step, ratio = plans[-1], phase.first_step, Fraction(length, previous_length)
+        rows, micro = (tuple(count / ratio for count in counts) for counts in (previous.rows, previous.micro))
+        if any(count.denominator != 1 for count in (*rows, *micro)):
+            raise ValueError(
+                f"data.phase_steps: from step {first_step} on rows are {ratio} times as long, so that a step would "
+                f"have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
+                "data.mono_rows, data.para_rows and data.micro_batch that give whole numbers"
+            )
+        plans.append(
+            replace(
+                previous,
+                rows=tuple(map(int, rows)),
+                micro=tuple(map(int, micro)),
+                first_step=first_step,
+                read=tuple(previous.read_before(first_step, task) for task in range(len(rows))),
+            )
+        )
     return plans

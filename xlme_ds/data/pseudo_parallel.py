@@ -12,10 +12,9 @@ import torch
 
 from .batch import Batch
 from .collate import collate
+from .compiled import HALF, LOW
 from .corrupt import TaskRows, row_bits
 from .rows import EOS, PAD, TASKS, Rows
-
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: the halves of 64 bits
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class PseudoSides:
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)
-        fractions = np.array(self.fractions)[_draw_below(len(self.fractions), bits & _LOW)]
+        fractions = np.array(self.fractions)[_draw_below(len(self.fractions), bits & LOW)]
         x_lengths = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
         y_lengths = np.clip(np.floor(fractions * x_lengths + 0.5).astype(np.int64), 1, width - 3 - x_lengths)
         lengths = x_lengths + y_lengths + 3  # 3 special tokens
@@ -61,11 +60,11 @@ class PseudoSides:
         tokens[np.arange(count), lengths - 1] = EOS
         languages = np.sort(self.languages)
         # With n languages, a shift by 1 to n − 1 leads to any other language. With a single one, the shift is 0.
-        shift = _draw_below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
+        shift = _draw_below(max(len(languages) - 1, 1), bits >> HALF) + (len(languages) > 1)
         y_languages = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
         return Rows(tokens, rows.items, lengths, rows.languages), y_languages
 
 
 def _draw_below(count: int, bits: np.ndarray) -> np.ndarray:
     """Integers from 0 to count − 1, int64, each from 32 random bits (uint64)."""
-    return ((bits * np.uint64(count)) >> _HALF).astype(np.int64)
+    return ((bits * np.uint64(count)) >> HALF).astype(np.int64)

@@ -94,9 +94,9 @@ class Manifest:
     def shares_text(self, other: "Manifest") -> bool:
         """Whether this manifest's files and the other's were mixed from the same encoded text, or include a shard with
         the same bytes."""
-        encoded, other_encoded = self.settings.get("encoded"), other.settings.get("encoded")
-        common = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
-        return bool(common) or (encoded is not None and encoded == other_encoded)
+        encoded, checksums = self.settings.get("encoded"), {shard.sha256 for shard in self.shards}
+        is_same_encoding = encoded is not None and encoded == other.settings.get("encoded")
+        return is_same_encoding or any(shard.sha256 in checksums for shard in other.shards)
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""

@@ -13,10 +13,9 @@ import sentencepiece as spm
 from numba import njit
 from numba.types import Tuple, float32, int32, int64, uint8
 
-from .compiled import compiled, reads
+from .compiled import Array, compiled, reads
 from .rows import PIECE_OFFSET, UNK
 
-Array = np.ndarray
 Paths = tuple[Array, Array, Array, Array]
 _SPECIAL_PIECES = 3  # the number of SentencePiece's special pieces, which have the first ids
 _UNKNOWN_PENALTY = 10.0  # an unknown character scores 10 nats less than the least likely piece, as in SentencePiece

@@ -32,14 +32,13 @@ import pyarrow as pa
 from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
-from .compiled import compiled, reads
+from .compiled import HALF, LOW, Array, compiled, reads
 from .rows import PAD, UNK, Rows
-from .schema import Manifest, read_manifest
+from .schema import Manifest, Shard, read_manifest
 
 _MAX_OPEN_SHARDS = 16
 GROUP = 4  # number of rows that share a checksum
-Array = np.ndarray
-_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # for the checksum
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # for the checksum
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6I32s")
 _MAGIC, _VERSION = b"XLMEROWS", 1
@@ -52,14 +51,14 @@ def group_checks(batch: pa.RecordBatch) -> np.ndarray:
     lists = []
     for column in (lengths, languages):
         offsets = column.offsets.to_numpy()
-        lists += [_readonly(offsets - offsets[0]), column.values.to_numpy()[offsets[0] : offsets[-1]]]
+        lists += [offsets - offsets[0], column.values.to_numpy()[offsets[0] : offsets[-1]]]
     return _checks(tokens.flatten().to_numpy(), tokens.type.list_size, GROUP, *lists)
 
 
 @njit(inline="always")
 def _mix(check: np.uint64, number: int) -> np.uint64:
-    check = (check ^ (np.uint64(number) & _LOW)) * _MULTIPLIER
-    return check ^ (check >> _HALF)
+    check = (check ^ (np.uint64(number) & LOW)) * _MULTIPLIER
+    return check ^ (check >> HALF)
 
 
 @compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
@@ -83,11 +82,6 @@ def _checks(
                 check = _mix(check, language)
         checks[index] = check
     return checks
-
-
-def _readonly(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
 
 
 def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
@@ -116,8 +110,8 @@ class IndexedShard:
     """A shard that is read with its index; what is read is compared with the index's checksums. Raises ValueError or
     OSError if a file cannot be read, or differs from the expected file."""
 
-    def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: number of bytes of the shard. `scattered`: reads skip rows, so the system should not read ahead."""
+    def __init__(self, path: Path, listed: Shard, row_tokens: int, scattered: bool):
+        """`listed`: the shard in the manifest. `scattered`: reads skip rows, so the system should not read ahead."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -126,18 +120,19 @@ class IndexedShard:
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
             *magic_and_version, count, width, self._group, self._batch_rows, batches, digest = _HEADER.unpack(header)
-            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != (rows, row_tokens, sha256):
+            expected = listed.rows, row_tokens, listed.sha256
+            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != expected:
                 raise ValueError("its index belongs to another file than the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
                 raise ValueError("its index changed since it was written")
             self._checks_at = file.tell()
-        self._rows, self._offsets = rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
-        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-rows // self._batch_rows):
+        self._rows, self._offsets = listed.rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
+        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-self._rows // self._batch_rows):
             raise ValueError("its index does not have all its rows")
-        if ((self._offsets < 0) | (self._offsets > size)).any():
+        if ((self._offsets < 0) | (self._offsets > listed.bytes)).any():
             raise ValueError("its index has offsets that are not in the file")
-        if path.stat().st_size != size:
+        if path.stat().st_size != listed.bytes:
             raise ValueError("it is not the file that the manifest lists: its size changed")
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
@@ -157,10 +152,8 @@ class IndexedShard:
         at = int(self._offsets[batch][0]) + row * row_bytes
         os.posix_fadvise(self._file, at, (stop - first) * row_bytes, os.POSIX_FADV_WILLNEED)
 
-    def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Read rows `first` … `stop` − 1, but none after the record batch of row `first`. Returns (tokens, lists) of
-        the N rows read: the ids, int32 [N, T], and two pairs (offsets [N + 1], values), for the rows' lengths and for
-        their languages."""
+    def read(self, first: int, stop: int) -> Rows:
+        """Rows `first` … `stop` − 1, but none after the record batch of row `first`."""
         batch, wanted_begin = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
@@ -179,18 +172,20 @@ class IndexedShard:
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * tokens.size:
                 raise ValueError("it is not the file that the manifest lists: its bytes changed")
             values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
-            lists += [_readonly(offsets - offsets[0]), values]
+            lists += [offsets - offsets[0], values]
         groups = range(begin // self._group, -(-end // self._group))
         groups_before = batch * -(-self._batch_rows // self._group) + groups.start
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
         if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
         low, high = wanted_begin - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
-        columns = [
-            (offsets[low : high + 1] - offsets[low], values[offsets[low] : offsets[high]])
-            for offsets, values in zip(lists[::2], lists[1::2], strict=True)
-        ]
-        return tokens.reshape(-1, self.row_tokens)[low:high], columns
+        item_offsets, lengths, side_offsets, languages = lists
+        return Rows(
+            tokens.reshape(-1, self.row_tokens)[low:high],
+            np.diff(item_offsets[low : high + 1]).astype(np.int64),
+            lengths[item_offsets[low] : item_offsets[high]].astype(np.int64),
+            languages[side_offsets[low] : side_offsets[high]].astype(np.int64),
+        )
 
     @staticmethod
     def _array(file: int, dtype: type, count: int, at: int) -> np.ndarray:
@@ -254,7 +249,6 @@ class RowStore:
                 self._opened(shard).prefetch(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
-        """The index in the manifest of the shard that holds a record."""
         return bisect_right(self._starts, record) - 1
 
     def _piece(self, start: int, stop: int) -> Rows:
@@ -263,7 +257,7 @@ class RowStore:
         first = start - self._starts[shard]
         opened = self._opened(shard)
         with self._naming_shard(shard):
-            rows = _rows_of(*opened.read(first, min(first + stop - start, self.manifest.shards[shard].rows)))
+            rows = opened.read(first, min(first + stop - start, self.manifest.shards[shard].rows))
         if not _is_valid(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {first}: mix {self.folder} "
@@ -279,8 +273,7 @@ class RowStore:
         if shard not in self._open:
             listed = self.manifest.shards[shard]
             with self._naming_shard(shard):
-                identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
-                opened = IndexedShard(self._path(shard), *identity, self._scattered)
+                opened = IndexedShard(self._path(shard), listed, self.row_tokens, self._scattered)
             while len(self._open) >= _MAX_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
             self._open[shard] = opened
@@ -297,12 +290,6 @@ class RowStore:
                 f"{self._path(shard)} cannot be read ({why}): check the folder with `xlme prep verify`, then "
                 "restore the file or mix again"
             ) from None
-
-
-def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> Rows:
-    """The result of `IndexedShard.read`, as `Rows`."""
-    (item_offsets, lengths), (_, languages) = lists
-    return Rows(tokens, np.diff(item_offsets).astype(np.int64), lengths.astype(np.int64), languages.astype(np.int64))
 
 
 @compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))

@@ -101,12 +101,9 @@ class Vocabulary:
         # `_Normalize` is the private function that `normalize` calls; taking and returning bytes, it saves time here.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
-    def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode_lines` of lines in their normal forms."""
-        return self._segmenter(forms)
-
     @cached_property
-    def _segmenter(self) -> "Segmenter":
+    def encode_normal(self) -> "Segmenter":
+        """Does the work of `encode_lines` for lines in their normal forms."""
         from .segment import Segmenter  # numba takes time to load
 
         return Segmenter(self.processor)
@@ -131,7 +128,7 @@ class Vocabulary:
     def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
         """For each of another vocabulary's `pieces`, the int32 ids into which this vocabulary segments it inside a
         text."""
-        ids, id_counts = self._segmenter([piece.encode() for piece in pieces])
+        ids, id_counts = self.encode_normal([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(id_counts)[:-1]) if len(id_counts) else []
 
     @staticmethod
@@ -155,7 +152,6 @@ class Vocabulary:
 
 
 def _require_exportable(path: Path) -> None:
-    """Raise ValueError for a model that the tokenizer of an export could not reproduce."""
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _REQUIRED_SETTINGS.items():
         for name, expected in settings.items():

@@ -20,7 +20,7 @@ from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index
-from ..train.inputs import RunInfo
+from ..train.opening import RunInfo
 from ..train.run import train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog

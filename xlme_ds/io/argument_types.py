@@ -55,19 +55,18 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, str) and not value and Path in _kinds(hint):
         return False  # Path("") is the current folder
-    for kind in _kinds(hint):
-        if get_origin(kind) is not Sequence:
-            fits = isinstance(value, _TYPES.get(kind, (object, ""))[0])
-            fits = fits and not (isinstance(value, bool) and kind in (int, float))
-        elif isinstance(value, Mapping | Set):
-            fits = False
-        elif isinstance(value, Collection):
-            fits = all(_fits(element, get_args(kind)[0]) for element in value)
-        else:  # elements that can be read only once are left to the function
-            fits = isinstance(value, Iterable)
-        if fits:
-            return True
-    return False
+    return any(_is_of_kind(value, kind) for kind in _kinds(hint))
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is not Sequence:
+        is_bool_for_number = isinstance(value, bool) and kind in (int, float)
+        return isinstance(value, _TYPES.get(kind, (object, ""))[0]) and not is_bool_for_number
+    if isinstance(value, Mapping | Set):
+        return False
+    if isinstance(value, Collection):
+        return all(_fits(element, get_args(kind)[0]) for element in value)
+    return isinstance(value, Iterable)  # elements that can be read only once are left to the function
 
 
 def _name(hint: Any) -> str:

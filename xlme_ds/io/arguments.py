@@ -1,14 +1,12 @@
 """How tyro shows and reads the options of all commands, and errors for frequent mistakes, as one sentence."""
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import near_settings, no_such
 
@@ -46,8 +44,6 @@ _ADVICE = (
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
 )
-_SPLIT_FOLDERS = "put the files into one folder, or describe them with --corpus"
-_TWICE = {"--mono": _SPLIT_FOLDERS, "--para": _SPLIT_FOLDERS}  # flag -> advice to a user who gave it twice
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 _FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
@@ -72,8 +68,9 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
             _refuse_values(flag, values, kind)
             name = positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
             if name in given:
-                advice = _TWICE.get(name, "") if "--corpus" in kinds else ""
-                raise ValueError(f"{name} is given twice: {advice or 'leave one out'}")
+                is_split = name in ("--mono", "--para") and "--corpus" in kinds  # text in several folders
+                advice = "put the files into one folder, or describe them with --corpus"
+                raise ValueError(f"{name} is given twice: {advice if is_split else 'leave one out'}")
             if "." not in name and not _is_list(kind):
                 given.add(name)
 
@@ -160,47 +157,6 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
                 number_of(value, number)
             except ValueError as error:
                 raise ValueError(f"{flag} {error}") from None
-
-
-@functools.cache
-def prepare_tyro() -> None:
-    """Change three things in tyro, for the options of all commands.
-
-    The help shows the docstring of a setting as one line; tyro itself joins only unindented lines that begin with a
-    letter. A value that should be a number and is not causes an error sentence that names the value (`number_of`). The
-    error for a wrong choice lists the choices in their order; if the option may be left out, tyro itself changes the
-    order from call to call and adds None.
-    """
-    from docstring_parser import attrdoc
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-    attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def _number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        types = get_args(option.type) if get_origin(option.type) in (Union, UnionType) else (option.type,)
-        if [kind for kind in types if kind is not NoneType] not in ([int], [float]):
-            return None
-        kind, optional = float if float in types else int, NoneType in types
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar=kind.__name__.upper(),
-            instance_from_str=lambda texts: None if optional and texts[0] == "None" else number_of(texts[0], kind),
-            is_instance=lambda value: isinstance(value, (int, *types)),
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def _optional_choice(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        kinds = [kind for kind in get_args(option.type) if kind is not NoneType]
-        if get_origin(option.type) not in (Union, UnionType) or [get_origin(kind) for kind in kinds] != [Literal]:
-            return None
-        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], set()))
-        assert isinstance(spec, PrimitiveConstructorSpec)
-        return replace(spec, is_instance=lambda value: value is None or spec.is_instance(value))
-
-    registry.__enter__()  # for all calls of tyro
 
 
 def number_of(text: str, kind: type[int] | type[float]) -> int | float:

@@ -8,7 +8,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """A lock on a folder, held until `close` or the end of the process. The lock file says which process holds it."""
 
     def __init__(self, file: FileIO):
@@ -59,9 +59,6 @@ class Lock:
         if not self._file.closed:
             self._file.truncate(0)
             self._file.close()
-
-    def __enter__(self) -> "Lock":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -13,11 +13,10 @@ from inspect import Parameter, isfunction, signature
 from itertools import takewhile
 from operator import or_
 from types import NoneType
-from typing import Annotated, Any, TextIO, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from docstring_parser import parse_from_object
-from typing_extensions import override
+from docstring_parser import attrdoc, parse_from_object
 from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
@@ -27,20 +26,17 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from .arguments import HELP_FLAGS, join_lists, prepare_tyro, refuse_mistakes
+from .arguments import HELP_FLAGS, join_lists, refuse_mistakes
+
+# The help of a setting is its docstring as one line; tyro itself joins only unindented lines that begin with a letter.
+attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
 empty."""
 _LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
-_INPUTS = (
-    "--run",
-    "--data",
-    "--mono",
-    "--para",
-    "--encoded",
-)  # for a first word that has no flag
+_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # for a first word that has no flag
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -58,10 +54,9 @@ def read_command(
     replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A word without a flag and a
     mistake that `refuse_mistakes` names end the process with a sentence and exit code 2.
     """
-    prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
-        flags = [shown for _, _, shown in _flags(command)]
+        flags = [shown for _, _, shown in flags_of(command)]
         if len(" ".join(flags)) >= _LONGEST_USAGE:
             prog = " ".join([prog, *(shown for shown in flags if shown[0] != "[")])
         options["config"] = (tyro.conf.FlagCreatePairsOff,)
@@ -76,35 +71,19 @@ def read_command(
         return tyro.cli(command, prog=prog, description=description, args=arguments, **options)
 
 
-class _Help(io.StringIO):
-    """Collects a help text that is later printed to `stdout`, whose encoding and terminal decide about frames and
-    colours."""
-
-    def __init__(self, stdout: TextIO):
-        super().__init__()
-        self._stdout = stdout
-
-    @property
-    @override
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stdout.encoding
-
-    @override
-    def isatty(self) -> bool:
-        return self._stdout.isatty()
-
-
 @contextmanager
 def wrapped_help(usage: str = "") -> Iterator[None]:
     """In this block, the description in a help text that tyro prints is wrapped as its boxes are, except for example
     commands. `usage` replaces the usage line."""
-    text = _Help(sys.stdout)
+    text = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
+    text.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # decides about frames and colours, as the encoding
     try:
         with redirect_stdout(text):
             yield
     finally:
         width = shutil.get_terminal_size().columns
-        for index, line in enumerate(text.getvalue().replace("\n\n\n", "\n\n").splitlines()):
+        text.seek(0)
+        for index, line in enumerate(text.read().replace("\n\n\n", "\n\n").splitlines()):
             if index == 0:
                 print(f"usage: {usage}" if usage else line)
             elif line.startswith("xlme ") or "\x1b" in line:  # only boxes have colours
@@ -116,7 +95,7 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
 def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
     """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, for a
     mistake that `refuse_mistakes` names, and if a required flag that is not in `optional` is missing."""
-    flags = list(_flags(command))
+    flags = list(flags_of(command))
     kinds = {flag: kind for flag, kind, _ in flags}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if arguments and not arguments[0].startswith("-"):
@@ -132,12 +111,7 @@ def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Seq
     return join_lists(arguments, kinds)
 
 
-def flags_of(command: Callable[..., Any]) -> list[str]:
-    """The flags of `command`."""
-    return [flag for flag, _, _ in _flags(command)]
-
-
-def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
+def flags_of(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
     """The flags of `command`, each with the type of its value, and as the usage line shows it, such as `--out PATH`;
     with a default, in brackets. A flag begins with `prefix`."""
     hints = get_type_hints(command, include_extras=True)
@@ -146,7 +120,7 @@ def _flags(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[st
         named = next((mark.name for mark in marks if getattr(mark, "name", None) is not None), name)
         flag = f"{prefix}{named.replace('_', '-')}"
         if is_dataclass(kind):
-            yield from _flags(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
+            yield from flags_of(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
             shown = flag if kind is bool else f"{flag} {_value_name(kind)}"
             yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"

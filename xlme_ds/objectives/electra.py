@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..data.collate import Collate, Purpose, RowBatches, collate
+from ..data.collate import Collate, Purpose, collate
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
@@ -39,7 +39,7 @@ _LARGEST_LOGIT = 16.0
 _COUNTS = ("generator_correct", "masked", "replaced", "replaced_right", "original", "original_right")
 
 
-class ElectraObjective(RowBatches, Pretraining):
+class ElectraObjective(Pretraining):
     """Generator and discriminator, trained together (see `Pretraining`)."""
 
     description = (

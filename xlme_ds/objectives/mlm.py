@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..data.collate import RowBatches
 from ..models.attention import item_mask
 from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
 
-class MaskedLanguageModelling(RowBatches, Pretraining):
+class MaskedLanguageModelling(Pretraining):
     """One encoder with a masked-token head (see `Pretraining`). Objectives that mask differently inherit from it."""
 
     description = "masked language modelling of one encoder, on {rows}"

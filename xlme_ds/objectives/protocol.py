@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
 from ..data.batch import Batch
-from ..data.collate import Collate, Purpose
+from ..data.collate import Collate, Purpose, collate
 from ..data.order import Phase, StepPlan
 from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Flops, Part
@@ -146,7 +146,9 @@ class Pretraining(Objective, Protocol):
     def __init__(self, cfg: ObjectiveConfig): ...
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """The function that makes batches from `rows` and from the rows of the other task in the same folder."""
+        """The function that makes batches from `rows` and from the rows of the other task in the same folder, by
+        default `collate`."""
+        return collate
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
         """Raise ValueError for rows of one task that the objective cannot read."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cli import duration, number
 from ..io.files import replacing
-from ..train.run_folder import first_step_of, flatten, missing_steps
+from ..train.run_folder import first_step, flatten, missing_steps
 from . import figures
 from .by_language import heldout_languages, language_name, tag
 from .figures import nats, percent, points
@@ -125,7 +125,7 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
     gaps = {}
     for file, (records, key) in files.items():
         if records and (every := settings.get("train", {}).get(key, 0)):
-            gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step_of(settings))
+            gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step(settings))
     return {file: steps for file, steps in gaps.items() if steps}
 
 
@@ -153,7 +153,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        inherited_steps = first_step_of((run.config or {}).get("config", {}))  # steps that a branch's parent trained
+        inherited_steps = first_step((run.config or {}).get("config", {}))  # steps that a branch's parent trained
         inherited_tokens = tokens[0] * inherited_steps / run.metrics[0]["step"]
         new_tokens = np.diff(tokens, prepend=inherited_tokens)  # tokens between each record and the one before it
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, write_text
 from ..run_commands import environment
-from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
+from .records import Console, MetricsLog, StepLines, peak_memory
 from .run_folder import flatten
 from .schedule import learning_rate
 from .stop import StopRequest, Watchdog
@@ -51,15 +51,12 @@ class Callback:
             log.close()
 
 
-_SPEED_INTERVALS = 50  # the remaining time is computed from the mean speed over this many logged intervals
-
-
 class Record(Callback):
     """Writes a line to metrics.jsonl at every logged step, and shows it; only rank 0 has this callback."""
 
     def __init__(
         self,
-        run: Path,
+        log: MetricsLog,
         config: Training,
         start: int,
         engine: Engine,
@@ -67,10 +64,8 @@ class Record(Callback):
         peak: float | None,
         show: Callable[[dict[str, Any]], None],
         skipped_steps: Callable[[], int],
-        tracker: Tracker | None,
     ):
         """`peak`: FLOP/s that each process can reach. Without it, the record has no `peak_fraction`."""
-        log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
         self.logs = (log,)
@@ -83,7 +78,8 @@ class Record(Callback):
         self.show = show
         # Steps done, time, and seconds spent reading data, at the last logged step.
         self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
-        self.intervals: deque[tuple[int, float]] = deque(maxlen=_SPEED_INTERVALS)  # (steps, seconds) of each interval
+        # (steps, seconds) of the last intervals between logged steps; their mean speed gives the remaining time.
+        self.intervals: deque[tuple[int, float]] = deque(maxlen=50)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -114,28 +110,16 @@ class Record(Callback):
         self.show(values)
 
 
+@dataclass
 class Evaluate(Callback):
     """Evaluates the model on the held-out rows, every `eval_every` steps and after the last step. Writes one line to
     heldout.jsonl and one to heldout_languages.jsonl. Collective."""
 
-    def __init__(
-        self,
-        run: Path,
-        engine: Engine,
-        config: TrainConfig,
-        start: int,
-        summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]],
-        console: Console | None,
-        tracker: Tracker | None,
-    ):
-        """`summarise`: `RunInfo.evaluation`; `console`: None on all ranks but 0."""
-        self.engine = engine
-        self.config = config
-        self.summarise = summarise
-        self.console = console
-        if console is not None:
-            log_classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog}
-            self.logs = [log_class(run, name, start, tracker) for name, log_class in log_classes.items()]
+    engine: Engine
+    config: TrainConfig
+    summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]]  # `RunInfo.evaluation`
+    console: Console | None  # None on all ranks but 0
+    logs: Sequence[StepLines]  # of the two files; empty on all ranks but 0
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -149,6 +133,7 @@ class Evaluate(Callback):
                 self.console.evaluation({"step": done, **overall})
 
 
+@dataclass
 class Dimensions(Callback):
     """Records the effective dimensions of each layer's token states (`Engine.dimensions`), after the run's first step
     and at every evaluation. Warns once if the last layer has lost most of its dimensions. Collective."""
@@ -156,30 +141,21 @@ class Dimensions(Callback):
     ROWS = 8  # held-out rows of each task
     COLLAPSED = 0.1  # warn below this fraction of the dimensions that the last layer had after the first step
 
-    def __init__(
-        self,
-        run: Path,
-        engine: Engine,
-        config: TrainConfig,
-        start: int,
-        began_at: int,
-        console: Console | None,
-        tracker: Tracker | None,
-    ):
-        """`began_at`: the step at which the run began, 0 unless it is a branch."""
-        self.engine = engine
-        self.config = config
-        self.began_at = began_at
-        self.console = console
-        self.at_first: float | None = None  # dimensions of the last layer, when first measured
-        self.warned = False
-        if console is not None:
-            self.logs = (MetricsLog(run, "dimensions", start, tracker),)
-            for line in self.logs[0].path.read_bytes().splitlines():  # lines that were written before a resume
+    engine: Engine
+    config: TrainConfig
+    began_at: int  # the step at which the run began, 0 unless it is a branch
+    console: Console | None  # None on all ranks but 0
+    logs: Sequence[StepLines]  # of dimensions.jsonl; empty on all ranks but 0
+    at_first: float | None = None  # dimensions of the last layer, when first measured
+    warned: bool = False
+
+    def __post_init__(self) -> None:
+        for log in self.logs:
+            for line in log.path.read_bytes().splitlines():  # lines that were written before a resume
                 values = json.loads(line)
                 if not all(isinstance(value, int | float) for value in values.values()):
                     raise ValueError(
-                        f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
+                        f"{log.path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
                 if len(values) > 1:  # a line has the step alone if no dimension was finite
                     self._new_warning(values)
@@ -257,6 +233,7 @@ class Profile(Callback):
             print("no profile: the run ended within its first three steps", flush=True)
 
 
+@dataclass
 class Save(Callback):
     """Saves a checkpoint every `every` steps and at the end; collective.
 
@@ -264,20 +241,11 @@ class Save(Callback):
     checkpoint.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        engine: Engine,
-        every: int,
-        state_after: Callable[[int], dict[str, Any]],
-        start: int,
-    ):
-        """`state_after(steps)`: the run's own state, which a checkpoint stores in addition to the engine's."""
-        self.checkpoints = checkpoints
-        self.engine = engine
-        self.every = every
-        self.state_after = state_after
-        self.last_saved = start
+    checkpoints: Checkpoints
+    engine: Engine
+    every: int
+    state_after: Callable[[int], dict[str, Any]]  # by number of steps: the run's own state, stored with the engine's
+    last_saved: int  # at first the step at which the run continues
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -297,9 +265,9 @@ class Save(Callback):
 
 
 _DRAW_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
-_LOWEST_PRIORITY = 19
 
 
+@dataclass
 class UpdateReport(Callback):
     """Starts a process that updates the report page from the newest checkpoint, every `eval_every` steps, at low
     priority and on one thread. Only rank 0 has this callback.
@@ -307,19 +275,21 @@ class UpdateReport(Callback):
     Training neither waits for the process nor fails with it: its error is printed as one line on stderr.
     """
 
-    def __init__(self, run: Path, config: TrainConfig, checkpoints: Checkpoints):
-        self.run = run
-        self.config = config
-        self.checkpoints = checkpoints
-        self.due = False  # whether an update waits for the end of a save, or of the update before it
-        self.process: subprocess.Popen[bytes] | None = None
-        self.last_reason = ""  # why the page was not updated, as last printed
+    run: Path
+    config: TrainConfig
+    checkpoints: Checkpoints
+    due: bool = False  # whether an update waits for the end of a save, or of the update before it
+    process: subprocess.Popen[bytes] | None = None
+    last_reason: str = ""  # why the page was not updated, as last printed
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         self.due |= bool(self.config.eval_every) and done % self.config.eval_every == 0
         if self.process is not None and self.process.poll() is not None:
-            self._ended(self.process)
+            lines = self.process.communicate()[1].decode(errors="replace").strip().splitlines()
+            if self.process.returncode not in (0, -signal.SIGINT):  # SIGINT: Ctrl-C also stops the run
+                self._report(lines[-1] if lines else f"it ended with code {self.process.returncode}")
+            self.process = None
         if self.due and self.process is None and not self.checkpoints.saving and done < self.config.steps:
             self.due = False
             try:
@@ -338,36 +308,23 @@ class UpdateReport(Callback):
                 self.process.communicate()
 
     def _start(self) -> None:
-        variables = environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())]
         self.process = subprocess.Popen(
-            command,
-            env=variables,
+            [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())],
+            env=environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.process.pid, _LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, 19)  # the lowest priority
             # When memory runs out, Linux kills the process with the highest value first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
-
-    def _ended(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = None
-        lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
-        if process.returncode not in (0, -signal.SIGINT):  # SIGINT: Ctrl-C also stops the run
-            self._report(lines[-1] if lines else f"it ended with code {process.returncode}")
 
     def _report(self, why: str) -> None:
         """Print why the page is not updated, unless the last report had the same reason."""
         if why != self.last_reason:
             self.last_reason = why
             print(f"{self.run}: training continues, but the report page is not updated: {why}", file=sys.stderr)
-
-
-# `norm_limit` and both constants follow OLMo-core's SkipStepOptimizer.
-_MOST_NORMS = 128  # the limit is computed from the norms of this many steps
-_FEWEST_NORMS = 64  # with fewer norms there is no limit
 
 
 class Guard(Callback):
@@ -380,7 +337,7 @@ class Guard(Callback):
         self.config = config
         self.skipped = int(state.get("skipped", 0))
         self.in_a_row = int(state.get("in_a_row", 0))
-        self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_MOST_NORMS)
+        self.norms: deque[float] = deque(state.get("norms", ()), maxlen=128)
         self.describe_rows = describe_rows
         self.logs = () if log is None else (log,)
         self.fault: str | None = None  # why the run cannot continue
@@ -388,12 +345,19 @@ class Guard(Callback):
     @property
     def state(self) -> dict[str, Any]:
         """The values that a resumed run needs. A run resumed after a `fault` counts bad steps in a row from 0."""
-        in_a_row = 0 if self.fault is not None else self.in_a_row
-        return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
+        return {
+            "skipped": self.skipped,
+            "in_a_row": self.in_a_row if self.fault is None else 0,
+            "norms": list(self.norms),
+        }
 
     def norm_limit(self) -> float:
-        """The largest gradient norm that the next step may have; infinity if there is no limit."""
-        if not self.config.spike_sigma or len(self.norms) < _FEWEST_NORMS:
+        """The largest gradient norm that the next step may have; infinity if there is no limit.
+
+        The rule is that of OLMo-core's SkipStepOptimizer: the limit is computed from the norms of the last 128 steps,
+        and there is none as long as fewer than 64 norms are known.
+        """
+        if not self.config.spike_sigma or len(self.norms) < 64:
             return math.inf
         return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)
 
@@ -463,5 +427,4 @@ def fit(
 
 def _log_error(callbacks: Sequence[Callback]) -> OSError | None:
     """The first error of writing records on this rank, or None; the caller tells the other ranks."""
-    errors = (log.error for callback in callbacks for log in callback.logs)
-    return next((error for error in errors if error is not None), None)
+    return next((log.error for callback in callbacks for log in callback.logs if log.error is not None), None)

@@ -126,7 +126,6 @@ class MetricsLog(StepLines):
         self._plot({key: value for key, value in finite.items() if key != "step"}, finite["step"])
 
     def _plot(self, values: dict[str, float], step: int) -> None:
-        """Send numbers to TensorBoard and the tracker."""
         for key, value in values.items():
             self.board.add_scalar(key, value, step)
         if self.tracker is not None:
@@ -225,7 +224,8 @@ class Console:
         self.steps = steps
         self.terms: Sequence[str] = objective["terms"] if objective else ()
         self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
-        self.progress = None
+        self.progress: Progress | None = None
+        self.show: Callable[[str], None] = print
         if sys.stderr.isatty():
             line_column = TextColumn(
                 "{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
@@ -233,6 +233,7 @@ class Console:
             self.progress = Progress(line_column, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
             self.task = self.progress.add_task("train", total=steps, completed=start, line="starting", left="")
             self.progress.start()
+            self.show = self.progress.console.print
 
     def step(self, values: dict[str, Any]) -> None:
         """Show a logged step."""
@@ -245,9 +246,8 @@ class Console:
             line = "  ".join(filter(None, (step, loss, speed, peak)))
             self.progress.update(self.task, line=line, completed=values["step"], left=left)
             return
-        wait = f"data {values['data_wait']:.1%}"
-        memory = f"{values['memory_gib']:.1f} GiB"
-        parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, wait, memory, left]
+        parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak]
+        parts += [f"data {values['data_wait']:.1%}", f"{values['memory_gib']:.1f} GiB", left]
         print("  ".join(filter(None, parts)), flush=True)
 
     def evaluation(self, values: dict[str, Any]) -> None:
@@ -255,15 +255,14 @@ class Console:
         aucs = ", ".join(f"{key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_"))
         aucs = f"AUC {aucs} (chance 0.5)" if aucs else ""
         line = f"step {values['step']}/{self.steps}  held-out text: {self._terms(values)}  {aucs}".rstrip()
-        (self.progress.console.print if self.progress is not None else print)(line)
+        self.show(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
         """Show the effective dimensions of each layer's token states, and the warning if there is one."""
-        layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
-        show = self.progress.console.print if self.progress is not None else print
-        show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")
+        layers = [f"{value:.0f}" for name, value in values.items() if name != "step"]
+        self.show(f"step {values['step']}/{self.steps}  dimensions by layer: {', '.join(layers)}")
         if warning:
-            show(f"WARNING: step {values['step']}: {warning}")
+            self.show(f"WARNING: step {values['step']}: {warning}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -1,8 +1,9 @@
-"""Resumes a run: chooses and loads its checkpoint. A run without a checkpoint starts from step 0 again, and its records
-(metrics.jsonl and the like) are renamed."""
+"""Resumes a run: chooses and loads its checkpoint, and reports missing records. A run without a checkpoint starts from
+step 0 again, and its records (metrics.jsonl and the like) are renamed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ..engine.ranks import broadcast, on_all_ranks
 from ..models.tiles import use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import complete_checkpoint
-from .run_folder import RunFolder, first_step, fixed_settings
+from .records import StepLines
+from .run_folder import RunFolder, first_step, fixed_settings, missing_steps
 
 
 def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
     """Raise ValueError if the run has saved checkpoints and none is usable. `damaged`: whether a damaged checkpoint was
     found."""
-    steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
+    steps = folder.steps_logged() - first_step(asdict(config))
     # The setting may have been raised since the run last started, so the smaller of both values counts.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(steps, save_every):
@@ -104,7 +106,6 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Rename the records of a run that has no checkpoint yet. Raises ValueError like `_require_none_lost`."""
     _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
@@ -133,3 +134,21 @@ def _branch(
     if engine.rank == 0:
         print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
     return start
+
+
+def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
+    """Print which logs have fewer lines than they had when the checkpoint of step `start` was saved, and which steps
+    are missing in these logs. `saved`: the checkpoint's state."""
+    intervals = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
+    intervals["heldout_languages"] = intervals["heldout"]
+    first = first_step(asdict(config))
+    for log in logs:
+        name = log.path.stem
+        saved_lines = saved.get("records", {}).get(name, 0)
+        if len(log.steps) < saved_lines:
+            steps = missing_steps(log.steps, intervals[name], start, first) if intervals.get(name) else ""
+            print(
+                f"{log.path} has {len(log.steps)} of the {saved_lines} lines that it had at step {start}"
+                + (f", and no record of step {steps}" if steps else ""),
+                flush=True,
+            )

@@ -21,12 +21,18 @@ from ..io.files import to_disk
 from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
-from .inputs import RunInfo, pretraining_info, read_inputs, starting_folders
 from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, UpdateReport, fit
-from .opening import opening_lines, report_missing, write_description
-from .records import Console, StepLines, Tracker, audit_reads, product_rate
-from .resume import data_until, resume
-from .run_folder import RunFolder, first_step, fixed_settings
+from .opening import (
+    RunInfo,
+    opening_lines,
+    pretraining_info,
+    read_inputs,
+    starting_folders,
+    write_description,
+)
+from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, audit_reads, product_rate
+from .resume import data_until, report_missing, resume
+from .run_folder import RECORDS, RunFolder, first_step, fixed_settings
 from .stop import StopRequest, Watchdog
 
 
@@ -49,8 +55,7 @@ def train(
     settings = config.train
     root = engine.rank == 0
     out = folder.path
-    buffer_bytes = int(settings.save_buffer_gib * 2**30)
-    checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
+    checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
     data_of = partial(data_until, loader, heldout)
     start, saved = resume(engine, config, folder, checkpoints, data_of)
     on_all_ranks(
@@ -58,8 +63,9 @@ def train(
     )
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # Records of later steps are dropped: `train.steps` may have been lowered since they were logged.
-        on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
+        # Opening a log drops its records of later steps: `train.steps` may have been lowered since they were written.
+        logs_to_cut = [name for name in RECORDS if logged > start and (out / f"{name}.jsonl").exists()]
+        on_all_ranks(lambda: [StepLines(out, name, start) for name in logs_to_cut])
         if root:
             print(f"{out}: all {start} steps are done")
         return True
@@ -70,8 +76,8 @@ def train(
     if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     if logged > start:
-        last_repeated = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {last_repeated} are done again: the newest checkpoint is of step {start}")
+        last = min(logged, settings.steps)
+        print(f"{out}: steps {start + 1} to {last} are done again: the newest checkpoint is of step {start}")
     guard, callbacks, outputs = on_all_ranks(
         lambda: _callbacks(engine, config, out, start, saved, loader, info, peak, profiled)
     )
@@ -82,9 +88,14 @@ def train(
         """The run's own state in a checkpoint. Flushes the records, so that they are not older than the checkpoint."""
         if audited is not None and audited.exists():
             to_disk(audited)
-        records = {log.path.stem: log.sync() for log in logs}
-        identity = {"run": saved["run"], "settings": fixed_settings(config), "tilings": tilings()}
-        return {**identity, **data_of(done), "guard": guard.state, "records": records}
+        return {
+            "run": saved["run"],
+            "settings": fixed_settings(config),
+            "tilings": tilings(),
+            **data_of(done),
+            "guard": guard.state,
+            "records": {log.path.stem: log.sync() for log in logs},
+        }
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, start))
     if root and info.folders:
@@ -118,17 +129,18 @@ def _callbacks(
     faults = StepLines(out, "faults", start) if root else None
     guard = Guard(settings, saved.get("guard", {}), loader.describe_rows, faults)
     callbacks: list[Callback] = []
-    console, tracker = None, None
-    if root:
-        if settings.wandb:
-            tracker = Tracker(settings.wandb, out, saved["run"], asdict(config))
-        console = Console(settings.steps, start, info.objective)
-        record = Record(out, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped, tracker)
-        callbacks.append(record)
+    tracker = Tracker(settings.wandb, out, saved["run"], asdict(config)) if root and settings.wandb else None
+    console = Console(settings.steps, start, info.objective) if root else None
+    if console is not None:
+        log = MetricsLog(out, "metrics", start, tracker)
+        callbacks.append(Record(log, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped))
     if info.evaluation is not None:
-        callbacks.append(Evaluate(out, engine, settings, start, info.evaluation, console, tracker))
+        classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
+        logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
+        callbacks.append(Evaluate(engine, settings, info.evaluation, console, logs))
         if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
-            callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
+            logs = [MetricsLog(out, "dimensions", start, tracker)] if root else []
+            callbacks.append(Dimensions(engine, settings, first_step(asdict(config)), console, logs))
     if root and profiled:
         callbacks.append(Profile(out, profiled, engine.device))
     return guard, callbacks, [output for output in (console, tracker) if output is not None]

@@ -18,7 +18,7 @@ from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step,
 from ..cli import called, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..io.files import read_json, read_object, replacing, write_object
+from ..io.files import read_json, read_object, write_object
 from ..io.folders import LOCK, in_use, lock, require_folder
 from .schedule import learning_rate
 
@@ -87,8 +87,8 @@ class RunFolder:
         if not os.access(nearest, os.W_OK):
             raise ValueError(f"{nearest} cannot be written: choose another output folder")
         refuse_export(self.path, "choose another output folder")
-        is_begun = (self.path / "config.json").exists() or checkpoints_of(self.path)
-        if not is_begun and any(self.path.glob("[!.]*")):
+        is_new = not (self.path / "config.json").exists() and not checkpoints_of(self.path)
+        if is_new and any(self.path.glob("[!.]*")):
             note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
     def close(self) -> None:
@@ -178,15 +178,6 @@ class RunFolder:
                 new_names.append(new.name)
         return new_names
 
-    def drop_records(self, after: int) -> None:
-        """Remove the records of all steps after step `after`."""
-        for path in (self.path / f"{name}.jsonl" for name in RECORDS):
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            earlier = [line for line in lines if (step_of(line) or 0) <= after]
-            if len(earlier) < len(lines):
-                with replacing(path) as file:
-                    file.writelines(earlier)
-
     def finish(self, steps: int) -> None:
         """Mark the run finished; the last thing that a run does."""
         write_object(self.path / FINISHED, {"steps": steps})
@@ -223,11 +214,10 @@ class RunFolder:
         different = [key for key in different if key.startswith("tuning.")] or different
         if different:
             shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
-            values = "; ".join(shown) + ("; …" if len(different) > 5 else "")
-            raise ValueError(f"{subject} with {values}: {self._remedy(different[0], config)}")
+            more = "; …" if len(different) > 5 else ""
+            raise ValueError(f"{subject} with {'; '.join(shown)}{more}: {self._remedy(different[0], config)}")
 
     def _remedy(self, key: str, config: Training) -> str:
-        """The user's choices if the setting `key` differs."""
         another = "another output folder"
         if isinstance(config, RunConfig):
             another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
@@ -274,13 +264,9 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
     return replace(read_run_config(run), start=start)
 
 
-def first_step(config: RunConfig) -> int:
-    """The step at which the run began: for a branch the step of its parent's checkpoint, else 0."""
-    return first_step_of({"start": asdict(config.start)})
-
-
-def first_step_of(settings: Mapping[str, Any]) -> int:
-    """`first_step` from the settings in a run's config.json."""
+def first_step(settings: Mapping[str, Any]) -> int:
+    """The step at which the run with these `settings`, as config.json stores them, began: for a branch the step of its
+    parent's checkpoint, else 0."""
     start = settings.get("start", {"take": "all"})
     return (run_and_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
 

@@ -150,10 +150,10 @@ def _follow_launcher() -> None:
     end of any other parent, such as a shell, changes nothing.
     """
     launcher = os.getppid()
-    if _LAUNCHER not in _command_line(launcher):
+    if _LAUNCHER not in _of_process(launcher, "cmdline").split("\0"):
         return
     grandparent = _parent(launcher)
-    watch_both = any(Path(word).name in _COMMANDS for word in _command_line(grandparent)[:3])
+    watch_both = any(Path(word).name in _COMMANDS for word in _of_process(grandparent, "cmdline").split("\0")[:3])
 
     def follow() -> None:
         while os.getppid() == launcher and (not watch_both or _parent(launcher) == grandparent):
@@ -163,20 +163,17 @@ def _follow_launcher() -> None:
     threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
-def _command_line(process: int) -> list[str]:
-    """The words of a process's command line; empty when the process has ended, or where there is no /proc."""
+def _of_process(process: int, name: str) -> str:
+    """A file in /proc about a process; empty when the process has ended, or where there is no /proc."""
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return Path(f"/proc/{process}/{name}").read_bytes().decode(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def _parent(process: int) -> int:
     """The id of a process's parent; 0 when the process has ended."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    return int((_of_process(process, "stat").rpartition(")")[2].split() or ["", "0"])[1])
 
 
 # Seconds after which faulthandler ends the process if even Python's threads hang: its own thread needs no interpreter.
