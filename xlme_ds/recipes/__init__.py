@@ -7,21 +7,14 @@ from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
 __all__ = ["RECIPES", "SUMMARIES", "recipe"]
 
-# In the order in which commands list the recipes.
-_FUNCTIONS = (
-    quickstart.quickstart,
-    *(xlme.base, xlme.large, xlme.xl),
-    *(xlme.base_zero1, xlme.large_zero2, xlme.large_pipe, xlme.xl_zero3, xlme.xl_pipe),
-    *(xlme.xlme, xlme.xlme_no_trtd, xlme.xlme_no_gate, xlme.xlme_all_tokens),
-    *(xlmr.xlmr, xlmr.xlmr_tlm, xlmr.continue_xlmr, xlmr.continue_xlmr_large),
-    *(ernie_m.ernie_m, ernie_m.ernie_m_stage2, ernie_m.ernie_m_large, ernie_m.ernie_m_large_stage2),
-    *(xlm.xlm, xlm.xlm_clm),
-    *(modern.modern_base, modern.modern_base_mlm),
-    *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
-)
-RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
+# (summary, settings) of each recipe, in the order in which commands list the recipes
+_ALL = [
+    *(quickstart.RECIPES + xlme.RECIPES + xlmr.RECIPES + ernie_m.RECIPES),
+    *(xlm.RECIPES + modern.RECIPES + translation.RECIPES),
+]
+RECIPES: dict[str, RunConfig] = {run.name: run for _, run in _ALL}
 """A dictionary of the settings of every recipe, by its name."""
-SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
+SUMMARIES = {run.name: summary for summary, run in _ALL}
 """A dictionary of one line for every recipe, by its name: what it trains, and the GPUs whose memory it fits."""
 
 

@@ -11,42 +11,24 @@ from dataclasses import replace
 from ..config import DataConfig, EngineConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from .xlmr import XLMR_BASE
 
-
-def ernie_m() -> RunConfig:
-    """ERNIE-M Base, first stage, on text and pairs, from an XLM-R (fits a GPU of 24 GB)."""
-    return RunConfig(
-        name="ernie_m",
-        model=replace(XLMR_BASE, dropout=0.1, attention_dropout=0.1),
-        objective=ObjectiveConfig("ernie_m"),
-        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
-        optimizer=OptimizerConfig(learning_rate=2e-4, beta1=0.98, beta2=0.999),
-        engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(steps=150_000),
-        start=StartConfig(take="encoder"),
-    )
-
-
-def ernie_m_large() -> RunConfig:
-    """ERNIE-M Large, first stage, on text and pairs, from an XLM-R (fits 2 or more GPUs of 24 GB)."""
-    base = ernie_m()
-    return replace(
-        base,
-        name="ernie_m_large",
-        model=replace(base.model, width=1024, heads=16, feed_forward=4096, discriminator_layers=24),
-        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=8),
-        optimizer=replace(base.optimizer, learning_rate=1e-4),
-        train=TrainConfig(steps=200_000),
-    )
-
-
-def ernie_m_stage2() -> RunConfig:
-    """ERNIE-M Base, second stage, on text alone, from a run of the first (fits a GPU of 24 GB)."""
-    return _second_stage(ernie_m())
-
-
-def ernie_m_large_stage2() -> RunConfig:
-    """ERNIE-M Large, second stage, on text alone, from a run of the first (fits a GPU of 24 GB)."""
-    return _second_stage(ernie_m_large())
+ERNIE_M = RunConfig(
+    name="ernie_m",
+    model=replace(XLMR_BASE, dropout=0.1, attention_dropout=0.1),
+    objective=ObjectiveConfig("ernie_m"),
+    data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
+    optimizer=OptimizerConfig(learning_rate=2e-4, beta1=0.98, beta2=0.999),
+    engine=EngineConfig(deepspeed="zero1"),
+    train=TrainConfig(steps=150_000),
+    start=StartConfig(take="encoder"),
+)
+ERNIE_M_LARGE = replace(
+    ERNIE_M,
+    name="ernie_m_large",
+    model=replace(ERNIE_M.model, width=1024, heads=16, feed_forward=4096, discriminator_layers=24),
+    data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=8),
+    optimizer=replace(ERNIE_M.optimizer, learning_rate=1e-4),
+    train=TrainConfig(steps=200_000),
+)
 
 
 def _second_stage(first: RunConfig) -> RunConfig:
@@ -56,3 +38,20 @@ def _second_stage(first: RunConfig) -> RunConfig:
         objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2)),
         data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=first.data.micro_batch),
     )
+
+
+RECIPES = [
+    ("ERNIE-M Base, first stage, on text and pairs, from an XLM-R (fits a GPU of 24 GB).", ERNIE_M),
+    (
+        "ERNIE-M Base, second stage, on text alone, from a run of the first (fits a GPU of 24 GB).",
+        _second_stage(ERNIE_M),
+    ),
+    (
+        "ERNIE-M Large, first stage, on text and pairs, from an XLM-R (fits 2 or more GPUs of 24 GB).",
+        ERNIE_M_LARGE,
+    ),
+    (
+        "ERNIE-M Large, second stage, on text alone, from a run of the first (fits a GPU of 24 GB).",
+        _second_stage(ERNIE_M_LARGE),
+    ),
+]

@@ -21,16 +21,20 @@ MODERN_BASE = ModelConfig(
 )
 
 
-def modern_base() -> RunConfig:
-    """XLM-E's objective with ModernBERT's body; the generator has a third of the layers (fits a GPU of 40 GB)."""
-    return RunConfig(
-        name="modern_base",
-        model=MODERN_BASE,
-        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
-        engine=EngineConfig(),
-    )
+MODERN = RunConfig(
+    name="modern_base",
+    model=MODERN_BASE,
+    data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
+    engine=EngineConfig(),
+)
 
-
-def modern_base_mlm() -> RunConfig:
-    """Masked and translation language modelling with ModernBERT's body and mask rate, 30% (fits a GPU of 24 GB)."""
-    return replace(modern_base(), name="modern_base_mlm", objective=ObjectiveConfig("mlm", mask_fraction=0.3))
+RECIPES = [
+    (
+        "XLM-E's objective with ModernBERT's body; the generator has a third of the layers (fits a GPU of 40 GB).",
+        MODERN,
+    ),
+    (
+        "Masked and translation language modelling with ModernBERT's body and mask rate, 30% (fits a GPU of 24 GB).",
+        replace(MODERN, name="modern_base_mlm", objective=ObjectiveConfig("mlm", mask_fraction=0.3)),
+    ),
+]

@@ -9,50 +9,40 @@ improving. So the learning rates here do not depend on train.steps, and a run ca
 from dataclasses import replace
 
 from ..config import DataConfig, EngineConfig, ObjectiveConfig, RunConfig, ScheduleConfig, StartConfig, TrainConfig
-from .xlm import XNLI_LANGUAGES, xlm
+from .xlm import XLM, XNLI_LANGUAGES
 from .xlme import BASE
 
+XLM_MT = RunConfig(
+    name="xlm_mt",
+    model=replace(XLM.model, vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
+    objective=ObjectiveConfig("mt", mask_fraction=1.0),
+    data=DataConfig(mono_rows=0, para_rows=64, micro_batch=8),  # about 2,000 tokens on each of eight GPUs
+    optimizer=replace(XLM.optimizer, warmup_steps=4000, beta2=0.98),  # the betas and the warm-up of XLM's code
+    schedule=ScheduleConfig("inverse_sqrt"),
+    engine=EngineConfig(deepspeed="zero1"),
+    train=TrainConfig(steps=100_000),
+    start=StartConfig(take="encoder"),
+)
 
-def xlm_mt() -> RunConfig:
-    """XLM's translation, trained on pairs (fits a GPU of 24 GB).
-
-    A step has about 2,000 tokens on each of eight GPUs. The betas and the warm-up are those of XLM's code.
-    """
-    encoder = xlm()
-    return RunConfig(
-        name="xlm_mt",
-        model=replace(encoder.model, vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
-        objective=ObjectiveConfig("mt", mask_fraction=1.0),
-        data=DataConfig(mono_rows=0, para_rows=64, micro_batch=8),
-        optimizer=replace(encoder.optimizer, warmup_steps=4000, beta2=0.98),
-        schedule=ScheduleConfig("inverse_sqrt"),
-        engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(steps=100_000),
-        start=StartConfig(take="encoder"),
-    )
-
-
-def xlm_umt() -> RunConfig:
-    """XLM's translation without pairs: back-translation, and denoising that fades out (fits a GPU of 24 GB)."""
-    supervised = xlm_mt()
-    return replace(
-        supervised,
-        name="xlm_umt",
-        model=replace(supervised.model, language_embeddings=("en", "fr")),
-        objective=replace(supervised.objective, denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
-        data=DataConfig(mono_rows=64, para_rows=0, micro_batch=8),
-    )
-
-
-def xlme_mt() -> RunConfig:
-    """XLM's translation with XLM-E Base as encoder and DeltaLM's decoder (fits a GPU of 24 GB).
-
-    The decoder (Ma et al., 2021) starts from the discriminator too.
-    """
-    return replace(
-        xlm_mt(),
-        name="xlme_mt",
-        model=replace(BASE, decoder="interleaved", language_embeddings=XNLI_LANGUAGES, dropout=0.1),
-        data=DataConfig(mono_rows=0, para_rows=64, micro_batch=8),
-        start=StartConfig(take="discriminator"),
-    )
+RECIPES = [
+    ("XLM's translation, trained on pairs (fits a GPU of 24 GB).", XLM_MT),
+    (
+        "XLM's translation without pairs: back-translation, and denoising that fades out (fits a GPU of 24 GB).",
+        replace(
+            XLM_MT,
+            name="xlm_umt",
+            model=replace(XLM_MT.model, language_embeddings=("en", "fr")),
+            objective=replace(XLM_MT.objective, denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
+            data=DataConfig(mono_rows=64, para_rows=0, micro_batch=8),
+        ),
+    ),
+    (
+        "XLM's translation with XLM-E Base as encoder and DeltaLM's decoder (fits a GPU of 24 GB).",
+        replace(
+            XLM_MT,
+            name="xlme_mt",
+            model=replace(BASE, decoder="interleaved", language_embeddings=XNLI_LANGUAGES, dropout=0.1),
+            start=StartConfig(take="discriminator"),  # the decoder (Ma et al., 2021) starts from it too
+        ),
+    ),
+]

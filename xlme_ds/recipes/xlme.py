@@ -42,72 +42,46 @@ def _run(name: str, model: ModelConfig, micro_batch: int, engine: EngineConfig) 
     )
 
 
-def base() -> RunConfig:
-    """XLM-E Base, 279M parameters (fits a GPU of 80 GB)."""
-    return _run("base", BASE, micro_batch=64, engine=EngineConfig(deepspeed="auto"))
+AUTO = EngineConfig(deepspeed="auto")
+PIPELINE = EngineConfig(kind="pipeline", deepspeed="pipe_zero1")
+XL_CHECKPOINTED = replace(XL, activation_checkpointing=True)
+BASE_ZERO1 = _run("base_zero1", BASE, micro_batch=16, engine=EngineConfig())
+XLME = replace(BASE_ZERO1, name="xlme")
+NO_TRTD = replace(XLME, name="xlme_no_trtd", data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16))
 
-
-def large() -> RunConfig:
-    """XLM-E Large, 840M parameters (fits a GPU of 80 GB)."""
-    return _run("large", LARGE, micro_batch=32, engine=EngineConfig(deepspeed="auto"))
-
-
-def xl() -> RunConfig:
-    """XLM-E XL, 2.2B parameters (fits a GPU of 80 GB)."""
-    return _run("xl", XL, micro_batch=8, engine=EngineConfig(deepspeed="auto"))
-
-
-def base_zero1() -> RunConfig:
-    """XLM-E Base as base, but in smaller micro-batches and always under ZeRO-1 (fits a GPU of 24 GB)."""
-    return _run("base_zero1", BASE, micro_batch=16, engine=EngineConfig())
-
-
-def large_zero2() -> RunConfig:
-    """XLM-E Large under ZeRO-2, which partitions gradients and optimizer (fits 2 or more GPUs of 24 GB)."""
-    return _run("large_zero2", LARGE, micro_batch=8, engine=EngineConfig(deepspeed="zero2"))
-
-
-def large_pipe() -> RunConfig:
-    """XLM-E Large as a pipeline of two stages (fits 4 or more GPUs of 24 GB).
-
-    The first stage has the embedding, the generator and a few layers of the discriminator.
-    """
-    return _run(
-        "large_pipe",
-        LARGE,
-        micro_batch=8,
-        engine=EngineConfig(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2),
-    )
-
-
-def xl_zero3() -> RunConfig:
-    """XLM-E XL under ZeRO-3, which partitions weights, gradients and optimizer (fits 4 or more GPUs of 24 GB)."""
-    return _run(
-        "xl_zero3", replace(XL, activation_checkpointing=True), micro_batch=4, engine=EngineConfig(deepspeed="zero3")
-    )
-
-
-def xl_pipe() -> RunConfig:
-    """XLM-E XL as a pipeline of four stages, and data parallel under ZeRO-1 (fits 8 or more GPUs of 24 GB)."""
-    engine = EngineConfig(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=4)
-    return _run("xl_pipe", replace(XL, activation_checkpointing=True), micro_batch=4, engine=engine)
-
-
-def xlme() -> RunConfig:
-    """The same as base_zero1; the name used in comparisons (fits a GPU of 24 GB)."""
-    return replace(base_zero1(), name="xlme")
-
-
-def xlme_no_trtd() -> RunConfig:
-    """XLM-E Base without translation replaced token detection, so without pairs: Table 2 (fits a GPU of 24 GB)."""
-    return replace(xlme(), name="xlme_no_trtd", data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16))
-
-
-def xlme_no_gate() -> RunConfig:
-    """XLM-E Base without pairs and without the gated relative position bias: Table 2 (fits a GPU of 24 GB)."""
-    return replace(xlme_no_trtd(), name="xlme_no_gate", model=replace(BASE, relative_bias="none"))
-
-
-def xlme_all_tokens() -> RunConfig:
-    """XLM-E Base whose discriminator predicts every token instead of judging it, a control (fits a GPU of 24 GB)."""
-    return replace(xlme(), name="xlme_all_tokens", objective=ObjectiveConfig("all_tokens"))
+RECIPES = [
+    ("XLM-E Base, 279M parameters (fits a GPU of 80 GB).", _run("base", BASE, micro_batch=64, engine=AUTO)),
+    ("XLM-E Large, 840M parameters (fits a GPU of 80 GB).", _run("large", LARGE, micro_batch=32, engine=AUTO)),
+    ("XLM-E XL, 2.2B parameters (fits a GPU of 80 GB).", _run("xl", XL, micro_batch=8, engine=AUTO)),
+    ("XLM-E Base as base, but in smaller micro-batches and always under ZeRO-1 (fits a GPU of 24 GB).", BASE_ZERO1),
+    (
+        "XLM-E Large under ZeRO-2, which partitions gradients and optimizer (fits 2 or more GPUs of 24 GB).",
+        _run("large_zero2", LARGE, micro_batch=8, engine=EngineConfig(deepspeed="zero2")),
+    ),
+    (
+        # The first stage has the embedding, the generator and a few layers of the discriminator.
+        "XLM-E Large as a pipeline of two stages (fits 4 or more GPUs of 24 GB).",
+        _run("large_pipe", LARGE, micro_batch=8, engine=replace(PIPELINE, pipeline_stages=2)),
+    ),
+    (
+        "XLM-E XL under ZeRO-3, which partitions weights, gradients and optimizer (fits 4 or more GPUs of 24 GB).",
+        _run("xl_zero3", XL_CHECKPOINTED, micro_batch=4, engine=EngineConfig(deepspeed="zero3")),
+    ),
+    (
+        "XLM-E XL as a pipeline of four stages, and data parallel under ZeRO-1 (fits 8 or more GPUs of 24 GB).",
+        _run("xl_pipe", XL_CHECKPOINTED, micro_batch=4, engine=replace(PIPELINE, pipeline_stages=4)),
+    ),
+    ("The same as base_zero1; the name used in comparisons (fits a GPU of 24 GB).", XLME),
+    (
+        "XLM-E Base without translation replaced token detection, so without pairs: Table 2 (fits a GPU of 24 GB).",
+        NO_TRTD,
+    ),
+    (
+        "XLM-E Base without pairs and without the gated relative position bias: Table 2 (fits a GPU of 24 GB).",
+        replace(NO_TRTD, name="xlme_no_gate", model=replace(BASE, relative_bias="none")),
+    ),
+    (
+        "XLM-E Base whose discriminator predicts every token instead of judging it, a control (fits a GPU of 24 GB).",
+        replace(XLME, name="xlme_all_tokens", objective=ObjectiveConfig("all_tokens")),
+    ),
+]
