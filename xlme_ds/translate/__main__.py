@@ -117,13 +117,10 @@ def _check(settings: TranslateSettings) -> None:
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder: name a file in it")
     inputs = {"source": settings.source, "reference": settings.reference}
-    if overwritten := [name for name, path in inputs.items() if path and _same(out, path)]:
+    both_exist = [(name, path) for name, path in inputs.items() if path and path.exists() and out.exists()]
+    if overwritten := [name for name, path in both_exist if out.samefile(path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
     require_regular(out, "--out")
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _write_pairs(
