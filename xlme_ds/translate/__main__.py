@@ -63,7 +63,7 @@ def run(settings: TranslateSettings) -> None:
     anything."""
     from .text import check_search, load_translator, read_lines, scores, translate_lines  # it loads torch
 
-    _check(settings)
+    _check_outputs(settings)
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):
         raise ValueError(f"{settings.source} has no text: name another --source")
@@ -103,8 +103,7 @@ def run(settings: TranslateSettings) -> None:
     print(leaks, end="")
 
 
-def _check(settings: TranslateSettings) -> None:
-    """Raise ValueError for settings that do not fit each other."""
+def _check_outputs(settings: TranslateSettings) -> None:
     out = settings.out
     if (out is None) == (settings.pairs is None):
         raise ValueError("--out names a file to write and --pairs a folder: give one of them")

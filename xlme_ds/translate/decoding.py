@@ -113,7 +113,6 @@ def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language
 def _search(
     model: TranslationModel, sources: Sequence[np.ndarray], languages: tuple[int, int], searches: Sequence[Search]
 ) -> None:
-    """Run all `searches` together."""
     source = source_side(model, sources, languages[0])
     decoder = CachedDecoder(model, source, torch.full_like(source.items[:, 0], languages[1]))
     live, beam, device = list(searches), searches[0].beam, decoder.source_NSD.device
