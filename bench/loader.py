@@ -3,37 +3,44 @@
     xlme bench loader --data DIR [--quick] [--json]     # DIR: a folder that `xlme prep mix` wrote
 
 A pass opens the data and reads it to the last row, in one process without workers, with one thread of torch and cached
-files. The two loaders take turns. `bench/peers/loaders.py` says how the peer reads. The peer's rows lie on the disk in
-reading order, which helps the peer. Our masks are exact (15% of each item, drawn without replacement) and repeatable
-(they depend on the row's index alone). Our loader checks every shard's SHA-256 before it uses the shard; the peer
-checks nothing.
+files. The two loaders take turns. The peer's rows lie on the disk in reading order, which helps the peer. Our masks are
+exact (15% of each item, drawn without replacement) and repeatable (they depend on the row's index alone). Our loader
+checks every shard's SHA-256 before it uses the shard; the peer checks nothing.
+
+There are three kinds of loading. *Lean* makes the batch that the model needs; the peer does so with the least work that
+we could think of: torch's generator masks each token with probability 15%, and positions and segments are computed from
+the ids of a whole batch at once. *Customary*, of the peer alone, reads row by row through torch's DataLoader, and masks
+with transformers' DataCollatorForLanguageModeling; it makes no positions and no segments. *Bare* only reads.
 """
 
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from bench.measure import Figures, by_turns, show
-from bench.peers.loaders import MASK_FRACTION, ROWS, Tensors, peer_batches, write_rows
-from xlme_ds.cli import fail
+from bench.measure import Figures, by_turns, measured, show
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import TASKS
+from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
 from xlme_ds.data.shards import RowStore
 from xlme_ds.io.help import read_command
 
+ROWS = 32  # rows of a batch
 ROWS_PER_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
+MASK_FRACTION = 0.15
+Tensors = tuple[Tensor, ...]
+"""A batch, all int64. Bare: ids [B, T]. Customary: ids, masked positions [M]. Lean: ids, masked positions, positions
+[B, T], segments [B, T]."""
 OURS, PEER = "ours", "datasets"
 
 
@@ -63,6 +70,58 @@ def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
         yield batch.tokens_BT, batch.masked_M, batch.positions_BT, batch.segments_BT
 
 
+@cache
+def collator() -> Any:
+    """transformers' collator. Its tokenizer has only special tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    ids = {"<s>": BOS, "<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<mask>": UNK + 1}
+    inner = Tokenizer(WordLevel(ids, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>", pad_token="<pad>")
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_FRACTION)
+
+
+def peer_batch(kind: str, rows: Any) -> Tensors:
+    """Make a batch of `rows`, int32 ids [B, T]. In a customary batch, the original ids are put back where the collator
+    masked them, because our batches have original ids and masked positions."""
+    if kind == "customary":
+        batch = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
+        masked = batch["labels"] >= 0
+        return torch.where(masked, batch["labels"], batch["input_ids"]), masked.flatten().nonzero().squeeze(1)
+    ids = np.asarray(rows)
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    if kind == "bare":
+        return (tokens,)
+    chosen = (torch.rand(tokens.shape) < MASK_FRACTION) & (tokens > UNK)
+    begins, not_padding, column = ids == BOS, ids != PAD, np.arange(ids.shape[1])
+    segments = np.cumsum(begins, axis=1) * not_padding
+    positions = (column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)) * not_padding
+    return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
+
+
+def write_rows(folder: Path, tokens: np.ndarray) -> None:
+    """Store the rows `tokens` [N, T] in the order in which they will be read."""
+    from datasets import Dataset, Features, List, Value
+
+    features = Features({"tokens": List(Value("int32"), length=tokens.shape[1])})
+    Dataset.from_dict({"tokens": tokens}, features=features).save_to_disk(str(folder))
+
+
+def peer_batches(folder: Path, kind: str) -> Iterator[Tensors]:
+    """Open the stored rows, and yield all of them in order, in batches. Customary batches are read row by row, the
+    others as slices."""
+    from datasets import load_from_disk
+
+    data = load_from_disk(str(folder)).with_format("numpy")
+    if kind == "customary":
+        yield from DataLoader(data, ROWS, collate_fn=lambda rows: peer_batch(kind, [row["tokens"] for row in rows]))
+    else:
+        for first in range(0, len(data), ROWS):
+            yield peer_batch(kind, data[first : first + ROWS]["tokens"])
+
+
 def in_training_order(data: Path, rows: int) -> np.ndarray:
     """Tokens int32 [2 · rows, T] as the peer stores them: batch after batch, each with 16 rows of each task."""
     parts = [RowStore(data / task).read(np.arange(rows)).tokens for task in TASKS]
@@ -71,16 +130,20 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
     return batches.reshape(-1, row_tokens)
 
 
-def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
+def race(data: Path, rows: int, rounds: int) -> Figures:
     """Run the passes of our loader and of the peer in turns. A ratio is the median over the rounds of each round's
     ratio of ours to the peer's."""
+    if find_spec("datasets") is None or find_spec("transformers") is None:
+        raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
-    write_rows(scratch / PEER, tokens)
-    batches = {OURS: partial(our_batches, data, rows), PEER: partial(peer_batches, scratch / PEER)}
     contenders = [(OURS, "lean"), (OURS, "bare"), (PEER, "lean"), (PEER, "bare"), (PEER, "customary")]
-    passes = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
-    turns = by_turns(passes, rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        stored = Path(scratch) / PEER
+        write_rows(stored, tokens)
+        batches = {OURS: partial(our_batches, data, rows), PEER: partial(peer_batches, stored)}
+        passes = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
+        turns = by_turns(passes, rounds)
     medians: Figures = {OURS: {}, PEER: {}}
     for (name, kind), figures in turns[0].items():
         medians[name][kind] = {
@@ -127,15 +190,7 @@ def main() -> None:
     settings = read_command(LoaderSettings, "xlme bench loader", None, __doc__)
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
-    load = round(os.getloadavg()[0], 2)
-    try:
-        if find_spec("datasets") is None or find_spec("transformers") is None:
-            raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
-        with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
-            figures = race(settings.data, rows, rounds, Path(scratch)) | {"load_before": load}
-    except (ValueError, OSError) as error:
-        fail("bench.loader", error)
-    show(figures, settings.json)
+    show(measured("bench.loader", partial(race, settings.data, rows, rounds)), settings.json)
 
 
 if __name__ == "__main__":

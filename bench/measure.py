@@ -6,10 +6,14 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
+
+from xlme_ds.cli import fail
 
 ROOT = Path(__file__).resolve().parents[1]
 Figures = dict[str, Any]
@@ -63,6 +67,17 @@ def listing(figures: Figures, indent: str = "") -> str:
             shown = format(value, ",.5g") if isinstance(value, float) else str(value)
             lines.append(f"{indent}{name:<{44 - len(indent)}}{shown:>12}")
     return "\n".join(lines)
+
+
+def measured(program: str, measure: Callable[[], Figures]) -> Figures:
+    """The figures that `measure` returns, and the machine's load before it. What libraries print goes to stderr. A
+    user's mistake ends the process with one sentence and exit code 2."""
+    load = round(os.getloadavg()[0], 2)
+    try:
+        with redirect_stdout(sys.stderr):
+            return measure() | {"load_before": load}
+    except (ValueError, OSError) as error:
+        fail(program, error)
 
 
 def show(figures: Figures, as_json: bool, text: Callable[[Figures], str] = listing) -> None:

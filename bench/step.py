@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -52,28 +53,22 @@ def sized(size: Size) -> RunConfig:
     return run_config("base_zero1", 2, 2, size == "tiny", **(middle if size == "middle" else {}))
 
 
-def our_step(run: RunConfig) -> Callable[[], object]:
-    """Build the run's engine, DeepSpeed's ZeRO-1 on one process. Returns a function that takes a step."""
-    engine = built(run)
-    return lambda: engine.train_batch(0, RATE, detailed=False)
-
-
-def matrix_product(run: RunConfig) -> Callable[[], object]:
-    """Returns a function that computes a bf16 product of 4096 x 4096 x 4096; its rate serves as the peak."""
-    a, b = (torch.randn(4096, 4096).bfloat16() for _ in range(2))
-    return lambda: torch.mm(a, b)
-
-
 PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
-CONTENDERS = ("ours", "matmul", *PEERS)
 
 
 def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
-    """Build the contender `name`. The returned function takes a step, and returns its seconds and the growth of the
-    peak memory."""
+    """Build the contender `name`: ours (DeepSpeed's ZeRO-1 on one process), a peer, or matmul, the bf16 product whose
+    rate serves as the peak. The returned function takes a step, and returns its seconds and the growth of the peak
+    memory."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
-    one_step = PEERS[name](run).step if name in PEERS else (our_step if name == "ours" else matrix_product)(run)
+    one_step: Callable[[], object]
+    if name == "ours":
+        one_step = partial(built(run).train_batch, 0, RATE, detailed=False)
+    elif name == "matmul":
+        one_step = partial(torch.mm, *(torch.randn(4096, 4096).bfloat16() for _ in range(2)))
+    else:
+        one_step = PEERS[name](run).step
 
     def step(_: object) -> list[Figures]:
         begin = time.perf_counter()
@@ -88,7 +83,7 @@ def measure(size: Size, rounds: int) -> Figures:
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
     tokens = step_tokens(run)
-    answers: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
+    answers: dict[str, list[Figures]] = {name: [] for name in ("ours", "matmul", *PEERS)}
     ratios = {}
     for peer in PEERS:
         workers = {name: Worker("bench.step", name, size) for name in ("ours", peer, "matmul")}

@@ -20,20 +20,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.measure import ROOT, Figures, by_turns, show
+from bench.measure import ROOT, Figures, by_turns, measured, show
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
-from xlme_ds.cli import fail
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.help import read_command
 
@@ -148,13 +147,7 @@ def measure(settings: TokenizeSettings) -> Figures:
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
     settings = read_command(TokenizeSettings, "xlme bench tokenize", None, __doc__)
-    load = round(os.getloadavg()[0], 2)
-    try:
-        with redirect_stdout(sys.stderr):
-            figures = measure(settings) | {"load_before": load}
-    except ValueError as error:
-        fail("bench.tokenize", error)
-    show(figures, settings.json)
+    show(measured("bench.tokenize", partial(measure, settings)), settings.json)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,17 @@ import pytest
 import torch
 
 from bench import loader as bench
-from bench.loader import OURS, PEER, in_training_order, one_pass, our_batches, race
-from bench.peers.loaders import peer_batch, peer_batches, write_rows
+from bench.loader import (
+    OURS,
+    PEER,
+    in_training_order,
+    one_pass,
+    our_batches,
+    peer_batch,
+    peer_batches,
+    race,
+    write_rows,
+)
 from tests.rows import write_data
 from xlme_ds.data.schema import PAD, UNK
 
@@ -93,9 +102,7 @@ def test_figures_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one_pass("a", batches, "bare", 60) == figures | {"masked_per_row": 0.0}
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {
         (OURS, "lean"): (10, 20, 90), (OURS, "bare"): (6, 6, 8), (PEER, "lean"): (5, 2, 30), (PEER, "bare"): (3, 1, 1),
         (PEER, "customary"): (1, 10, 9),
@@ -106,14 +113,14 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(
         for n in range(3)
     ]
     monkeypatch.setattr(bench, "by_turns", lambda passes, rounds: turns)
-    found = race(data, 32, 3, tmp_path)
+    found = race(data, 32, 3)
     assert found["ratio_vs_datasets"] == 3 and found["ratio_vs_datasets_in_cpu_time"] == 2
     assert found["ratio_vs_customary"] == 10 and found["ratio_vs_bare"] == 6 and found["rows"] == 64
     assert found["contenders"][OURS]["lean"] == {"rows_per_s": 20, "rows_per_cpu_s": 4}
     assert found["contenders"][PEER]["customary"]["rows_per_s"] == 9
 
 
-def test_other_rows_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench.our_batches
 
     def wrong(*arguments):  # type: ignore[no-untyped-def]
@@ -122,4 +129,4 @@ def test_other_rows_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(bench, "our_batches", wrong)
     with pytest.raises(ValueError, match="ours read other rows"):
-        race(data, 16, 1, tmp_path)
+        race(data, 16, 1)

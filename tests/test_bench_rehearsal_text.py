@@ -11,9 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from bench.rehearsal import checks
 from bench.rehearsal.__main__ import Rehearsal, prepare
-from bench.rehearsal.text import Language, Planter, TextFile, files, write_text
+from bench.rehearsal.text import Language, Planter, TextFile, check_planted, files, write_text
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.vocab.vocab import VocabConfig
@@ -91,18 +90,18 @@ def test_encode_counts_the_planted_lines(text: Path, tmp_path: Path) -> None:
         assert planted - by_tokens <= counted.pop("exact_duplicates") <= planted
         assert planted > 0.01 * lines
         assert counted == +expected, name
-    assert checks.planted(text, chosen(), tmp_path / "encoded")["lines"] > 10_000
+    assert check_planted(text, chosen(), tmp_path / "encoded")["lines"] > 10_000
     note = text / "planted" / f"{chosen()[0].path}.json"
     wrong = tmp_path / "wrong"
     shutil.copytree(text / "planted", wrong / "planted")
     (wrong / note.relative_to(text)).write_text(note.read_text().replace('"lines": ', '"lines": 1'))
     with pytest.raises(ValueError, match="were planted"):
-        checks.planted(wrong, chosen(), tmp_path / "encoded")
+        check_planted(wrong, chosen(), tmp_path / "encoded")
     more = json.loads(note.read_text())
     more["exact_duplicates"] += more["lines"]  # more than were lost for their tokens
     (wrong / note.relative_to(text)).write_text(json.dumps(more))
     with pytest.raises(ValueError, match="were planted"):
-        checks.planted(wrong, chosen(), tmp_path / "encoded")
+        check_planted(wrong, chosen(), tmp_path / "encoded")
 
 
 def test_no_word_fills_a_row() -> None:

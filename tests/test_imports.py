@@ -46,7 +46,6 @@ FLOORS = {
     "xlme_ds.translate.objective": 3,
     "xlme_ds.translate.sentences": 2,
     "xlme_ds.translate.sides": 2,
-    "xlme_ds.translate.writing": 2,
     "xlme_ds.compare": 8,
     "xlme_ds.export": 8,
     "xlme_ds.api": 8,

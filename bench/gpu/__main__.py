@@ -38,26 +38,32 @@ SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", 
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
 TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds that a section's case may use on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
-Step = tuple[str, int, Figures]
-"""A case of `steps`: (recipe, rows of each task in a micro-batch, model settings that replace the recipe's)."""
-STEPS: tuple[Step, ...] = (
-    ("base_zero1", 32, {}),
-    ("base_zero1", 64, {}),
-    ("base_zero1", 32, {"compile": "none"}),
-    ("base_zero1", 64, {"compile": "graphs"}),
-    ("large_zero2", 16, {}),
-    ("modern_base", 32, {}),
+
+
+def _step(recipe: str, micro_batch: int, **settings: Any) -> Figures:
+    """Labels of a case that trains a recipe: the rows of each task in a micro-batch, and the model settings that
+    replace the recipe's."""
+    return {"recipe": recipe, "micro_batch": micro_batch, "settings": settings}
+
+
+STEPS = (
+    _step("base_zero1", 32),
+    _step("base_zero1", 64),
+    _step("base_zero1", 32, compile="none"),
+    _step("base_zero1", 64, compile="graphs"),
+    _step("large_zero2", 16),
+    _step("modern_base", 32),
 )
-LATER_STEPS: tuple[Step, ...] = (
-    ("xl_zero3", 16, {"activation_checkpointing": True}),
-    ("base_zero1", 16, {}),
-    ("base_zero1", 32, {"kernels": "torch"}),
-    ("base_zero1", 32, {"compile": "graphs"}),
+LATER_STEPS = (
+    _step("xl_zero3", 16, activation_checkpointing=True),
+    _step("base_zero1", 16),
+    _step("base_zero1", 32, kernels="torch"),
+    _step("base_zero1", 32, compile="graphs"),
 )
-QUICK_STEPS: tuple[Step, ...] = (
-    ("base_zero1", 1, {"compile": "layers"}),
-    ("modern_base", 1, {}),
-    ("large_zero2", 2, {"activation_checkpointing": True}),
+QUICK_STEPS = (
+    _step("base_zero1", 1, compile="layers"),
+    _step("modern_base", 1),
+    _step("large_zero2", 2, activation_checkpointing=True),
 )
 PARITY = (
     "attention with gated bias and item mask", "token lookup", "masked head", "whole model", "whole model, modern",
@@ -72,21 +78,17 @@ def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
     yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
     names = PARITY + (PARITY_ON_A_GPU if cuda else ())
     yield from (("parity", {"case": name, "dtype": dtype}) for name in names for dtype in ("bf16", "fp32"))
-    yield from (("steps", _labels(*step)) for step in (QUICK_STEPS if quick else STEPS))
+    yield from (("steps", step) for step in (QUICK_STEPS if quick else STEPS))
     if cuda:
         yield "kernels", {}
     yield "resume", {}
     yield "peers", {}
-    yield "profile", _labels("base_zero1", 1 if quick else 32, {})
+    yield "profile", _step("base_zero1", 1 if quick else 32)
     yield "smoke", {}
-    yield from (("steps", _labels(*step)) for step in (() if quick else LATER_STEPS))
+    yield from (("steps", step) for step in (() if quick else LATER_STEPS))
     if cuda and not quick:
-        yield "profile", _labels("xl_zero3", 16, {"activation_checkpointing": True})
-        yield "profile", _labels("base_zero1", 64, {"compile": "graphs"})
-
-
-def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
-    return {"recipe": recipe, "micro_batch": micro_batch, "settings": settings}
+        yield "profile", _step("xl_zero3", 16, activation_checkpointing=True)
+        yield "profile", _step("base_zero1", 64, compile="graphs")
 
 
 class Report:

@@ -213,7 +213,8 @@ def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: i
 def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
     """Yield a row for every form, and one for torch's attention. After `seconds`, the remaining forms are left out.
 
-    Writes the winners to `table`, if every kernel has a winner.
+    If every kernel has a winner, writes a copy of the package's table of forms to `table`, with the winners as the
+    entry of this GPU's compute capability.
     """
     started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
@@ -239,16 +240,11 @@ def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]
             rows[winners[kernel]]["winner"] = True
         yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
     if len(winners) == len(KERNELS):
-        _write(winners, table)
+        forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
+        table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
     yield torch_attention(device, tensors)
-
-
-def _write(winners: dict[str, Tiling], table: Path) -> None:
-    """Write a copy of the package's table of forms, with the winners as the entry of this GPU's compute capability."""
-    forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
-    capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
-    table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
 
 
 def torch_attention(device: Device, tensors: dict[str, Any]) -> Figures:

@@ -95,10 +95,6 @@ class Device:
         end.synchronize()
         return begin.elapsed_time(end) / 1000
 
-    def peak_gib(self) -> float | None:
-        """The peak memory of this process's tensors; None on the CPU, where torch does not count it."""
-        return torch.cuda.max_memory_allocated() / GIB if self.kind == "cuda" else None
-
 
 def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
     """Rate of the product [M, K] × [K, N] of normal random numbers (zeros would run faster), in TFLOP/s."""
@@ -145,7 +141,7 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
         "tflops": tflops,
         "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
         "seconds_per_step": seconds,
-        "peak_memory_gib": device.peak_gib(),
+        "peak_memory_gib": torch.cuda.max_memory_allocated() / GIB if device.kind == "cuda" else None,
         "planned_memory_gib": sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],

@@ -5,8 +5,8 @@
 The stages are text, vocap, vocab, encode, mix, stats, verify and train. Each stage is a Slurm job, submitted by sbatch
 with the options after `--`; data stages run `slurm/stage.sh`, training runs `slurm/pretrain_base.sh`. While vocap,
 vocab, encode or mix runs, SIGKILL ends one rank or all ranks, and the job restarts. Training has 20 steps; the signal
-that Slurm sends before a time limit interrupts it once. `bench.rehearsal.checks` checks the results, and the first
-difference ends the rehearsal.
+that Slurm sends before a time limit interrupts it once. The results are checked, and the first difference ends
+the rehearsal.
 
 OUT/rehearsal.json records the finished stages: the same command continues an interrupted rehearsal. At the end, a table
 of the stages is printed.
@@ -31,8 +31,7 @@ from typing import Annotated, Any
 import tyro
 
 from bench.measure import ROOT, listing, markdown, stamp
-from bench.rehearsal import checks
-from bench.rehearsal.text import files
+from bench.rehearsal.text import check_planted, files
 from xlme_ds.cli import fail
 from xlme_ds.io.files import write_json
 from xlme_ds.io.help import read_command
@@ -223,6 +222,15 @@ class Jobs:
                  XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")  # fmt: skip
 
 
+def audit(run: Path, mixed: Path) -> str:
+    """Run `xlme_ds.audit` on the training, and return its report. Raises ValueError if the audit fails."""
+    command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(run), "--data", str(mixed)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{run}: {(done.stdout + done.stderr).strip()[-400:]}")
+    return done.stdout.strip()
+
+
 def prepare(rehearsal: Rehearsal) -> Jobs:
     """Rehearse data preparation, from text to mixed rows. Returns the jobs that have run, to add the training."""
     corpus = files(rehearsal.gigabytes, rehearsal.source)  # a wrong source fails here, before a folder is made
@@ -238,7 +246,7 @@ def prepare(rehearsal: Rehearsal) -> Jobs:
     joint = ["--size", min(250_002, ids // 2 + 2), "--sentences", 10 * sentences]
     jobs.stage("vocab", *text, *joint, out=out / "vocab")
     jobs.stage("encode", *text, *vocap, out=out / "encoded")
-    jobs.once("checks", "planted", lambda: checks.planted(out / "text", corpus, out / "encoded"))
+    jobs.once("checks", "planted", lambda: check_planted(out / "text", corpus, out / "encoded"))
     if not rehearsal.keep:
         for name in {file.corpus for file in corpus}:
             shutil.rmtree(out / "text" / name, ignore_errors=True)
@@ -255,7 +263,7 @@ def run(rehearsal: Rehearsal) -> dict[str, Any]:
     """Rehearse everything; returns the contents of OUT/rehearsal.json."""
     jobs, out = prepare(rehearsal), rehearsal.out
     jobs.train()
-    jobs.once("checks", "audit", lambda: checks.audit(out / "run", out / "mixed"))
+    jobs.once("checks", "audit", lambda: audit(out / "run", out / "mixed"))
     return jobs.done
 
 

@@ -13,6 +13,7 @@ Some lines are exact duplicates or damaged, so that the filters of the ready cor
 planted/FILE.json counts these lines.
 """
 
+import json
 import lzma
 import random
 import re
@@ -31,6 +32,7 @@ import numpy as np
 from data_prep.languages import canonical, letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
+from xlme_ds.data.schema import read_manifest
 from xlme_ds.io.files import replacing, write_json
 from xlme_ds.io.help import read_command
 
@@ -50,6 +52,11 @@ _DAMAGE = {
     "cc100": ("boilerplate_length", "script", *_REPAIRED),
     "ccaligned": ("empty_side", "identical_sides", "score", *_REPAIRED),
 }
+
+# Reasons to drop a line that depend on the vocabulary; such lines are not planted.
+BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")
+# corpus -> (task, the manifest's key of the number of lines, the manifest's key of the dropped lines by reason)
+TASKS = {"cc100": ("mono", "paragraphs_in", "removed"), "ccaligned": ("para", "pairs_in", "dropped")}
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,27 @@ def write_text(file: TextFile, out: Path) -> None:
         for block in planter.blocks(file.text_bytes):
             stream.write(lzma.compress(b"\n".join([*block, b""]), preset=0))
     write_json(note, planter.planted())
+
+
+def check_planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, int]:
+    """Check that stage encode counted the planted defects and duplicates of each language and pair, and no others.
+    Returns the number of planted lines of each kind, over all files. Raises ValueError at the first difference."""
+    total = Counter[str]()
+    for file in files:
+        task, lines_key, dropped_key = TASKS[file.corpus]
+        name = "-".join(map(canonical, file.name.split("-")))
+        counts = read_manifest(encoded / task).counts["by_language"][name]
+        counted = Counter({"lines": counts[lines_key]}) + Counter(counts[dropped_key]) + Counter(counts["repaired"])
+        expected = Counter[str](json.loads(note_of(file, text).read_text()))
+        dropped_by_tokens = sum(counted.pop(reason, 0) for reason in BY_TOKENS)
+        total["dropped for their tokens"] += dropped_by_tokens
+        missing = expected["exact_duplicates"] - counted["exact_duplicates"]
+        if 0 < missing <= dropped_by_tokens:  # planted duplicates may be among the lines dropped for their tokens
+            expected["exact_duplicates"] -= missing
+        if counted != +expected:
+            raise ValueError(f"{encoded / task}: {name} has {dict(counted)}, {dict(expected)} were planted")
+        total.update(expected)
+    return dict(total)
 
 
 def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) -> None:

@@ -192,15 +192,13 @@ class OperationCounter(TorchDispatchMode):
         rates = self.rates
         traffic, compute = _SLOWDOWN.get(name, 1.0) * size / rates.memory, flops / getattr(rates, rate)
         seconds = max(traffic, compute, rates.floor * kernels)
-        if self.compiled and not flops and self._in_layer():
+        may_be_compiled = self.compiled and not flops and not self.phase
+        if may_be_compiled and re.search(r"\blayers\.\d+", self.module()):
             seconds *= _COMPILED_SHARE
         milliseconds = 1e3 * (seconds + rates.gap * kernels)
         totals = self.parts.setdefault(self.phase or self.part_of(self.module()), dict.fromkeys(TOTALS, 0))
         for key, value in zip(TOTALS, (kernels, size / 1e9, flops / 1e12, milliseconds), strict=True):
             totals[key] += value
-
-    def _in_layer(self) -> bool:
-        return not self.phase and re.search(r"\blayers\.\d+", self.module()) is not None
 
     def module(self) -> str:
         """The name of the module that runs, in a forward pass, a recomputed forward pass, or a backward pass."""

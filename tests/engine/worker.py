@@ -30,7 +30,7 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.train.loop import Callback, Guard, Record, fit
 from xlme_ds.train.records import MetricsLog
 from xlme_ds.train.stop import StopRequest, Watchdog
-from xlme_ds.translate import writing
+from xlme_ds.translate import model as translation_model
 from xlme_ds.validate import validate
 
 STEPS = 4  # of a case that does not name its own
@@ -178,7 +178,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
     out.mkdir(exist_ok=True)
     # Graphs of torch.compile run as they are: test_compile.py compares the code made of them, which takes a minute.
     torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
-    writing.longest_translation = lambda source: source // 4  # an untrained model writes as much as it may
+    translation_model.longest_translation = lambda source: source // 4  # an untrained model writes as much as it may
     for name, case in json.loads(cases.read_text()).items():
         config = tiny(**{"steps": STEPS} | case)
         rank, world = start_process_group(config.engine)

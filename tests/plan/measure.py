@@ -23,7 +23,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.ranks import start_process_group
 from xlme_ds.objectives import objective_of
-from xlme_ds.translate import writing
+from xlme_ds.translate import model as translation_model
 from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first; a single process, without gloo, takes one fewer
@@ -145,7 +145,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
 def main(cases: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    writing.longest_translation = lambda source: source  # an untrained model writes as much as it may
+    translation_model.longest_translation = lambda source: source  # an untrained model writes as much as it may
     found = {}
     for name, case in json.loads(cases.read_text()).items():
         rank, world = start_process_group(run_config(case).engine)

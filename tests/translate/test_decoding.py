@@ -11,8 +11,7 @@ from tests.translate.test_model import translator
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS, PAD, UNK
 from xlme_ds.translate import decoding
 from xlme_ds.translate.decoding import source_side, translate
-from xlme_ds.translate.model import Side, TranslationModel
-from xlme_ds.translate.writing import CachedDecoder
+from xlme_ds.translate.model import CachedDecoder, Side, TranslationModel
 
 LANGUAGES = (2, 1)
 FORMS = [{}, dict(norm="pre", decoder="interleaved", layout="xlm", masked_head="linear", vocabulary_blocks=2)]

@@ -11,9 +11,12 @@ from markupsafe import Markup
 from ..config import EncoderName
 from ..report.files import RunFiles, read_optional
 from ..trained.native import FORMATS
+from ..translate.exports import decoder_settings
 from .exported_model import Exported
 from .settings import ModelType
 
+# Our class -> the class of transformers that loads it, if this is not AutoModelFor… for XLMEFor…
+_AUTO_CLASSES = {"XLMEModel": "AutoModel", "XLMEForConditionalGeneration": "AutoModelForSeq2SeqLM"}
 _TASK_TITLES = {"mono": "monolingual text", "para": "translation pairs"}
 
 
@@ -22,6 +25,16 @@ def escape(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return re.sub(r"([\\`*_\[\]<>#|~&$!])", r"\\\1", re.sub(r"\s+", " ", value))
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    finalize=escape,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def render_card(
@@ -35,27 +48,18 @@ def render_card(
     """The card of a model called `name`. `about`: Markdown that follows the card's first lines; `generator`: whether
     the export has a generator."""
     encoder, native = model.encoder, FORMATS.get(model_type)
-    return _render(
-        "card.md.jinja",
+    return _TEMPLATES.get_template("card.md.jinja").render(
         name=name,
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-        auto_class=Markup(_auto_class(model)),
+        auto_class=Markup(_AUTO_CLASSES.get(model.architecture, model.architecture.replace("XLME", "AutoModel"))),
         native=native.model if native else "",
         trust=Markup("" if native else ", trust_remote_code=True"),
-        further=model.whole.config(encoder.cfg) if model.whole else {},
+        decoder=decoder_settings(encoder.cfg),
         about=Markup(about.strip()),
         languages=languages,
         generator=generator,
     )
-
-
-def _auto_class(model: Exported) -> str:
-    """The class of transformers that loads the export: AutoModel for XLMEModel, AutoModelForMaskedLM for
-    XLMEForMaskedLM."""
-    if model.whole:
-        return model.whole.auto_class
-    return model.architecture.replace("XLME", "Auto" if model.architecture == "XLMEModel" else "AutoModel")
 
 
 def run_card(
@@ -82,11 +86,10 @@ def run_card(
         for records in (run.metrics, run.heldout)
     )
     last_heldout = heldout[-1] if heldout else {}
-    is_same_model = other is None and (step is None or (run.retrieval or {}).get("step") == step)
-    retrieval = run.retrieval if is_same_model else None
+    retrieval = run.retrieval or {}
+    is_same_model = other is None and (step is None or retrieval.get("step") == step)
     try:
-        about = _render(
-            "run.md.jinja",
+        about = _TEMPLATES.get_template("run.md.jinja").render(
             config=config,
             task=config.get("task"),
             objective=run.objective["description"],
@@ -95,7 +98,7 @@ def run_card(
             shares={title: _shares(languages[task]) for task, title in _TASK_TITLES.items() if languages.get(task)},
             measured=last_heldout.get("step"),
             metrics=_metrics(run.objective["quantities"], last_heldout),
-            retrieval=_retrieval(retrieval),
+            retrieval=_retrieval(retrieval) if retrieval and is_same_model else None,
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
             step=step,
@@ -108,18 +111,6 @@ def run_card(
     matches = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     bare_codes = sorted({match.group() for match in matches if match})
     return render_card(config.get("name") or run.name, model, model_type, about, bare_codes, generator)
-
-
-def _render(template: str, **values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        finalize=escape,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(template).render(**values)
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last_heldout: Mapping[str, Any]) -> dict[str, float]:
@@ -144,12 +135,9 @@ def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]
     return sorted(((code, values["share"]) for code, values in table.items()), key=lambda item: (-item[1], item[0]))
 
 
-def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns a dict, or None without `values`. It has `rows`, (layer, accuracies) for each layer: the accuracies en →
-    xx and xx → en after training, then the same two before training. It also has the number of `languages` and the mean
-    number of `candidates`."""
-    if not values:
-        return None
+def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`rows`, (layer, accuracies) for each layer: the accuracies en → xx and xx → en after training, then the same two
+    before training; the number of `languages`; and the mean number of `candidates`."""
     before, after = values["before"]["overall"], values["after"]["overall"]
     columns = zip(after["en_xx"], after["xx_en"], before["en_xx"], before["xx_en"], strict=True)
     return {

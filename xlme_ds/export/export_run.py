@@ -73,8 +73,7 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
         require_onnx(model)
     cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
     unsupported = {  # what each type cannot hold; empty if it can hold the model
-        name: model.whole.extra_part if model.whole else native.unsupported_setting(cfg)
-        for name, native in FORMATS.items()
+        name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
     }
     if model_type in FORMATS and unsupported[model_type]:
         native = FORMATS[model_type].model

@@ -26,6 +26,7 @@ from ..trained.exports import (
 from ..trained.native import FORMATS, NativeFormat
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS, WEIGHTS_FILE, save_weights
+from ..translate.exports import decoder_settings, generation_settings
 from .exported_model import Exported
 from .onnx_model import write_onnx
 from .settings import ModelType
@@ -33,11 +34,14 @@ from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
+DECODER_CODE = "modeling_xlme_translation.py"
 
-# For each class of pre-training, the prefixes of its head's parameters. In all other classes the prefix is `head.`.
+# For each class of pre-training and of translation, the prefixes of its parts' parameters beyond the encoder. All other
+# classes have one head, with the prefix `head.`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
+    "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
 }
 
 
@@ -62,7 +66,10 @@ def write_folder(
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
             _write_encoder(partial / GENERATOR_FOLDER, generator, vocabulary, model_type)
-            _write_difference(partial, main.state)
+            # The difference between the discriminator's and the generator's embedding (GDES), if the model has one.
+            blocks = [main.state[name] for n in range(len(main.state)) if (name := f"difference_{n}") in main.state]
+            if blocks:
+                save_weights({DIFFERENCE: torch.cat(blocks).float()}, partial / DIFFERENCE_FILE)
         if onnx:
             write_onnx(partial, main, model_type)
 
@@ -96,10 +103,10 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns (settings, parameters) for the classes in `remote/`, and copies their code to `folder`."""
-    for name in (*CODE, model.whole.code) if model.whole else CODE:
+    for name in (*CODE, DECODER_CODE) if model.has_decoder else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
-    if model.whole:
-        write_json(folder / "generation_config.json", model.whole.generation(model.encoder.cfg))
+    if model.has_decoder:
+        write_json(folder / "generation_config.json", generation_settings(model.encoder.cfg))
     return _xlme_settings(model), export_state(model.encoder) | _head(model)
 
 
@@ -115,10 +122,10 @@ def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dic
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the architecture's head, or of a whole model's extra parts; empty for `XLMEModel`."""
+    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
-        for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
+        for prefix in _HEADS.get(model.architecture, ("head.",)):
             part = {name: value for name, value in model.state.items() if name.startswith(prefix)}
             if not part:
                 raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
@@ -129,13 +136,6 @@ def _head(model: Exported) -> dict[str, Tensor]:
 def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     state = {name: value.float().contiguous() for name, value in state.items()}
     save_weights(state, path, {"format": "pt", **(metadata or {})})
-
-
-def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the difference between the discriminator's and the generator's embedding (GDES), if the model has one."""
-    blocks = [state[name] for n in range(len(state)) if (name := f"difference_{n}") in state]
-    if blocks:
-        save_weights({DIFFERENCE: torch.cat(blocks).float()}, folder / DIFFERENCE_FILE)
 
 
 def _common_settings(model: Exported) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def _xlme_settings(model: Exported) -> dict[str, Any]:
         "auto_map": auto_map,
         "mask_token_id": cfg.vocabulary - 1,
     }
-    if model.whole:
-        auto_map[model.whole.auto_class] = f"{Path(model.whole.code).stem}.{model.architecture}"
-        config |= model.whole.config(cfg)
+    if model.has_decoder:
+        auto_map["AutoModelForSeq2SeqLM"] = f"modeling_xlme_translation.{model.architecture}"
+        config |= decoder_settings(cfg)
     return config
 
 

@@ -1,4 +1,4 @@
-"""The model that an export writes: one encoder with its head, or a whole model that has extra parts."""
+"""The model that an export writes: one encoder with its head, or a whole translation model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ..config import EncoderName
 from ..models.text_encoder import TextEncoder
-from ..trained.exports import WholeModel
-from ..translate.exports import TRANSLATION_MODEL
 
 Architecture = Literal[
     "XLMEModel",
@@ -20,12 +18,11 @@ Architecture = Literal[
     "XLMEForQuestionAnswering",
     "XLMEForConditionalGeneration",
 ]
-_WHOLE_MODELS: dict[Architecture, WholeModel] = {"XLMEForConditionalGeneration": TRANSLATION_MODEL}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One encoder with the head that was trained on it, or with the extra parts of a whole model.
+    """One encoder with the head that was trained on it, or with the decoder and the head of a translation model.
 
     `architecture`: the class in `remote/` that loads the export. `state`: the head's parameters, under the names of
     that class (`head.weight`, …); other entries are ignored. `labels`: the labels that the head predicts.
@@ -41,6 +38,6 @@ class Exported:
     which: EncoderName | None = None
 
     @property
-    def whole(self) -> WholeModel | None:
-        """The extra parts, files and settings of a whole model; None for an encoder with a head."""
-        return _WHOLE_MODELS.get(self.architecture)
+    def has_decoder(self) -> bool:
+        """Whether this is a whole translation model, which has a decoder."""
+        return self.architecture == "XLMEForConditionalGeneration"

@@ -32,10 +32,9 @@ def require_onnx(model: Exported) -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    if model.whole:
+    if model.has_decoder:
         raise ValueError(
-            f"onnx writes only an encoder, but this model has {model.whole.extra_part}: export its encoder alone "
-            "(--which encoder)"
+            "onnx writes only an encoder, but this model has a decoder: export its encoder alone (--which encoder)"
         )
 
 

@@ -4,10 +4,9 @@
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,17 +61,6 @@ EXPORTED_SETTINGS = {
 FILES = "files"
 # A key in config.json: which encoder of a pre-training run this is; absent after fine-tuning and for XLM-R's weights.
 WHICH = "which"
-
-
-class WholeModel(NamedTuple):
-    """The class and the extra parts of an export that has more than an encoder with its head."""
-
-    extra_part: str  # name of the first extra part, such as `a decoder`, for messages
-    code: str  # the file in `export/remote` that has its class
-    auto_class: str  # the class of transformers that loads it
-    parts: tuple[str, ...]  # prefixes of the extra parameters' names
-    config: Callable[[ModelConfig], dict[str, Any]]  # extra settings in config.json
-    generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:

@@ -63,7 +63,7 @@ def run(settings: TranslateSettings) -> None:
     anything."""
     from .text import check_search, load_translator, read_lines, scores, translate_lines  # it loads torch
 
-    _check(settings)
+    _check_outputs(settings)
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):
         raise ValueError(f"{settings.source} has no text: name another --source")
@@ -103,8 +103,7 @@ def run(settings: TranslateSettings) -> None:
     print(leaks, end="")
 
 
-def _check(settings: TranslateSettings) -> None:
-    """Raise ValueError for settings that do not fit each other."""
+def _check_outputs(settings: TranslateSettings) -> None:
     out = settings.out
     if (out is None) == (settings.pairs is None):
         raise ValueError("--out names a file to write and --pairs a folder: give one of them")
@@ -117,13 +116,10 @@ def _check(settings: TranslateSettings) -> None:
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder: name a file in it")
     inputs = {"source": settings.source, "reference": settings.reference}
-    if overwritten := [name for name, path in inputs.items() if path and _same(out, path)]:
+    both_exist = [(name, path) for name, path in inputs.items() if path and path.exists() and out.exists()]
+    if overwritten := [name for name, path in both_exist if out.samefile(path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
     require_regular(out, "--out")
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _write_pairs(

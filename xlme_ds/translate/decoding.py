@@ -15,17 +15,11 @@ import torch
 
 from ..cli import progress
 from ..data.rows import EOS, LAYOUTS, PAD
-from .model import TranslationModel
+from .model import CachedDecoder, TranslationModel, longest_translation
 from .sides import Side
-from .writing import CachedDecoder, longest_translation
 
 _MAX_BATCH_TOKENS = 4096  # upper bound of source tokens · beam in a batch
 _MAX_LOGITS = 2**26  # upper bound of hypotheses · vocabulary in one decoding step: this bounds memory
-
-
-def longest_source(model: TranslationModel) -> int:
-    """The largest number of ordinary source tokens that the model can read."""
-    return model.cfg.max_positions - 2
 
 
 def translate(
@@ -35,7 +29,7 @@ def translate(
     beam: int = 1,
     length_penalty: float = 1.0,
 ) -> list[list[int]]:
-    """The translations, as ordinary tokens, of `sources`: sentences of at most `longest_source` ordinary tokens.
+    """The translations of `sources`. Both are ordinary tokens; a source has at most `model.cfg.max_positions` − 2.
 
     `languages`: source and target, as indices into `model.cfg.language_embeddings`. The model is in evaluation
     mode; its device and precision are used.
@@ -119,7 +113,6 @@ def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language
 def _search(
     model: TranslationModel, sources: Sequence[np.ndarray], languages: tuple[int, int], searches: Sequence[Search]
 ) -> None:
-    """Run all `searches` together."""
     source = source_side(model, sources, languages[0])
     decoder = CachedDecoder(model, source, torch.full_like(source.items[:, 0], languages[1]))
     live, beam, device = list(searches), searches[0].beam, decoder.source_NSD.device

@@ -1,4 +1,4 @@
-"""Exports of translation models: the decoder's part of an export, and the function that reads one."""
+"""Exports of translation models: the settings of an export with a decoder, and the function that reads one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,38 +7,37 @@ from typing import Any
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.rows import BOS, EOS, PAD, UNK
 from ..trained.encoders import load_encoder
-from ..trained.exports import WholeModel, read_heads
+from ..trained.exports import read_heads
 from ..trained.runs import TrainedRun
 from ..trained.settings import MODEL_TYPE, read_config
 from .decoder import decoder_layers
-
-DECODER_FORM = "decoder_form"  # the key of `model.decoder` in config.json
 
 
 def load_with_decoder(folder: Path) -> TrainedRun | None:
     """The whole model of an export with a decoder, in the form of a run; None for any other folder. Raises ValueError
     if a file is missing or damaged."""
     config = read_config(folder)
-    if config.get("model_type") != MODEL_TYPE or not config.get(DECODER_FORM):
+    if config.get("model_type") != MODEL_TYPE or not config.get("decoder_form"):
         return None
     encoder, vocabulary = load_encoder(folder)
-    model = replace(encoder.cfg, decoder=config[DECODER_FORM], decoder_layers=config["decoder_layers"])
+    model = replace(encoder.cfg, decoder=config["decoder_form"], decoder_layers=config["decoder_layers"])
     state = encoder.state_dict() | read_heads(folder)
     return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))
 
 
-def _config(cfg: ModelConfig) -> dict[str, Any]:
+def decoder_settings(cfg: ModelConfig) -> dict[str, Any]:
+    """The settings in config.json that an export without a decoder lacks."""
     return {
         "is_encoder_decoder": True,
         "decoder_start_token_id": EOS,
-        DECODER_FORM: cfg.decoder,
+        "decoder_form": cfg.decoder,
         "decoder_layers": decoder_layers(cfg),
     }
 
 
-def _generation(cfg: ModelConfig) -> dict[str, Any]:
-    """Settings with which transformers' `generate` searches like `xlme translate`, if both have the same number of
-    beams."""
+def generation_settings(cfg: ModelConfig) -> dict[str, Any]:
+    """The content of generation_config.json, with which transformers' `generate` searches like `xlme translate`, if
+    both have the same number of beams."""
     return {
         "bos_token_id": BOS,
         "pad_token_id": PAD,
@@ -48,13 +47,3 @@ def _generation(cfg: ModelConfig) -> dict[str, Any]:
         "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
         "renormalize_logits": True,
     }
-
-
-TRANSLATION_MODEL = WholeModel(
-    "a decoder",
-    "modeling_xlme_translation.py",
-    "AutoModelForSeq2SeqLM",
-    ("decoder.", "masked_head."),
-    _config,
-    _generation,
-)

@@ -1,24 +1,27 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
 Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary.
+`CachedDecoder` decodes token by token, and `write` makes the greedy translations of back-translation with it.
+
+B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary; N
+hypotheses or sentences, which are the B rows of a model that writes.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from ..data.rows import LAYOUTS, TASKS
+from ..data.rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK
 from ..models.attention import AttentionBias, causal_mask, shared_bias
 from ..models.dropout import OUTSIDE, derive
 from ..models.encoder import lookup, read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
-from .decoder import Decoder, SharedInputs
+from .decoder import Decoder, KeysAndValues, SharedInputs
 from .sides import (
     Side,
     cross_attention_mask,
@@ -30,11 +33,11 @@ from .sides import (
     targets,
     written_sources,
 )
-from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
 LENGTH_FACTOR = 3  # upper bound of (tokens in the translations of a row's sentences) / (tokens in the row)
 _TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}  # task of a row -> the terms that it can have
+ADDED = {"ae": "noised_BT", "bt": "into_BT"}  # term -> the tensor in `Batch.added` that it needs
 
 
 class TranslationOutput(NamedTuple):
@@ -70,12 +73,10 @@ class TranslationModel(TextEncoder):
             if len(rows.task_B):
                 places_M = (target_mask(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
                 of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
-                outputs += [self._predicted(term, *of_task) for term in terms if self._has_sources(term, batch)]
+                outputs += [
+                    self._predicted(term, *of_task) for term in terms if term == "mt" or ADDED[term] in batch.added
+                ]
         return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
-
-    @staticmethod
-    def _has_sources(term: str, batch: Batch) -> bool:
-        return term == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[term] in batch.added
 
     def _predicted(
         self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
@@ -147,3 +148,64 @@ class TranslationModel(TextEncoder):
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
         return self.masked_head.logits(hidden_BD, self.table)
+
+
+def longest_translation(source: int) -> int:
+    """The largest number of tokens of a translation of `source` ordinary tokens (XLM's rule)."""
+    return int(1.3 * source + 5)
+
+
+class CachedDecoder:
+    """Hypotheses of several sentences, which the decoder reads token by token."""
+
+    def __init__(self, model: TranslationModel, source: Side, languages_N: Tensor):
+        self.model, self.languages_N = model, languages_N
+        self.source_NSD = model.read_source(source)
+        self.allowed_N11S = (source.items > 0)[:, None, None]
+        self.past: dict[nn.Module, KeysAndValues] = {}
+        self.position = 0  # position of the next token that the decoder reads
+
+    def log_probabilities(self, tokens_N: Tensor) -> Tensor:
+        """Read `tokens_N`; returns the log-probabilities of the token that follows, float32 or wider [N, V]. Only
+        ordinary tokens and `</s>` are possible."""
+        hidden_ND = self.model.read_next(
+            tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
+        )
+        scores_NV = self.model.scores(hidden_ND)
+        self.position += 1
+        scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
+        scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
+        return scores_NV.log_softmax(-1)
+
+    def keep(self, rows: list[int]) -> None:
+        """Continue with the hypotheses of these rows; a row may occur several times."""
+        rows_N = torch.tensor(rows, device=self.source_NSD.device)
+        self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
+        self.languages_N = self.languages_N[rows_N]
+        self.past = {module: (keys[rows_N], values[rows_N]) for module, (keys, values) in self.past.items()}
+
+
+@torch.no_grad()
+def write(model: TranslationModel, source: Side, languages_N: Tensor) -> list[list[int]]:
+    """Greedy translations, as ordinary tokens, of the rows of `source`, each of which is one sentence, into the
+    languages `languages_N`. Each has at most `longest_translation` tokens, and at most as many as the model can
+    read."""
+    decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
+    lengths = (source.items > 0).sum(1).tolist()  # including the two special tokens
+    limits = [min(longest_translation(length - 2), model.cfg.max_positions - 2) for length in lengths]
+    written: list[list[int]] = [[] for _ in limits]
+    live = list(range(len(limits)))  # index of the sentence in each of the decoder's rows; finished ones are removed
+    while model.any_rank(bool(live)):
+        tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
+        unfinished_rows = []
+        for row, (sentence, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
+            if token != EOS:
+                written[sentence].append(token)
+                if len(written[sentence]) < limits[sentence]:
+                    unfinished_rows.append(row)
+        live = [live[row] for row in unfinished_rows]
+        if len(unfinished_rows) < len(tokens_N):
+            rows = unfinished_rows or [0]  # a rank that is done keeps decoding one row until the other ranks are done
+            decoder.keep(rows)
+            tokens_N = tokens_N[rows]
+    return written

@@ -29,7 +29,7 @@ from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import FirstWeights, Quantity, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
-from .model import TERMS, TranslationModel, TranslationOutput
+from .model import ADDED, TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, Sentences
 from .sides import target_mask
 
@@ -87,16 +87,15 @@ class MachineTranslation(MaskedLanguageModelling):
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
         language to translate each sentence into if back-translation is trained."""
-        denoising = self._weight_points.get("ae", ())
-        back = self._weight_points.get("bt", ())
-        if not (denoising or back):
+        if len(self.terms) == 1:
             return super().batches(rows, purpose)
+        points: dict[str, tuple[str, ...]] = dict(self._weight_points)
         if purpose != "train":
-            denoising = ALWAYS if denoising else ()
-            back = ALWAYS if back else ()
-        if purpose == "show" and denoising:  # the page shows one prediction of each token
-            back = ()
-        sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
+            points = dict.fromkeys(points, ALWAYS)
+        if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
+            points["bt"] = ()
+        mask = rows.manifest.vocabulary_size - 1
+        sentences = Sentences(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
 
         def with_sentences(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
             return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
@@ -125,37 +124,42 @@ class MachineTranslation(MaskedLanguageModelling):
         """Raise ValueError also if a step would train nothing, or if data, start, model or engine do not fit an
         objective with a decoder."""
         super().check(run)
-        name, data = run.objective.name, run.data
         self._check_weights(run)
         _check_start(run.start)
-        if data.mono_rows and len(self.terms) == 1:
-            raise ValueError(
+        name, data, model = run.objective.name, run.data, run.model
+        reads_sentences = len(self.terms) > 1
+        for is_wrong, message in (
+            (
+                data.mono_rows and not reads_sentences,
                 f"data.mono_rows is {data.mono_rows}, but objective.name {name} reads monolingual rows only for "
-                "objective.denoising or objective.back_translation: set one of these, or data.mono_rows to 0"
-            )
-        if not data.mono_rows and len(self.terms) > 1:
-            raise ValueError(
+                "objective.denoising or objective.back_translation: set one of these, or data.mono_rows to 0",
+            ),
+            (
+                reads_sentences and not data.mono_rows,
                 "objective.denoising and objective.back_translation read monolingual rows, but data.mono_rows is 0: "
-                "raise data.mono_rows, or leave both empty"
-            )
-        if not run.model.language_embeddings:
-            raise ValueError(
+                "raise data.mono_rows, or leave both empty",
+            ),
+            (
+                not model.language_embeddings,
                 f"objective.name {name} knows the language to translate into by its embedding: set "
-                "model.language_embeddings to the languages of the data"
-            )
-        if run.model.body != "xlme":
-            raise ValueError(
-                f"model.body {run.model.body} has no decoder, which objective.name {name} needs: set it to xlme"
-            )
-        if run.engine.kind == "pipeline":
-            raise ValueError(
-                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed"
-            )
-        if run.model.compile not in ("auto", "none"):
-            raise ValueError(
-                f"model.compile {run.model.compile} is not for objective.name {name}, whose rows have sides of any "
-                "length: set it to none"
-            )
+                "model.language_embeddings to the languages of the data",
+            ),
+            (
+                model.body != "xlme",
+                f"model.body {model.body} has no decoder, which objective.name {name} needs: set it to xlme",
+            ),
+            (
+                run.engine.kind == "pipeline",
+                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed",
+            ),
+            (
+                model.compile not in ("auto", "none"),
+                f"model.compile {model.compile} is not for objective.name {name}, whose rows have sides of any "
+                "length: set it to none",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(message)
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
@@ -216,21 +220,20 @@ class MachineTranslation(MaskedLanguageModelling):
         # `share`: how many times a network reads a row, summed over its passes; in a pair each network reads one half.
         # `side`: number of tokens that a network reads in one pass.
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
-        # Each layer of XLM's decoder has both attentions. In the interleaved decoder every second layer has
-        # cross-attention, the others self-attention.
-        cross_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) // 2
-        self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions
+        depth = decoder_depth(cfg)
+        # Each layer of XLM's decoder has both attentions, each layer of the interleaved decoder has one of them.
+        cross_attentions = depth if cfg.decoder == "xlm" else 0  # those in a layer that also has self-attention
         attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
-        decoder = 2.0 * ((self_attentions + cross_attentions) * attention + decoder_depth(cfg) * feed_forward)
+        decoder = 2.0 * ((depth + cross_attentions) * attention + depth * feed_forward)
         encoder = encoder_forward(cfg, 1, side)
         writing_passes = 1 if "bt" in self.terms else 0
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder * share,
             decoder=decoder * share,
-            decoder_layers=decoder_depth(cfg),
-            cross_attentions=decoder_depth(cfg) if cfg.decoder == "xlm" else 0,
+            decoder_layers=depth,
+            cross_attentions=cross_attentions,
             softmax_last=masked_head_forward(cfg, share),
             first_pass_layer=encoder * writing_passes,
             first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * writing_passes,
@@ -254,12 +257,8 @@ class MachineTranslation(MaskedLanguageModelling):
     def counts(self, batch: Batch) -> Tensor:
         """Number of target tokens of each term, float64 [terms]."""
         in_sentences, in_pairs = sum_by_task(target_mask(batch).sum(1), batch.task_B)
-        by_term = {
-            "ae": in_sentences if "noised_BT" in batch.added else torch.zeros_like(in_sentences),
-            "bt": in_sentences if "into_BT" in batch.added else torch.zeros_like(in_sentences),
-            "mt": in_pairs,
-        }
-        return torch.stack([by_term[term] for term in self.terms]).double()
+        counts = [in_pairs if term == "mt" else in_sentences * (ADDED[term] in batch.added) for term in self.terms]
+        return torch.stack(counts).double()
 
     def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
         return sum_by_task(values_M, self._term_indices(output), len(self.terms))

@@ -57,37 +57,28 @@ class PairFolder:
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
         """Translate the missing parts, and write both files. Raises ValueError if another process does the same."""
+        part_files = {first: self.parts / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}
         with lock(self.parts):
-            self._write(translator, lines, languages, beam, penalty)
-
-    def _write(
-        self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
-    ) -> None:
-        first_lines = range(0, len(lines), _PART_LINES)  # index of each part's first line
-        for first in first_lines:
-            if not self._part(first).exists():
-                part_lines = lines[first : first + _PART_LINES]
-                translated = translate_lines(translator, part_lines, languages, beam, penalty)
-                cut = set(translated.cut)  # line numbers from 1
-                part_pairs = [
-                    pair
-                    for number, pair in enumerate(zip(part_lines, translated.lines, strict=True), start=1)
-                    if number not in cut and all(side.strip() for side in pair)
-                ]
-                empty = sum(not line.strip() for line in part_lines)
-                write_object(self._part(first), {"pairs": part_pairs, "cut": len(cut), "empty": empty})
-        parts = [read_object(self._part(first)) for first in first_lines]
-        pairs = [pair for part in parts for pair in part["pairs"]]
-        # The file of the translations is written last: it marks the pairs as complete.
-        for side, code in enumerate((self.source, self.to)):
-            write_text(self.path(code), "".join(f"{pair[side]}\n" for pair in pairs))
-        shutil.rmtree(self.parts)
-        cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
-        untranslated = len(lines) - len(pairs) - cut - empty
+            for first, file in part_files.items():
+                if not file.exists():
+                    part_lines = lines[first : first + _PART_LINES]
+                    translated = translate_lines(translator, part_lines, languages, beam, penalty)
+                    cut = set(translated.cut)  # line numbers from 1
+                    part_pairs = [
+                        pair
+                        for number, pair in enumerate(zip(part_lines, translated.lines, strict=True), start=1)
+                        if number not in cut and all(side.strip() for side in pair)
+                    ]
+                    empty = sum(not line.strip() for line in part_lines)
+                    write_object(file, {"pairs": part_pairs, "cut": len(cut), "empty": empty})
+            parts = [read_object(file) for file in part_files.values()]
+            pairs = [pair for part in parts for pair in part["pairs"]]
+            # The file of the translations is written last: it marks the pairs as complete.
+            for side, code in enumerate((self.source, self.to)):
+                write_text(self.path(code), "".join(f"{pair[side]}\n" for pair in pairs))
+            shutil.rmtree(self.parts)
+        too_long, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
         print(
-            f"{self.path(self.to)}: {len(pairs)} pairs; left out: {cut} lines too long, {empty} without words, "
-            f"{untranslated} with an empty translation"
+            f"{self.path(self.to)}: {len(pairs)} pairs; left out: {too_long} lines too long, {empty} without words, "
+            f"{len(lines) - len(pairs) - too_long - empty} with an empty translation"
         )
-
-    def _part(self, first: int) -> Path:
-        return self.parts / f"{first:09d}.json"

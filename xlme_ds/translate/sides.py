@@ -33,20 +33,16 @@ class Side(NamedTuple):
 def target_mask(batch: Batch) -> Tensor:
     """Whether each token is a target, bool [B, T]. Targets are the second sides of pairs, and monolingual sentences.
     The last `</s>` of each belongs to the target, its opening token does not."""
-    not_padding_BT, is_pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
+    not_padding_BT, is_pairs_B1 = batch.segments_BT > 0, (batch.task_B == TASKS.index("para"))[:, None]
     second_BT = (batch.sides_BT == 1) & not_padding_BT
     # In XLM's layout, `</s>` also opens the second side.
     opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
     return torch.where(is_pairs_B1, second_BT & ~opens_BT, not_padding_BT & (batch.positions_BT > 0))
 
 
-def _has_task(batch: Batch, task: str) -> Tensor:
-    return batch.task_B == TASKS.index(task)
-
-
 def rows_of(batch: Batch, task: str) -> Batch:
     """The rows of one task. Only the fields by row are selected; the fields of masked positions stay as in `batch`."""
-    of_task_B = _has_task(batch, task)
+    of_task_B = batch.task_B == TASKS.index(task)
     by_row = {name: value[of_task_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
     return batch._replace(**by_row, added={name: value_BT[of_task_B] for name, value_BT in batch.added.items()})
 

@@ -16,7 +16,7 @@ from ..io.files import require_line_feeds
 from ..models.text_encoder import language_index
 from ..trained.runs import load_run
 from ..trained.settings import read_config
-from .decoding import longest_source, translate
+from .decoding import translate
 from .exports import load_with_decoder
 from .model import TranslationModel
 
@@ -115,7 +115,7 @@ def translate_lines(
     """Translate each line by itself; the translation of a blank line is empty."""
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
-    longest = longest_source(model)
+    longest = model.cfg.max_positions - 2  # ordinary tokens, without the two special ones
     not_empty = [index for index, source in enumerate(sources) if len(source)]
     cut_sources: list[np.ndarray] = [sources[index][:longest] for index in not_empty]
     translations = [""] * len(lines)
