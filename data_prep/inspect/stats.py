@@ -97,7 +97,6 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
-    """Lay out a table for the terminal; the last of `rows` is the sum."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
@@ -105,7 +104,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
+        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)  # the last row is the sum
     return table
 
 

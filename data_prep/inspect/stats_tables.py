@@ -117,7 +117,6 @@ def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[
 
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
-    """Number of one shard's records in each bin of lengths."""
     counts = np.zeros(len(EDGES), dtype=np.int64)
     for batch in read_arrow(folder / shard.name):
         lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)

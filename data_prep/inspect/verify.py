@@ -49,14 +49,12 @@ def run(config: VerifyConfig) -> None:
 
 
 def _raise_first(checks: Checks) -> None:
-    """Raise ValueError with the message of the first check that fails."""
     for passes, sentence in checks:
         if not passes:
             raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
-    """The task folders to check: `data` itself, or its subfolders mono/ and para/."""
     folders = [
         folder
         for folder in (data, *(data / task for task in TASKS))

@@ -68,11 +68,10 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in corpora:
-            if corpus.task != task:
-                continue
-            described_inputs = corpus_inputs(corpus, text.allow_missing)
-            inputs += described_inputs
-            settings |= _described_settings(corpus, described_inputs)
+            if corpus.task == task:
+                described_inputs = corpus_inputs(corpus, text.allow_missing)
+                inputs += described_inputs
+                settings |= _described_settings(corpus, described_inputs)
         if inputs:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
@@ -149,9 +148,7 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     for source in inputs:
         if source.size and all(path.local and not path.pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
-    for same_size in by_sizes.values():
-        if len(same_size) == 1:
-            continue
+    for same_size in (sources for sources in by_sizes.values() if len(sources) > 1):
         by_text: dict[tuple[object, ...], Input] = {}
         for source in same_size:
             checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)

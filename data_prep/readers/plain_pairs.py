@@ -82,12 +82,10 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    """The name of the only member with this ending. Raises ValueError if not exactly one member has it, and zipfile's
-    error if the member cannot be opened."""
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
         raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have exactly one")
-    archive.open(names[0]).close()
+    archive.open(names[0]).close()  # raises zipfile's error if it cannot be read
     return names[0]
 
 
