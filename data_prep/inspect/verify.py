@@ -161,9 +161,8 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
     languages = sorted(settings.get("languages", ()))
     expected = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
-        names = [source[0] for source in settings.get("inputs", ())]
-        codes = sorted({*LANGUAGES, *manifest.languages})
-        languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
+        codes, inputs = sorted({*LANGUAGES, *manifest.languages}), settings.get("inputs", ())
+        languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
     yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (
@@ -176,12 +175,12 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
-    settings_path, path = folder / "settings.json", folder / "manifest.json"
+    path = folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
         raise ValueError(
-            f"{settings_path} is damaged, or has other settings than {path}: delete both and give the command that "
-            f"wrote {folder} again"
+            f"{folder / 'settings.json'} is damaged, or has other settings than {path}: delete both and give the "
+            f"command that wrote {folder} again"
         )
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
@@ -190,8 +189,6 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
-    expected_tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
     # `fill_rows` tries sample sizes until the rows are full, and puts the size into its markers' names.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
@@ -199,7 +196,9 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
     )
     if manifest.stage == "encode" and results:
-        missing = sorted(expected_tasks - results.keys())
+        inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
+        tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
+        missing = sorted(tasks - results.keys())
         yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_again(folder)}"
         counts: dict[str, Any] = {}
         for task, result in results.items():

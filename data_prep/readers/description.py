@@ -135,8 +135,7 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
 
 def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], label: str) -> None:
     make_filters(filters, reader.task, label)
-    scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
-    if "score" in filters and not scored:
+    if "score" in filters and not (isinstance(reader, TableReader) and "score" in reader.roles(columns)):
         raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
     for rule in column_filters(filters, label):
         named_once = isinstance(reader, TableReader) and columns.count(rule.column) == 1
@@ -191,7 +190,6 @@ def _toml(description: str) -> dict[str, Any]:
             names = ", ".join(ready_descriptions())
             raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"corpus description {description} cannot be read: {error}") from None
-    return values
