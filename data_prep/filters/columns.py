@@ -19,11 +19,6 @@ class ColumnFilter:
     max: float = math.inf
     one_of: Sequence[Any] | None = None
 
-    @property
-    def reason(self) -> str:
-        """The name under which dropped records are counted."""
-        return f"{COLUMN} {self.column}"
-
     def drops(self, value: Any) -> bool:
         """True if a record with this value is dropped. A text value is compared with the bounds as a number, and with
         `one_of` as it is written."""
@@ -75,6 +70,8 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """Returns the first filter's reason to drop a record, "" if none drops it. `values` are the record's values in the
-    filters' columns."""
-    return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")
+    """Returns the name under which a record is counted that the filters drop, "" if none drops it. `values` are the
+    record's values in the filters' columns."""
+    return next(
+        (f"{COLUMN} {rule.column}" for rule, value in zip(filters, values, strict=True) if rule.drops(value)), ""
+    )
