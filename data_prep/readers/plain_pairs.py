@@ -98,15 +98,15 @@ class TableReader(PairReader):
     def __init__(self, *columns: str):
         self.columns = columns
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """The names of all columns. Raises ValueError if source or target is missing, or if source, target or score is
         named twice."""
-        are_names = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
-        if not are_names or not {"source", "target"} <= set(given):
-            raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
-        if max(map(given.count, ("source", "target", "score"))) > 1:
-            raise ValueError(f"columns are {given}: name each of source, target and score once")
-        return tuple(given)
+        are_names = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
+        if not are_names or not {"source", "target"} <= set(columns):
+            raise ValueError(f"columns are {columns}: 'source' and 'target' must be among them")
+        if max(map(columns.count, ("source", "target", "score"))) > 1:
+            raise ValueError(f"columns are {columns}: name each of source, target and score once")
+        return tuple(columns)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """The role of each column, from left to right: source, target, score, or another name."""
@@ -163,15 +163,15 @@ class NumberedTable(TableReader):
 
     more_columns = True
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """The name of each column from the first to the last named one, empty for a column without a name. Raises
-        ValueError unless `given` maps names to column numbers."""
-        numbers = given if isinstance(given, dict) else {}
+        ValueError unless `columns` maps names to column numbers."""
+        numbers = columns if isinstance(columns, dict) else {}
         in_range = all(type(number) is int and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
-                f"columns are {given}: give the columns' numbers, from 1 on, as in columns = {{source = 1, target = 2, "
-                "score = 3}"
+                f"columns are {columns}: give the columns' numbers, from 1 on, as in columns = {{source = 1, target = "
+                "2, score = 3}"
             )
         by_number = {number: name for name, number in numbers.items()}
         return tuple(by_number.get(number, "") for number in range(1, max(by_number) + 1))

@@ -88,11 +88,11 @@ class Reader(ABC):
     any_column: ClassVar[bool] = False  # whether files may have columns to filter by that `columns` does not name
     columns: tuple[str, ...] = ()
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """Check a description's `columns`; returns the `columns` of an `Input`. Raises ValueError for unusable ones."""
-        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-            raise ValueError(f"columns are {given}: list their names")
-        return tuple(given)
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+            raise ValueError(f"columns are {columns}: list their names")
+        return tuple(columns)
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the two sides' files in an archive; empty if the format is no archive."""

@@ -33,11 +33,11 @@ class RecordDocuments(CC100):
     def __init__(self, records: ReadRecords):
         self.records = records
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The column that has the text, as the only entry. Raises ValueError unless `given` lists one name."""
-        if not isinstance(given, list | tuple) or len(given) != 1 or not isinstance(given[0], str):
-            raise ValueError(f"columns are {given}: name the one column that has the text")
-        return tuple(given)
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
+        """The column that has the text, as the only entry. Raises ValueError unless `columns` lists one name."""
+        if not isinstance(columns, list | tuple) or len(columns) != 1 or not isinstance(columns[0], str):
+            raise ValueError(f"columns are {columns}: name the one column that has the text")
+        return tuple(columns)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole documents in CC-100's format, in which an empty line ends a document: empty lines
@@ -71,15 +71,15 @@ class RecordPairs(TableReader):
         super().__init__("source", "target", "score")
         self.records = records
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `given`
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
+        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `columns`
         has another key, or lacks a side."""
-        names = given if isinstance(given, dict) else {}
+        names = columns if isinstance(columns, dict) else {}
         if not {"source", "target"} <= set(names) <= set(self.columns) or not all(
             isinstance(name, str) for name in names.values()
         ):
             raise ValueError(
-                f"columns are {given}: name the column of each side, and of the score if there is one, as in "
+                f"columns are {columns}: name the column of each side, and of the score if there is one, as in "
                 'columns = {source = "translation.{src}", target = "translation.{tgt}"}'
             )
         return tuple(names[role] for role in self.columns if role in names)
