@@ -73,13 +73,12 @@ def run(config: ShowConfig) -> None:
 
 def _run(config: ShowConfig) -> None:
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
-    fraction = config.mask_fraction
     if config.rows < 1 or config.start < 0:
         raise ValueError(
             f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more"
         )
-    if not 0 <= fraction < 1:
-        raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
+    if not 0 <= config.mask_fraction < 1:
+        raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
     if not tasks:
         require_folder(config.data, "name the folder that `xlme prep mix` wrote")
         raise ValueError(

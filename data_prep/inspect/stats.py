@@ -72,10 +72,14 @@ def run(config: StatsConfig) -> None:
 
 
 def _section(config: StatsConfig, task: str) -> Section:
-    lines = on_root(lambda: stats_lines(config.encoded, config.data, task))
-    encoded = on_root(lambda: read_manifest(config.encoded / task))
+    lines, encoded, packed = on_root(
+        lambda: (
+            stats_lines(config.encoded, config.data, task),
+            read_manifest(config.encoded / task),
+            bool(read_manifest(config.data / task).packed),
+        )
+    )
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    packed = on_root(lambda: bool(read_manifest(config.data / task).packed))
     return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
 
 

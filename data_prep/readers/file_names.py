@@ -141,12 +141,12 @@ def _keys(codes: Codes) -> tuple[str, ...]:
 
 def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
     """The names that these files would have if the pair were written in the other direction."""
-    reversed_names, reversed_pattern = [], filled(pattern, codes[::-1])
+    reversed_names = []
     for name, code in zip(names, codes, strict=False):
         name_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
-        star_texts = iter(re.fullmatch(name_pattern, name).groups())  # type: ignore[union-attr]
-        with_stars = reversed_pattern.replace("{side}", code)
-        reversed_names.append(re.sub(r"\*", lambda _, texts=star_texts: next(texts), with_stars))  # type: ignore[misc]
+        star_texts = re.fullmatch(name_pattern, name).groups()  # type: ignore[union-attr]
+        between_stars = filled(pattern, codes[::-1]).replace("{side}", code).split("*")
+        reversed_names.append("".join(chain.from_iterable(zip(between_stars, (*star_texts, ""), strict=True))))
     return tuple(reversed_names)
 
 
