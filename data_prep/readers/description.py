@@ -83,21 +83,8 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
 
 
 def _read(description: str, places: dict[str, str]) -> CorpusDescription:
-    values = _toml(description)
     label = f"corpus description {description}"
-    for key in values.keys() - _KEYS:
-        raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
-    for key in ("name", "format", "files"):
-        if not values.get(key):
-            raise ValueError(f"{label}: {key} is missing: set it")
-    for key in ("name", "where", "format", "files", "languages", "pairs"):
-        value = values.get(key, "")
-        may_be_list = key not in ("name", "where", "format")
-        for entry in value if may_be_list and isinstance(value, list) else [value]:
-            if not isinstance(entry, str):
-                raise ValueError(f"{label}: {key} has {entry!r}: write a string")
-    if values["format"] not in READERS:
-        raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
+    values = _values(description, label)
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
     codes = values.get(key)
@@ -131,6 +118,33 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         filters=filters,
         line_end=line_end,
     )
+
+
+def _values(description: str, label: str) -> dict[str, Any]:
+    path: Any = Path(description)
+    if "/" not in description and not description.endswith(".toml"):
+        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
+        if not path.is_file():
+            names = ", ".join(ready_descriptions())
+            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{label} cannot be read: {error}") from None
+    for key in values.keys() - _KEYS:
+        raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
+    for key in ("name", "format", "files"):
+        if not values.get(key):
+            raise ValueError(f"{label}: {key} is missing: set it")
+    for key in ("name", "where", "format", "files", "languages", "pairs"):
+        value = values.get(key, "")
+        may_be_list = key not in ("name", "where", "format")
+        for entry in value if may_be_list and isinstance(value, list) else [value]:
+            if not isinstance(entry, str):
+                raise ValueError(f"{label}: {key} has {entry!r}: write a string")
+    if values["format"] not in READERS:
+        raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
+    return values
 
 
 def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], label: str) -> None:
@@ -180,16 +194,3 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
         ):
             if is_wrong:
                 raise ValueError(f"{label}: files are {pattern!r}{sentence}")
-
-
-def _toml(description: str) -> dict[str, Any]:
-    path: Any = Path(description)
-    if "/" not in description and not description.endswith(".toml"):
-        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
-        if not path.is_file():
-            names = ", ".join(ready_descriptions())
-            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"corpus description {description} cannot be read: {error}") from None
