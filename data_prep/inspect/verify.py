@@ -108,23 +108,25 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         )
 
 
+def _file_checks(path: Path, shard: Shard, index: Path | None, again: str) -> Checks:
+    yield path.exists(), f"{path} is missing: {again}"
+    size = path.stat().st_size
+    yield size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}"
+    yield (
+        file_sha256(path) == shard.sha256,
+        f"{path} does not have the manifest's checksum, so its bytes changed: {again}",
+    )
+    yield index is None or index.exists(), f"{index} is missing: {again}"
+
+
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
     """Read a whole shard and count its records. Raises ValueError that names the file and the first faulty row."""
-    path = folder / shard.name
-    again = f"give the command that wrote {folder} again"
-    if not path.exists():
-        raise ValueError(f"{path} is missing: {again}")
-    size = path.stat().st_size
-    if size != shard.bytes:
-        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
-    if file_sha256(path) != shard.sha256:
-        raise ValueError(f"{path} does not have the manifest's checksum, so its bytes changed: {again}")
+    path, is_mixed = folder / shard.name, manifest.stage == "mix"
+    index, checks = path.with_suffix(".index"), list[np.ndarray]()
+    _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
-    index, checks = path.with_suffix(".index"), list[np.ndarray]()
-    if manifest.stage == "mix":
-        if not index.exists():
-            raise ValueError(f"{index} is missing: {again}")
+    if is_mixed:
         from xlme_ds.data.shards import group_checks, index_of  # imported late: it loads numba
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -133,7 +135,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
                 raise ValueError(f"{path} has columns {columns}, not {expected}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
-                if manifest.stage == "mix":
+                if is_mixed:
                     checks.append(group_checks(batch))
                 faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
@@ -146,11 +148,10 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         raise ValueError(
             f"{path} is not readable from row {counts['records']} on ({error}): {_again(folder)}"
         ) from None
-    if manifest.stage == "mix" and index.read_bytes() != index_of(path, shard.sha256, checks):
+    if is_mixed and index.read_bytes() != index_of(path, shard.sha256, checks):
         raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
-    rows = counts["records"]
-    if rows != shard.rows:
-        raise ValueError(f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
+    if counts["records"] != shard.rows:
+        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_again(folder)}")
     return counts
 
 
