@@ -25,8 +25,8 @@ from data_prep.encode.held_out import HeldOutText, Split
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
-from data_prep.readers import CC100, READERS, Input, TextBlock
-from data_prep.readers.reader import Paragraphs
+from data_prep.readers import CC100, READERS, Input
+from data_prep.readers.reader import Paragraphs, TextBlock
 from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.progress import Status
-from data_prep.readers import TextBlock
+from data_prep.readers.reader import TextBlock
 from xlme_ds.io.files import naming
 
 _WORK_FOLDER = re.compile(r"work-\d+-\d+")

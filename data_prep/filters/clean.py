@@ -169,8 +169,6 @@ class Sides:
 
 # A filter returns a bool for each paragraph or pair: True drops it. Its keyword arguments are its settings, and its
 # docstring states when a paragraph or pair is dropped.
-TextFilter = Callable[[Sides], np.ndarray]
-TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # takes, for each side, the number of tokens of each text
 
 
 def _length(sides: Sides, *, min_characters: float = 0, max_characters: float = 0) -> np.ndarray:
@@ -248,10 +246,10 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 @dataclass(frozen=True)
 class Filters:
     """The filters of one input. `text` and `tokens` have (name under which dropped text is counted, filter) for each
-    filter of texts and of token counts."""
+    filter of texts and of token counts, which takes, for each side, the number of tokens of each text."""
 
-    text: tuple[tuple[str, TextFilter], ...] = ()
-    tokens: tuple[tuple[str, TokenFilter], ...] = ()
+    text: tuple[tuple[str, Callable[[Sides], np.ndarray]], ...] = ()
+    tokens: tuple[tuple[str, Callable[[Sequence[np.ndarray]], np.ndarray]], ...] = ()
     exact_duplicates: bool = False
 
 
@@ -260,13 +258,12 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
 
     Raises ValueError for a wrong name or setting; the message begins with `where`.
     """
-    text_filters: list[tuple[str, TextFilter]] = []
-    token_filters: list[tuple[str, TokenFilter]] = []
+    text_filters: list[tuple[str, Any]] = []
+    token_filters: list[tuple[str, Any]] = []
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
         raise ValueError(f"{usage}, not {settings!r}")
-    if COLUMN in settings:
-        column_filters(settings, where)
+    column_filters(settings, where)
     for name, values in settings.items():
         if name == COLUMN:
             continue
@@ -274,11 +271,8 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             raise ValueError(f"{where}: {no_such('filter', name, [*_FILTERS, COLUMN])}")
         if not isinstance(values, dict):
             raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
-        text_function, token_function, tasks = _FILTERS[name]
-        text_keys, token_keys = (
-            list(function.__kwdefaults__ or ()) if function else [] for function in (text_function, token_function)
-        )
-        keys = text_keys + token_keys
+        *functions, tasks = _FILTERS[name]
+        keys = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
             if key not in keys:
                 raise ValueError(f"{where}: filter {name} has no setting {key!r}: it has {', '.join(keys) or 'none'}")
@@ -291,12 +285,8 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
                 raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")
         if task not in tasks:
             raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
-        if text_function:
-            text_filters.append((name, partial(text_function, **_subset(values, text_keys))))
-        if token_function:
-            token_filters.append((name, partial(token_function, **_subset(values, token_keys))))
+        for filters, function in zip((text_filters, token_filters), functions, strict=True):
+            if function:
+                own = {key: value for key, value in values.items() if key in (function.__kwdefaults__ or ())}
+                filters.append((name, partial(function, **own)))
     return Filters(tuple(text_filters), tuple(token_filters), EXACT_DUPLICATES in settings)
-
-
-def _subset(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    return {key: values[key] for key in keys if key in values}

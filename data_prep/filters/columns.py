@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -15,29 +15,21 @@ class ColumnFilter:
     """Drops a record whose value in `column` is missing, outside the bounds, or not one of `one_of`."""
 
     column: str
-    min: float | None = None
-    max: float | None = None
-    one_of: tuple[Any, ...] | None = None
-
-    @property
-    def reason(self) -> str:
-        """The name under which dropped records are counted."""
-        return f"{COLUMN} {self.column}"
+    min: float = -math.inf
+    max: float = math.inf
+    one_of: Sequence[Any] | None = None
 
     def drops(self, value: Any) -> bool:
         """True if a record with this value is dropped. A text value is compared with the bounds as a number, and with
         `one_of` as it is written."""
         if self.one_of is not None and _json_text(value) not in map(_json_text, self.one_of):
             return True
-        if self.min is None and self.max is None:
+        if (self.min, self.max) == (-math.inf, math.inf):
             return False
         try:
-            number = float(value)
+            return not self.min <= float(value) <= self.max
         except (TypeError, ValueError, OverflowError):
             return True
-        low = -math.inf if self.min is None else self.min
-        high = math.inf if self.max is None else self.max
-        return not low <= number <= high
 
 
 def _json_text(value: Any) -> str:
@@ -73,12 +65,13 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
                 f"{where}: filter {COLUMN} keeps {name} from {rules['min']} to {rules['max']}, which is nothing: set "
                 "max to at least min"
             )
-        choices = {"one_of": tuple(rules["one_of"])} if "one_of" in rules else {}
-        filters.append(ColumnFilter(name, **(rules | choices)))
+        filters.append(ColumnFilter(name, **rules))
     return tuple(filters)
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """Returns the first filter's reason to drop a record, "" if none drops it. `values` are the record's values in the
-    filters' columns."""
-    return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")
+    """Returns the name under which a record is counted that the filters drop, "" if none drops it. `values` are the
+    record's values in the filters' columns."""
+    return next(
+        (f"{COLUMN} {rule.column}" for rule, value in zip(filters, values, strict=True) if rule.drops(value)), ""
+    )

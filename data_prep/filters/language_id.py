@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,22 +22,11 @@ _DIALECTS = {
 }
 _NO_LANGUAGE = ("und", "zxx")  # codes for numbers, program code and the like
 _LABEL_PREFIX = "__label__"  # before the code in a label of fastText
-_NO_FASTTEXT = "filter language needs the package fasttext-community for a model file: pip install 'xlme-ds[langid]'"
-
-
-class Identifier(Protocol):
-    """A model that gives the probability of each language for a line. `labels` are its names for the languages."""
-
-    name: str
-    labels: Sequence[str]
-
-    def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`, so the
-        sum may leave out labels with a probability far below `threshold`."""
 
 
 class Py3langid:
-    """The model in the package py3langid."""
+    """The model in the package py3langid, which gives the probability of each language for a line. `labels` are its
+    names for the languages."""
 
     def __init__(self) -> None:
         """Load the model, which takes 1.6 s. Raises ValueError if the package is missing."""
@@ -50,19 +39,21 @@ class Py3langid:
         self.name = f"py3langid {version('py3langid')}"
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """See Identifier; no label is left out."""
+        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`."""
         return [sum(share for label, share in self._model.rank(line) if label in labels) for line in lines]
 
 
 class FastText:
-    """A classifier in fastText's format, such as GlotLID or lid.176."""
+    """A classifier in fastText's format, such as GlotLID or lid.176, with the interface of `Py3langid`."""
 
     def __init__(self, path: str) -> None:
         """Load the model file `path`. Raises ValueError if the package is missing or the file is no whole model."""
         try:
             import fasttext
         except ImportError:
-            raise ValueError(_NO_FASTTEXT) from None
+            raise ValueError(
+                "filter language needs the package fasttext-community for a model file: pip install 'xlme-ds[langid]'"
+            ) from None
         try:
             self._model: Any = fasttext.load_model(path)
             self.labels: Sequence[str] = self._model.get_labels()
@@ -73,7 +64,7 @@ class FastText:
         self.name = f"fastText {file_sha256(Path(path))}"
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """See Identifier; labels with a probability below `threshold` / 100 are left out."""
+        """As `Py3langid.probabilities`, but a sum leaves out labels with a probability below `threshold` / 100."""
         labels_by_line, shares_by_line = self._model.predict(list(lines), k=-1, threshold=threshold / 100)
         return [
             sum(float(share) for label, share in zip(line_labels, line_shares, strict=True) if label in labels)
@@ -91,7 +82,7 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
 
 
 @cache
-def load_identifier(path: str = "") -> Identifier:
+def load_identifier(path: str = "") -> Py3langid | FastText:
     """Load the model file `path`, or py3langid's model if `path` is empty, once per process. Raises ValueError if it
     cannot be loaded."""
     return FastText(path) if path else Py3langid()

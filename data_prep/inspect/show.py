@@ -18,7 +18,7 @@ from data_prep.parallel import on_root
 from data_prep.progress import printable, warn
 from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.folders import require_folder
 
@@ -73,13 +73,12 @@ def run(config: ShowConfig) -> None:
 
 def _run(config: ShowConfig) -> None:
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
-    fraction = config.mask_fraction
     if config.rows < 1 or config.start < 0:
         raise ValueError(
             f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more"
         )
-    if not 0 <= fraction < 1:
-        raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
+    if not 0 <= config.mask_fraction < 1:
+        raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
     if not tasks:
         require_folder(config.data, "name the folder that `xlme prep mix` wrote")
         raise ValueError(
@@ -126,23 +125,18 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
         if rows_before + shard.rows <= start:
             rows_before += shard.rows
             continue
-        for batch in _batches(folder, shard, manifest.settings["row_tokens"]):
+        path, advice = folder / shard.name, "check the folder with `xlme prep verify`"
+        if not is_whole(folder, shard):
+            raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
+        for batch in read_arrow(path):
+            if batch.schema != row_schema(manifest.settings["row_tokens"]):
+                raise ValueError(f"{path} does not have the columns of training rows: {advice}")
             for i in _with_language(batch, manifest, language):
                 if rows_before + i >= start:
                     tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
                     codes = [manifest.languages[index] for index in indices]
                     yield ShownRow(rows_before + i, np.array(tokens, np.int32), lengths, codes, layout)
             rows_before += batch.num_rows
-
-
-def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
-    path, advice = folder / shard.name, "check the folder with `xlme prep verify`"
-    if not is_whole(folder, shard):
-        raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
-    for batch in read_arrow(path):
-        if batch.schema != row_schema(row_tokens):
-            raise ValueError(f"{path} does not have the columns of training rows: {advice}")
-        yield batch
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
@@ -173,7 +167,6 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
     """Returns (first, stop) for each side of the item at positions [begin, end): the positions of the side's text,
     without the special tokens around it."""
-    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # the item may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
     separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`

@@ -72,10 +72,14 @@ def run(config: StatsConfig) -> None:
 
 
 def _section(config: StatsConfig, task: str) -> Section:
-    lines = on_root(lambda: stats_lines(config.encoded, config.data, task))
-    encoded = on_root(lambda: read_manifest(config.encoded / task))
+    lines, encoded, packed = on_root(
+        lambda: (
+            stats_lines(config.encoded, config.data, task),
+            read_manifest(config.encoded / task),
+            bool(read_manifest(config.data / task).packed),
+        )
+    )
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    packed = on_root(lambda: bool(read_manifest(config.data / task).packed))
     return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
 
 
@@ -97,7 +101,6 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
-    """Lay out a table for the terminal; the last of `rows` is the sum."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
@@ -105,7 +108,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
+        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)  # the last row is the sum
     return table
 
 

@@ -89,8 +89,7 @@ def _name_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def _width(columns: int) -> float:
-    """Width of a figure in inches: for each column, and for the axis."""
-    return max(7.0, 0.155 * columns + 1.6)
+    return max(7.0, 0.155 * columns + 1.6)  # inches for the columns and the axis
 
 
 @contextmanager

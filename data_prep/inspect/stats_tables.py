@@ -117,7 +117,6 @@ def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[
 
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
-    """Number of one shard's records in each bin of lengths."""
     counts = np.zeros(len(EDGES), dtype=np.int64)
     for batch in read_arrow(folder / shard.name):
         lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
@@ -157,9 +156,9 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
     rows_of_names = [(name, read[name], lost[name]) for name in names]
     for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), lost_in_all)):
         divisor = max(total_read, 1)
-        cells = {reason: f"{count:,} ({count / divisor:.2%})" for reason, count in by_reason.items() if count}
         row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: f"{by_reason.total() / divisor:.2%}"}
-        rows.append(row | {reason: cells.get(reason, "") for reason in reasons})
+        cells = {reason: f"{count:,} ({count / divisor:.2%})" for reason, count in by_reason.items() if count}
+        rows.append(row | dict.fromkeys(reasons, "") | cells)
     return LossTable(f"{units.capitalize()} {_LOST_KEYS[units]}", rows, names, percents)
 
 

@@ -49,14 +49,12 @@ def run(config: VerifyConfig) -> None:
 
 
 def _raise_first(checks: Checks) -> None:
-    """Raise ValueError with the message of the first check that fails."""
     for passes, sentence in checks:
         if not passes:
             raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
-    """The task folders to check: `data` itself, or its subfolders mono/ and para/."""
     folders = [
         folder
         for folder in (data, *(data / task for task in TASKS))
@@ -110,23 +108,25 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         )
 
 
+def _file_checks(path: Path, shard: Shard, index: Path | None, again: str) -> Checks:
+    yield path.exists(), f"{path} is missing: {again}"
+    size = path.stat().st_size
+    yield size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}"
+    yield (
+        file_sha256(path) == shard.sha256,
+        f"{path} does not have the manifest's checksum, so its bytes changed: {again}",
+    )
+    yield index is None or index.exists(), f"{index} is missing: {again}"
+
+
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
     """Read a whole shard and count its records. Raises ValueError that names the file and the first faulty row."""
-    path = folder / shard.name
-    again = f"give the command that wrote {folder} again"
-    if not path.exists():
-        raise ValueError(f"{path} is missing: {again}")
-    size = path.stat().st_size
-    if size != shard.bytes:
-        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
-    if file_sha256(path) != shard.sha256:
-        raise ValueError(f"{path} does not have the manifest's checksum, so its bytes changed: {again}")
+    path, is_mixed = folder / shard.name, manifest.stage == "mix"
+    index, checks = path.with_suffix(".index"), list[np.ndarray]()
+    _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
-    index, checks = path.with_suffix(".index"), list[np.ndarray]()
-    if manifest.stage == "mix":
-        if not index.exists():
-            raise ValueError(f"{index} is missing: {again}")
+    if is_mixed:
         from xlme_ds.data.shards import group_checks, index_of  # imported late: it loads numba
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -135,7 +135,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
                 raise ValueError(f"{path} has columns {columns}, not {expected}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
-                if manifest.stage == "mix":
+                if is_mixed:
                     checks.append(group_checks(batch))
                 faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
@@ -148,11 +148,10 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         raise ValueError(
             f"{path} is not readable from row {counts['records']} on ({error}): {_again(folder)}"
         ) from None
-    if manifest.stage == "mix" and index.read_bytes() != index_of(path, shard.sha256, checks):
+    if is_mixed and index.read_bytes() != index_of(path, shard.sha256, checks):
         raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
-    rows = counts["records"]
-    if rows != shard.rows:
-        raise ValueError(f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
+    if counts["records"] != shard.rows:
+        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_again(folder)}")
     return counts
 
 
@@ -163,9 +162,8 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
     languages = sorted(settings.get("languages", ()))
     expected = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
-        names = [source[0] for source in settings.get("inputs", ())]
-        codes = sorted({*LANGUAGES, *manifest.languages})
-        languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
+        codes, inputs = sorted({*LANGUAGES, *manifest.languages}), settings.get("inputs", ())
+        languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
     yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (
@@ -178,12 +176,12 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
-    settings_path, path = folder / "settings.json", folder / "manifest.json"
+    path = folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
         raise ValueError(
-            f"{settings_path} is damaged, or has other settings than {path}: delete both and give the command that "
-            f"wrote {folder} again"
+            f"{folder / 'settings.json'} is damaged, or has other settings than {path}: delete both and give the "
+            f"command that wrote {folder} again"
         )
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
@@ -192,8 +190,6 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
-    expected_tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
     # `fill_rows` tries sample sizes until the rows are full, and puts the size into its markers' names.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
@@ -201,7 +197,9 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
     )
     if manifest.stage == "encode" and results:
-        missing = sorted(expected_tasks - results.keys())
+        inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
+        tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
+        missing = sorted(tasks - results.keys())
         yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_again(folder)}"
         counts: dict[str, Any] = {}
         for task, result in results.items():

@@ -2,65 +2,67 @@
 cleaned text."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import may_be_pair
+from data_prep.languages import all_listed, in_order, language_of, may_be_pair
 from data_prep.progress import warn
-from data_prep.readers.corpus_files import files_in
-from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
-from data_prep.readers.reader import (
-    CC100,
-    Input,
-    Lines,
-    PairReader,
-    Paragraphs,
-    TextBlock,
-    check_unique_texts,
-    named_code,
-)
-from data_prep.readers.record_files import Arrow, JsonLines, Parquet
+from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader
+from data_prep.readers.reader import CC100, COMPRESSED, Input, Lines, PairReader, check_unique_texts, named_code
+from data_prep.readers.record_files import arrow_records, json_records, parquet_records
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
-
-__all__ = [
-    "CC100",
-    "READERS",
-    "Input",
-    "PairReader",
-    "Paragraphs",
-    "TextBlock",
-    "documents",
-    "find_documents",
-    "find_pairs",
-    "pairs",
-    "split_pair",
-]
 
 # Format -> its reader: first the readers of documents, then the readers of pairs. The compression is no part of the
 # format: the ending of the file's name determines it.
 READERS: dict[str, CC100 | PairReader] = {
     "cc100": CC100(),
     "lines": Lines(),
-    "jsonl": RecordDocuments(JsonLines()),
-    "parquet": RecordDocuments(Parquet()),
-    "arrow": RecordDocuments(Arrow()),
+    "jsonl": RecordDocuments(json_records),
+    "parquet": RecordDocuments(parquet_records),
+    "arrow": RecordDocuments(arrow_records),
     "moses": Moses(),
     "moses_zip": MosesZip(),
     "wikimatrix_tsv": TableReader("score", "source", "target"),
     "ccaligned_tsv": TableReader("source", "target", "score"),
     "tsv": NumberedTable(),
-    "jsonl_pairs": RecordPairs(JsonLines()),
-    "parquet_pairs": RecordPairs(Parquet()),
-    "arrow_pairs": RecordPairs(Arrow()),
+    "jsonl_pairs": RecordPairs(json_records),
+    "parquet_pairs": RecordPairs(parquet_records),
+    "arrow_pairs": RecordPairs(arrow_records),
     "tmx": Tmx(),
 }
-_FOLDER_FORMATS = ("cc100", "jsonl", "parquet")  # `find_documents` recognizes these by the endings of file names
-_BLOCK_BYTES = 1 << 18  # bytes of a block in `documents` and `pairs`
+# The names of the files that `find_documents` and `find_pairs` take, as regular expressions and as messages show them.
+# In the name of a document file, the last group is named after the format.
+_DOCUMENT = re.compile(
+    rf"(?P<code>[^.]+)\.(?:(?P<cc100>txt){COMPRESSED}|(?P<jsonl>jsonl){COMPRESSED}|(?P<parquet>parquet))"
+)
+_DOCUMENT_NAMES = "<lang>.txt[.xz|.gz|.bz2|.zst] or <lang>.jsonl[.xz|.gz|.bz2|.zst] or <lang>.parquet"
+_ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
+_SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
+_PAIR_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
+_BLOCK_BYTES = 1 << 18  # bytes of a block in `documents`
+
+
+def make_input(codes: Sequence[str], paths: tuple[Place, ...], file_format: str, **described: Any) -> Input:
+    """The input of a set of files. `codes` are its languages as the file names spell them; `described` are values from
+    a corpus description."""
+    reader, languages = READERS[file_format], tuple(map(language_of, codes))
+    ordered = in_order(languages)
+    return Input(
+        name="-".join(ordered),
+        languages=ordered,
+        paths=paths,
+        members=reader.members(paths[0], tuple(codes)),
+        format=file_format,
+        swapped=ordered != languages and not reader.says_languages,
+        **described,
+    )
 
 
 def find_documents(folder: Path | str) -> list[Input]:
@@ -69,48 +71,90 @@ def find_documents(folder: Path | str) -> list[Input]:
 
     Raises ValueError on an unknown language code.
     """
-    endings = {name: _document_reader(name).name_endings for name in _FOLDER_FORMATS}
-    layout = " or ".join(f"<lang>{in_words}" for _, in_words in endings.values())
     inputs = []
     for path in files_in(str(folder)):
-        code, dot, ending = path.name.partition(".")
-        formats = [name for name, (pattern, _) in endings.items() if code and re.fullmatch(pattern, dot + ending)]
-        if formats:
-            if may_be_pair(code):
-                raise ValueError(
-                    f"{path} may be of a pair of languages: put it into --para's folder, or name it after one "
-                    "language, with a country in capital letters"
-                )
-            language = named_code(code, path)
-            inputs.append(Input(language, (language,), (path,), format=formats[0]))
-        else:
-            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {layout}'}")
+        match = _DOCUMENT.fullmatch(path.name)
+        if match is None:
+            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_DOCUMENT_NAMES}'}")
+            continue
+        if may_be_pair(match["code"]):
+            raise ValueError(
+                f"{path} may be of a pair of languages: put it into --para's folder, or name it after one "
+                "language, with a country in capital letters"
+            )
+        named_code(match["code"], path)  # raises for an unknown code
+        inputs.append(make_input((match["code"],), (path,), str(match.lastgroup)))
     check_unique_texts((source.paths[0], source.paths[0].name) for source in inputs)
+    return _sorted(inputs, folder, _DOCUMENT_NAMES)
+
+
+def find_pairs(folder: Path | str) -> list[Input]:
+    """An input for each file `a-b.txt.zip` of a folder, and for each two files `X.a-b.a` and `X.a-b.b`, sorted by pair.
+
+    Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
+    """
+    inputs = []
+    sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
+    files: list[tuple[Place, str]] = []  # each file, and a name that is equal for two files of the same text
+    for path in files_in(str(folder)):
+        match = _SIDE.fullmatch(path.name)
+        if zipped := _ZIP.fullmatch(path.name):
+            inputs.append(make_input(split_pair(zipped["pair"], path), (path,), "moses_zip"))
+            files += [(path, _undirected(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
+        elif match and (match["pair"].startswith(f"{match['code']}-") or match["pair"].endswith(f"-{match['code']}")):
+            files.append((path, _undirected(path.name, match["pair"])))
+            sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
+        else:
+            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_PAIR_NAMES}'}")
+    check_unique_texts(files)
+    for (stem, pair), paths in sides.items():
+        first_side = next(iter(paths.values()))
+        codes = split_pair(pair, first_side)
+        for code in codes:
+            if code not in paths:
+                raise ValueError(f"{first_side} has no other side: put {stem}.{code} next to it, or remove the file")
+        inputs.append(make_input(codes, tuple(paths[code] for code in codes), "moses"))
+    return _sorted(inputs, folder, _PAIR_NAMES)
+
+
+def _sorted(inputs: list[Input], folder: Path | str, names: str) -> list[Input]:
     if not inputs:
-        raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")
+        raise ValueError(f"{folder} holds no corpus file: the names must be {names}")
     return sorted(inputs, key=lambda source: (source.name, source.files))
+
+
+def _undirected(name: str, pair: str) -> str:
+    """The file name with the codes of `pair` in alphabetical order, so that `a-b` and `b-a` give the same name."""
+    return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
+
+
+def split_pair(pair: str, where: object) -> tuple[str, str]:
+    """The two codes of `a-b` as written. Raises ValueError, naming `where`, unless exactly one hyphen divides `pair`
+    into known codes of two languages."""
+    problems, readings = [], []
+    for hyphen in re.finditer("-", pair):
+        a, b = pair[: hyphen.start()], pair[hyphen.end() :]
+        try:
+            if language_of(a) != language_of(b):
+                readings.append((a, b))
+            else:
+                problems.append(f"both sides are {a!r}")
+        except ValueError as error:
+            problems.append(str(error))
+    readings = list(filter(all_listed, readings)) or readings  # pt-br-en: pt-br and en, not pt and br-en
+    if len(readings) > 1:
+        choices = " or of ".join(" and ".join(codes) for codes in readings)
+        raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")
+    if readings:
+        return readings[0]
+    raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")
 
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
     """Yield each document as a list of its paragraphs, none of them empty. Raises ValueError on a damaged file."""
-    reader = _document_reader(source.format)
+    reader = READERS[source.format]
+    assert isinstance(reader, CC100), source.format
     for block in reader.blocks(source, _BLOCK_BYTES):
         for paragraphs, document_sizes in reader.paragraphs(source, block, counts):
             ends = np.cumsum(document_sizes).tolist()
             yield from (paragraphs[start:end] for start, end in pairwise([0, *ends]))
-
-
-def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
-    """Yield the pairs that have text on both sides. Raises ValueError on a damaged file, and if one side has more lines
-    than the other."""
-    reader = READERS[source.format]
-    assert isinstance(reader, PairReader), source.format
-    for block in reader.blocks(source, _BLOCK_BYTES):
-        for a, b, _ in reader.pairs(source, block, counts):
-            yield a, b
-
-
-def _document_reader(name: str) -> CC100:
-    reader = READERS[name]
-    assert isinstance(reader, CC100), name
-    return reader

@@ -10,9 +10,9 @@ from typing import Any
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
-from data_prep.languages import LANGUAGES, in_order, language_of
+from data_prep.languages import LANGUAGES, in_order
 from data_prep.progress import warn
-from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
+from data_prep.readers import READERS, Input, find_documents, find_pairs, make_input
 from data_prep.readers.corpus_files import Place, files_in
 from data_prep.readers.description import CorpusDescription, read_corpora
 from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
@@ -68,11 +68,10 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in corpora:
-            if corpus.task != task:
-                continue
-            described_inputs = corpus_inputs(corpus, text.allow_missing)
-            inputs += described_inputs
-            settings |= _described_settings(corpus, described_inputs)
+            if corpus.task == task:
+                described_inputs = corpus_inputs(corpus, text.allow_missing)
+                inputs += described_inputs
+                settings |= _described_settings(corpus, described_inputs)
         if inputs:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
@@ -149,9 +148,7 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     for source in inputs:
         if source.size and all(path.local and not path.pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
-    for same_size in by_sizes.values():
-        if len(same_size) == 1:
-            continue
+    for same_size in (sources for sources in by_sizes.values() if len(sources) > 1):
         by_text: dict[tuple[object, ...], Input] = {}
         for source in same_size:
             checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
@@ -186,9 +183,9 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     `allow_missing` such a language or pair only gives a warning.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
-    listed = _listed_spellings(corpus)
-    names = FileNames(corpus.files, places, None if listed is None else [*chain.from_iterable(listed)])
-    searched = [[codes] for codes in names.wanted] if listed is None else listed
+    wanted = None if corpus.codes is None else [*chain.from_iterable(corpus.codes)]
+    names = FileNames(corpus.files, places, wanted)
+    searched = [[codes] for codes in names.wanted] if corpus.codes is None else corpus.codes
     inputs_found: list[Input] = []
     missing = []
     for spellings in searched:
@@ -217,42 +214,21 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
 
 
 def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
-    """The input of the files `places`; `codes` are its languages as the files spell them."""
-    _check_cache(places[0], corpus)
-    reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
-    ordered = in_order(languages)
-    return Input(
-        name="-".join(ordered),
-        languages=ordered,
-        paths=places,
-        members=reader.members(places[0], codes),
-        format=corpus.format,
+    if corpus.format.startswith("arrow") and places[0].name.rpartition("/")[2].startswith("cache-"):
+        # `map` and `filter` of Hugging Face's datasets write such a copy of the data into the same folder.
+        raise ValueError(
+            f"{places[0]} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
+            "data-*.arrow, or save the dataset by save_to_disk and read that folder"
+        )
+    return make_input(
+        codes,
+        places,
+        corpus.format,
         corpus=corpus.name,
         columns=tuple(filled(column, codes) for column in corpus.columns),
         filters=corpus.filters,
         line_end=corpus.line_end,
-        swapped=ordered != languages and not reader.says_languages,
     )
-
-
-def _check_cache(place: Place, corpus: CorpusDescription) -> None:
-    """Raise ValueError for a cache file: a copy of the data that `map` or `filter` of Hugging Face's datasets wrote
-    into the same folder."""
-    if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
-        raise ValueError(
-            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
-            "data-*.arrow, or save the dataset by save_to_disk and read that folder"
-        )
-
-
-def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """For each language or pair that the description lists, its possible spellings; None if the description takes
-    any."""
-    if corpus.codes is None:
-        return None
-    if corpus.task == "para":
-        return [[split_pair(pair, corpus.path)] for pair in corpus.codes]
-    return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:

@@ -28,7 +28,6 @@ from data_prep.store import unfinished
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
 WINDOW = 1_000_000  # bytes: a block is this much longer than wanted, at most, to end at a boundary
-_OUT_OF_MEMORY = "requires too much memory"  # part of libzstd's error message
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -75,8 +74,6 @@ class Place:
     @property
     def is_folder(self) -> bool:
         """Whether this is a folder: `files_in` lists folders too."""
-        if self.local is not None:
-            return self.local.is_dir()
         system, root = filesystem(self.folder)
         return bool(system.get_file_info(f"{root}/{self.name}").type == fs.FileType.Directory)
 
@@ -179,7 +176,7 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged. Fetch it again"
-        if _OUT_OF_MEMORY in str(error):
+        if "requires too much memory" in str(error):  # part of libzstd's message
             advice = "its window is over 128 MiB. Pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {lines_read} ({error}): {advice}") from None
     check_unchanged(place)
@@ -219,10 +216,10 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield the `parts` of a text, with every longer line cut to `limit` + 1 bytes: readers still see that such a line
-    is over `limit`.
+    """Yield the `parts` of a text, with lines over `limit` bytes cut: readers still see that such a line is too long.
 
-    Each part must have fewer than `limit` bytes, so that only the first line in it can become too long.
+    Only the first line of each part is cut. So if each part has fewer than `limit` bytes, no line keeps more than
+    `limit` + 1 bytes.
     """
     open_bytes = 0  # bytes so far of the line that continues in the next part
     for part in parts:
@@ -263,23 +260,14 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
     """Yield lines without LF. A line over `limit` bytes may lose its end, but stays recognizably over `limit`."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
-    open_bytes = 0  # bytes so far of that line
-    is_yielded = False  # whether that line was yielded already, because it is over `limit`
-    for part in parts:
-        first, *others = part.split(b"\n")
-        if not is_yielded:
-            open_line.append(first)
-            open_bytes += len(first)
-        if others:
-            if not is_yielded:
-                yield b"".join(open_line)
-            *whole, last = others
-            yield from whole
-            open_line, open_bytes, is_yielded = [last], len(last), False
-        if open_bytes > limit and not is_yielded:
+    for part in clip_lines(parts, limit):
+        first, *lines = part.split(b"\n")
+        open_line.append(first)
+        if lines:
             yield b"".join(open_line)
-            open_line, is_yielded = [], True
-    if open_bytes and not is_yielded:
+            open_line = [lines.pop()]
+            yield from lines
+    if any(open_line):
         yield b"".join(open_line)
 
 

@@ -112,7 +112,7 @@ def _all_streams(
 
 
 def _zstandard(source: _CountingFile) -> Iterator[bytes]:
-    """Yield the contents of all frames of a .zst file. Arrow raises an error for bytes that belong to no frame."""
+    # Arrow reads all frames of a file, and raises an error for bytes that belong to no frame.
     stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
     try:
         yield from iter(partial(stream.read, CHUNK), b"")

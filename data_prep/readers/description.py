@@ -31,7 +31,8 @@ from typing import Any
 
 from data_prep.filters.clean import make_filters
 from data_prep.filters.columns import column_filters
-from data_prep.readers import READERS
+from data_prep.readers import READERS, split_pair
+from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import Reader, named_code
 from data_prep.readers.records import RecordDocuments
@@ -43,17 +44,15 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 class CorpusDescription:
     """A checked description of a corpus. `task` is mono or para.
 
-    `path` names the description in error messages. `codes` are the languages or pairs as the files spell them; None
-    takes any.
+    `codes` has, for each language or pair, its possible spellings in the files; None takes any.
     """
 
-    path: str
     task: str
     name: str
     where: str
     format: str
     files: tuple[str, ...]
-    codes: tuple[str, ...] | None
+    codes: list[list[Codes]] | None
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
     line_end: str = ""
@@ -84,8 +83,54 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
 
 
 def _read(description: str, places: dict[str, str]) -> CorpusDescription:
-    values = _toml(description)
     label = f"corpus description {description}"
+    values = _values(description, label)
+    reader = READERS[values["format"]]
+    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
+    codes = values.get(key)
+    if not isinstance(codes, list) and codes != "any":
+        raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
+    spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]
+    place = places.get(values["name"], values.get("where", ""))
+    if not place:
+        raise ValueError(f"{label} does not say where the corpus is: give --where {values['name']}=FOLDER")
+    try:
+        columns = reader.read_columns(values.get("columns", reader.columns))
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from None
+    filters = values.get("filters", {})
+    _check_filters(filters, reader, columns, label)
+    line_end = values.get("line_end", "")
+    if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
+        raise ValueError(
+            f"{label}: line_end is {line_end!r}: it must be a string, and only jsonl, parquet and arrow have it"
+        )
+    patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
+    _check_files(patterns, key, codes == "any", values["format"], label)
+    return CorpusDescription(
+        task=reader.task,
+        name=values["name"],
+        where=place,
+        format=values["format"],
+        files=tuple(patterns),
+        codes=spellings,
+        columns=columns,
+        filters=filters,
+        line_end=line_end,
+    )
+
+
+def _values(description: str, label: str) -> dict[str, Any]:
+    path: Any = Path(description)
+    if "/" not in description and not description.endswith(".toml"):
+        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
+        if not path.is_file():
+            names = ", ".join(ready_descriptions())
+            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{label} cannot be read: {error}") from None
     for key in values.keys() - _KEYS:
         raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
     for key in ("name", "format", "files"):
@@ -99,67 +144,32 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
                 raise ValueError(f"{label}: {key} has {entry!r}: write a string")
     if values["format"] not in READERS:
         raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
-    reader = READERS[values["format"]]
-    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes = values.get(key)
-    if not isinstance(codes, list) and codes != "any":
-        raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
-    if reader.task == "mono" and codes != "any":
-        _check_codes(codes, label)
-    place = places.get(values["name"], values.get("where", ""))
-    if not place:
-        raise ValueError(f"{label} does not say where the corpus is: give --where {values['name']}=FOLDER")
-    columns = _columns(values, reader, label)
-    filters = values.get("filters", {})
-    _check_filters(filters, reader, columns, label)
-    line_end = values.get("line_end", "")
-    if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
-        raise ValueError(
-            f"{label}: line_end is {line_end!r}: it must be a string, and only jsonl, parquet and arrow have it"
-        )
-    patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
-    _check_files(patterns, key, codes == "any", values["format"], label)
-    return CorpusDescription(
-        path=label,
-        task=reader.task,
-        name=values["name"],
-        where=place,
-        format=values["format"],
-        files=tuple(patterns),
-        codes=None if codes == "any" else tuple(codes),
-        columns=columns,
-        filters=filters,
-        line_end=line_end,
-    )
-
-
-def _columns(values: dict[str, Any], reader: Reader, label: str) -> tuple[str, ...]:
-    try:
-        return reader.read_columns(values.get("columns", reader.columns))
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from None
+    return values
 
 
 def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], label: str) -> None:
     make_filters(filters, reader.task, label)
-    scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
-    if "score" in filters and not scored:
+    if "score" in filters and not (isinstance(reader, TableReader) and "score" in reader.roles(columns)):
         raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
     for rule in column_filters(filters, label):
-        if not reader.has_column(columns, rule.column):
+        named_once = isinstance(reader, TableReader) and columns.count(rule.column) == 1
+        if not (named_once or reader.any_column):
             raise ValueError(
                 f"{label}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
             )
 
 
-def _check_codes(codes: Sequence[str], label: str) -> None:
-    for code in codes:
-        languages = {named_code(spelling, label) for spelling in code.split("|")}
-        if len(languages) > 1:
-            raise ValueError(
-                f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: list the spellings of one "
-                "language"
-            )
+def _spellings(code: str, task: str, label: str) -> list[Codes]:
+    """The possible spellings of a language, which | separates, or the one of a pair. Raises ValueError for unknown
+    codes."""
+    if task == "para":
+        return [split_pair(code, label)]
+    languages = {named_code(spelling, label) for spelling in code.split("|")}
+    if len(languages) > 1:
+        raise ValueError(
+            f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: list the spellings of one language"
+        )
+    return [(spelling,) for spelling in code.split("|")]
 
 
 def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format: str, label: str) -> None:
@@ -167,37 +177,20 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        if any_code and not all(placeholder in pattern for placeholder in placeholders):
-            raise ValueError(
-                f'{label}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
-            )
-        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
-            raise ValueError(
-                f"{label}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
-            )
-        if "*{" in pattern:
-            raise ValueError(
-                f"{label}: files are {pattern!r}: put a sign between * and the code, or * could take letters of the "
-                "code"
-            )
-        if "*" in pattern and "{side}" in pattern:
-            raise ValueError(f"{label}: files are {pattern!r}: list the names, because * and {{side}} cannot be in one")
-        if file_format == "moses" and "{side}" not in pattern:
-            raise ValueError(
-                f"{label}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
-                "their names differ"
-            )
-
-
-def _toml(description: str) -> dict[str, Any]:
-    path: Any = Path(description)
-    if "/" not in description and not description.endswith(".toml"):
-        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
-        if not path.is_file():
-            names = ", ".join(ready_descriptions())
-            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"corpus description {description} cannot be read: {error}") from None
-    return values
+        lacks_code = any_code and not all(placeholder in pattern for placeholder in placeholders)
+        has_side = "{side}" in pattern
+        for is_wrong, sentence in (
+            (lacks_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
+            (
+                re.search(r"\.(tar|tgz)(\.|$)", pattern),
+                ", which are archives: unpack them, and name what is in them",
+            ),
+            ("*{" in pattern, ": put a sign between * and the code, or * could take letters of the code"),
+            ("*" in pattern and has_side, ": list the names, because * and {side} cannot be in one"),
+            (
+                file_format == "moses" and not has_side,
+                ", but format moses has a file for each side: write {side} where their names differ",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(f"{label}: files are {pattern!r}{sentence}")

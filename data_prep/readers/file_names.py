@@ -19,9 +19,6 @@ Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a
 _Inputs = dict[Codes, list[tuple[str, ...]]]  # codes -> the inputs with these codes, each as the names of its files
 _SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-# A star right after a code. The text that it matches does not begin with a letter, which would belong to the code.
-_STAR_AFTER_CODE = "}*"
-_STARS = ("*", _STAR_AFTER_CODE)
 _MAX_CODE = 12  # characters of the longest code
 
 
@@ -35,14 +32,6 @@ class _Code(NamedTuple):
 _Reading = dict[str, _Code]  # one way to read a name: placeholder (without its braces) -> the code in its place
 
 
-class _CodesInName(NamedTuple):
-    """The codes in a name. `every` has the codes of every way to read the name by a pattern. `whole` has only the
-    likely codes, from ways that cut no code short (see `_whole_codes`)."""
-
-    every: list[Codes]
-    whole: list[Codes]
-
-
 class FileNames:
     """The files of a corpus by language or pair.
 
@@ -52,9 +41,14 @@ class FileNames:
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
-        self.patterns, self.places = patterns, places
-        self.listed = frozenset(code for codes in wanted or () for code in codes)
-        self.codes = {pattern: {name: _codes_in(pattern, name, self.listed) for name in places} for pattern in patterns}
+        self.places = places
+        listed = frozenset(code for codes in wanted or () for code in codes)
+        # Pattern -> name -> the codes of every way to read the name by the pattern, and only the likely codes.
+        self.every, self.whole = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
+        for pattern in patterns:
+            readings = {name: _readings(pattern, name, listed) for name in places}
+            self.every[pattern] = {name: list(map(_codes, of_name)) for name, of_name in readings.items()}
+            self.whole[pattern] = {name: _whole_codes(of_name) for name, of_name in readings.items()}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
         self.inputs: dict[str, _Inputs] = {}  # pattern -> its inputs
         taken = set[str]()  # names of files that fit an earlier pattern
@@ -65,7 +59,7 @@ class FileNames:
     def readings(self, name: str) -> list[Codes]:
         """The codes in a name, by the first pattern that it fits. The list has several entries if the name is
         ambiguous, and none if the name fits no pattern."""
-        return next(filter(None, (self.codes[pattern][name].whole for pattern in self.patterns)), [])
+        return next(filter(None, (whole[name] for whole in self.whole.values())), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair by all patterns, each as the names of its files: two for a pattern with
@@ -89,7 +83,6 @@ class FileNames:
         return [names for _, names in by_text.values()]
 
     def _all_codes(self) -> list[Codes]:
-        """The languages or pairs of CC-100 in the names, sorted."""
         all_codes = set[Codes]()
         for name, place in self.places.items():
             codes = self.readings(name)
@@ -103,7 +96,6 @@ class FileNames:
         return sorted(all_codes)
 
     def _filled(self, pattern: str) -> _Inputs:
-        """The inputs of a pattern without *."""
         inputs: _Inputs = {}
         for codes in self.wanted:
             names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
@@ -126,8 +118,8 @@ class FileNames:
         for name in self.places:
             if name in taken:
                 continue
-            every, whole = self.codes[pattern][name]
-            wanted_in_name = [codes for codes in every if codes in wanted]
+            whole = self.whole[pattern][name]
+            wanted_in_name = [codes for codes in dict.fromkeys(self.every[pattern][name]) if codes in wanted]
             exact = [codes for codes in wanted_in_name if codes in whole]
             languages = set(map(languages_of, whole))
             for in_name in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
@@ -144,18 +136,17 @@ def filled(pattern: str, codes: Codes) -> str:
 
 
 def _keys(codes: Codes) -> tuple[str, ...]:
-    """The placeholders, without their braces, of a language's one code or of a pair's two codes."""
     return ("lang",) if len(codes) == 1 else ("src", "tgt")
 
 
 def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
     """The names that these files would have if the pair were written in the other direction."""
-    reversed_names, reversed_pattern = [], filled(pattern, codes[::-1])
+    reversed_names = []
     for name, code in zip(names, codes, strict=False):
         name_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
-        star_texts = iter(re.fullmatch(name_pattern, name).groups())  # type: ignore[union-attr]
-        with_stars = reversed_pattern.replace("{side}", code)
-        reversed_names.append(re.sub(r"\*", lambda _, texts=star_texts: next(texts), with_stars))  # type: ignore[misc]
+        star_texts = re.fullmatch(name_pattern, name).groups()  # type: ignore[union-attr]
+        between_stars = filled(pattern, codes[::-1]).replace("{side}", code).split("*")
+        reversed_names.append("".join(chain.from_iterable(zip(between_stars, (*star_texts, ""), strict=True))))
     return tuple(reversed_names)
 
 
@@ -178,29 +169,14 @@ def languages_of(codes: Codes) -> tuple[str, ...]:
 
 
 def _codes(reading: _Reading) -> Codes:
-    """The codes of a reading, without their positions."""
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
-def _codes_in(pattern: str, name: str, listed: frozenset[str]) -> _CodesInName:
-    """The codes in `name` by `pattern`. The strings in `listed` count as codes even if no language is known by them."""
-    readings = _readings(pattern, name, listed)
-    return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole_codes(readings))
-
-
-@cache
-def _parts(pattern: str) -> tuple[str, ...]:
-    """A pattern, cut into placeholders, stars and the text between them."""
-    parts: list[str] = []
-    for part in filter(None, _SPECIAL_PART.split(pattern)):
-        parts.append(_STAR_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
-    return tuple(parts)
-
-
 def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, without repeats. The search goes through the pattern's parts from left to
-    right."""
-    parts, readings = _parts(pattern), list[_Reading]()
+    """Every way to read a name by a pattern, without repeats, found from left to right. The strings in `listed` count
+    as codes even if no language is known by them."""
+    parts = list(filter(None, _SPECIAL_PART.split(pattern)))  # placeholders, stars and the text between them
+    readings: list[_Reading] = []
     # A state: the index of the next part, the position in the name where it begins, and the codes before it.
     todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]
     seen = set(todo)
@@ -211,7 +187,7 @@ def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]
             if start == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
                 readings.append(reading)
             continue
-        for end, new_codes in _ends_of_part(parts[index], parts[index + 1 :], name, start, dict(codes), listed):
+        for end, new_codes in _ends_of_part(parts, index, name, start, dict(codes), listed):
             state = (index + 1, end, codes + new_codes)
             if state not in seen:
                 seen.add(state)
@@ -220,16 +196,18 @@ def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]
 
 
 def _ends_of_part(
-    part: str, next_parts: tuple[str, ...], name: str, start: int, codes: _Reading, listed: frozenset[str]
+    parts: list[str], index: int, name: str, start: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """Yield the positions where a part that begins at `start` may end, each with the code that the part reads, if any.
+    """Yield the positions where part `index` may end if it begins at `start`, each with the code that it reads, if any.
 
     `codes` are the codes of the parts before it: a placeholder that occurs again must match the same code again.
     """
+    part = parts[index]
     key = part[1:-1] if part in _PLACEHOLDERS else ""
-    if part in _STARS:
-        if part == "*" or not name[start : start + 1].isalpha():
-            yield from ((end, ()) for end in _ends_of_star(next_parts, name, start))
+    if part == "*":
+        # After a code, the text that * matches does not begin with a letter, which would belong to the code.
+        if index == 0 or parts[index - 1] not in _PLACEHOLDERS or not name[start : start + 1].isalpha():
+            yield from ((end, ()) for end in _ends_of_star(parts[index + 1 :], name, start))
     elif not key or key in codes:
         text = codes[key].text if key else part
         if name.startswith(text, start):
@@ -241,10 +219,10 @@ def _ends_of_part(
                 yield end, ((key, _Code(start, code)),)
 
 
-def _ends_of_star(next_parts: tuple[str, ...], name: str, start: int) -> Iterator[int]:
+def _ends_of_star(next_parts: list[str], name: str, start: int) -> Iterator[int]:
     """Yield the positions where a star that begins at `start` may end: before each occurrence of the text after it."""
-    text = next_parts[0] if next_parts and next_parts[0] not in (*_STARS, *_PLACEHOLDERS) else ""
-    if not next_parts or next_parts == (text,):  # the text is the end of the name
+    text = next_parts[0] if next_parts and next_parts[0] not in ("*", *_PLACEHOLDERS) else ""
+    if next_parts in ([], [text]):  # the text is the end of the name
         yield from [len(name) - len(text)] if name.endswith(text, start) else []
         return
     end = start
@@ -277,7 +255,6 @@ def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
 
 
 def _length(codes: Codes) -> int:
-    """The number of characters of all codes together."""
     return len("".join(codes))
 
 

@@ -6,44 +6,27 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from data_prep.filters.clean import Counts, clean_line, clean_lines
 from data_prep.filters.columns import ColumnFilter, column_filters, first_reason
-from data_prep.languages import all_listed, in_order, language_of
-from data_prep.progress import warn
 from data_prep.readers.corpus_files import (
     MAX_LINE,
     MAX_ROW,
     Place,
     clip_lines,
     cut_blocks,
-    files_in,
     is_network_error,
     read_text,
     split_lines,
 )
-from data_prep.readers.reader import (
-    COMPRESSED,
-    AlignedReader,
-    Input,
-    PairReader,
-    ScoredPair,
-    TextBlock,
-    Unit,
-    check_unique_texts,
-    pieces,
-)
+from data_prep.readers.reader import AlignedReader, Input, PairReader, ScoredPair, TextBlock, Unit, pieces
 
 _NO_LINE = b"\n"  # fills up the shorter side; no line of a file is equal to it, because lines come without LF
-_ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
-_SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 # A zip file's last record: its signature, and the number of bytes between signature and comment.
 _END_SIGNATURE, _END_FIELD_BYTES = b"PK\5\6", 18
 _MAX_COLUMNS = 1000  # largest number of a column of a `NumberedTable`
-_FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
 
 class Moses(AlignedReader):
@@ -99,12 +82,10 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    """The name of the only member with this ending. Raises ValueError if not exactly one member has it, and zipfile's
-    error if the member cannot be opened."""
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
         raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have exactly one")
-    archive.open(names[0]).close()
+    archive.open(names[0]).close()  # raises zipfile's error if it cannot be read
     return names[0]
 
 
@@ -117,27 +98,19 @@ class TableReader(PairReader):
     def __init__(self, *columns: str):
         self.columns = columns
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """The names of all columns. Raises ValueError if source or target is missing, or if source, target or score is
         named twice."""
-        are_names = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
-        if not are_names or not {"source", "target"} <= set(given):
-            raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
-        if max(map(given.count, ("source", "target", "score"))) > 1:
-            raise ValueError(f"columns are {given}: name each of source, target and score once")
-        return tuple(given)
+        are_names = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
+        if not are_names or not {"source", "target"} <= set(columns):
+            raise ValueError(f"columns are {columns}: 'source' and 'target' must be among them")
+        if max(map(columns.count, ("source", "target", "score"))) > 1:
+            raise ValueError(f"columns are {columns}: name each of source, target and score once")
+        return tuple(columns)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """The role of each column, from left to right: source, target, score, or another name."""
         return columns
-
-    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether exactly one column has this name."""
-        return columns.count(name) == 1
-
-    def row_filters(self, source: Input) -> tuple[ColumnFilter, ...]:
-        """The filters by a column's value that `scored` applies to each row."""
-        return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;
@@ -148,7 +121,7 @@ class TableReader(PairReader):
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield (source, target, score) for each pair of a block; `score` is None if the table has no such column.
         Rows that give no pair are counted in `counts.dropped`."""
-        roles, filters = self.roles(source.columns), self.row_filters(source)
+        roles, filters = self.roles(source.columns), column_filters(source.filters)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
             for row, raw in rows:
@@ -190,88 +163,15 @@ class NumberedTable(TableReader):
 
     more_columns = True
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """The name of each column from the first to the last named one, empty for a column without a name. Raises
-        ValueError unless `given` maps names to column numbers."""
-        numbers = given if isinstance(given, dict) else {}
+        ValueError unless `columns` maps names to column numbers."""
+        numbers = columns if isinstance(columns, dict) else {}
         in_range = all(type(number) is int and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
-                f"columns are {given}: give the columns' numbers, from 1 on, as in columns = {{source = 1, target = 2, "
-                "score = 3}"
+                f"columns are {columns}: give the columns' numbers, from 1 on, as in columns = {{source = 1, target = "
+                "2, score = 3}"
             )
         by_number = {number: name for name, number in numbers.items()}
         return tuple(by_number.get(number, "") for number in range(1, max(by_number) + 1))
-
-
-def find_pairs(folder: Path | str) -> list[Input]:
-    """An input for each file `a-b.txt.zip` of a folder, and for each two files `X.a-b.a` and `X.a-b.b`, sorted by pair.
-
-    Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
-    """
-    inputs = []
-    sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
-    files: list[tuple[Place, str]] = []  # each file, and a name that is equal for two files of the same text
-    for path in files_in(str(folder)):
-        match = _SIDE.fullmatch(path.name)
-        if zipped := _ZIP.fullmatch(path.name):
-            codes = split_pair(zipped["pair"], path)
-            inputs.append(_pair_input(codes, (path,), "moses_zip", MosesZip().members(path, codes)))
-            files += [(path, _undirected(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
-        elif match and match["code"] in _possible_codes(match["pair"]):
-            files.append((path, _undirected(path.name, match["pair"])))
-            sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
-        else:
-            warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_FILE_NAMES}'}")
-    check_unique_texts(files)
-    for (stem, pair), paths in sides.items():
-        first_side = next(iter(paths.values()))
-        codes = split_pair(pair, first_side)
-        for code in codes:
-            if code not in paths:
-                raise ValueError(f"{first_side} has no other side: put {stem}.{code} next to it, or remove the file")
-        inputs.append(_pair_input(codes, tuple(paths[code] for code in codes), "moses"))
-    if not inputs:
-        raise ValueError(f"{folder} holds no corpus file: the names must be {_FILE_NAMES}")
-    return sorted(inputs, key=lambda source: (source.name, source.files))
-
-
-def _pair_input(
-    codes: tuple[str, str], paths: tuple[Place, ...], file_format: str, members: tuple[str, ...] = ()
-) -> Input:
-    languages = tuple(map(language_of, codes))
-    ordered = in_order(languages)
-    return Input("-".join(ordered), ordered, paths, members, file_format, swapped=ordered != languages)
-
-
-def _undirected(name: str, pair: str) -> str:
-    """The file name with the codes of `pair` in alphabetical order, so that `a-b` and `b-a` give the same name."""
-    return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
-
-
-def _possible_codes(pair: str) -> set[str]:
-    """The parts before and after each hyphen in `a-b`, because a code may have hyphens itself."""
-    hyphens = [i for i, character in enumerate(pair) if character == "-"]
-    return {pair[:i] for i in hyphens} | {pair[i + 1 :] for i in hyphens}
-
-
-def split_pair(pair: str, where: object) -> tuple[str, str]:
-    """The two codes of `a-b` as written. Raises ValueError, naming `where`, unless exactly one hyphen divides `pair`
-    into known codes of two languages."""
-    problems, readings = [], []
-    for hyphen in re.finditer("-", pair):
-        a, b = pair[: hyphen.start()], pair[hyphen.end() :]
-        try:
-            if language_of(a) != language_of(b):
-                readings.append((a, b))
-            else:
-                problems.append(f"both sides are {a!r}")
-        except ValueError as error:
-            problems.append(str(error))
-    readings = list(filter(all_listed, readings)) or readings  # pt-br-en: pt-br and en, not pt and br-en
-    if len(readings) > 1:
-        choices = " or of ".join(" and ".join(codes) for codes in readings)
-        raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")
-    if readings:
-        return readings[0]
-    raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

@@ -85,18 +85,14 @@ class Reader(ABC):
 
     task: ClassVar[str]
     says_languages: ClassVar[bool] = False  # whether the files themselves mark the language of each text
+    any_column: ClassVar[bool] = False  # whether files may have columns to filter by that `columns` does not name
     columns: tuple[str, ...] = ()
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
         """Check a description's `columns`; returns the `columns` of an `Input`. Raises ValueError for unusable ones."""
-        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-            raise ValueError(f"columns are {given}: list their names")
-        return tuple(given)
-
-    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether the filter `column` can test a column called `name` in files whose text is in `columns`; by default
-        false."""
-        return False
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+            raise ValueError(f"columns are {columns}: list their names")
+        return tuple(columns)
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the two sides' files in an archive; empty if the format is no archive."""
@@ -113,14 +109,9 @@ class Reader(ABC):
 
 class CC100(Reader):
     """CC-100's format: one paragraph per line, an empty line between documents. The base class of all formats of
-    documents.
-
-    `name_endings`: the endings of file names that begin with a language, as a regular expression and as error messages
-    show them.
-    """
+    documents."""
 
     task = "mono"
-    name_endings = (rf"\.txt{COMPRESSED}", ".txt[.xz|.gz|.bz2|.zst]")
     boundary = re.compile(rb"\n[ \t\r]*\n")  # what is between two documents
     line_is_document = False
 
@@ -252,20 +243,8 @@ class AlignedReader(PairReader):
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of about `size` bytes of both sides together."""
-        pairs: list[tuple[bytes, bytes]] = []
-        pair_bytes = 0
-        dropped, repaired = Counter[str](), Counter[str]()
-        for unit in chain(self.units(source, repaired), [None]):  # None: the file has ended
-            if isinstance(unit, str):
-                dropped[unit] += 1
-            elif unit is not None:
-                pairs.append(unit)
-                pair_bytes += len(unit[0]) + len(unit[1]) + 2
-            if pair_bytes >= size or (unit is None and (pair_bytes or dropped or repaired)):
-                sides = (b"".join(pair[side] + b"\n" for pair in pairs) for side in (0, 1))
-                yield TextBlock(tuple(sides), dropped, Counter(repaired))
-                pairs, pair_bytes, dropped = [], 0, Counter()
-                repaired.clear()  # `units` continues to count in this object
+        repaired = Counter[str]()
+        return in_blocks(self.units(source, repaired), (b"\n", b"\n"), size, repaired)
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block, without a score."""
@@ -273,6 +252,26 @@ class AlignedReader(PairReader):
             chain.from_iterable(clean_lines(piece, counts.repaired) for piece in pieces(side)) for side in block.sides
         )
         yield from ((line, translation, None) for line, translation in zip(a, b, strict=True))
+
+
+def in_blocks(
+    units: Iterable[tuple[bytes, ...] | str], ends: tuple[bytes, ...], size: int, repaired: Counter[str]
+) -> Iterator[TextBlock]:
+    """Yield blocks of about `size` bytes, all sides together. A unit is a text for each side, or the reason to drop it;
+    in the block, each text is followed by its side's entry of `ends`. `units` counts its repairs in `repaired`."""
+    kept: list[tuple[bytes, ...]] = []
+    kept_bytes, dropped = 0, Counter[str]()
+    for unit in chain(units, [None]):  # None: the file has ended
+        if isinstance(unit, str):
+            dropped[unit] += 1
+        elif unit is not None:
+            kept.append(unit)
+            kept_bytes += sum(map(len, unit + ends))
+        if kept_bytes >= size or (unit is None and (kept or dropped or repaired)):
+            sides = (b"".join(texts[side] + end for texts in kept) for side, end in enumerate(ends))
+            yield TextBlock(tuple(sides), dropped, Counter(repaired))
+            kept, kept_bytes, dropped = [], 0, Counter()
+            repaired.clear()  # `units` continues to count in this object
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

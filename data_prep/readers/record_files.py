@@ -4,9 +4,8 @@ A column named `a.b` is the column of that name or, if there is none, the field 
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from data_prep.readers.corpus_files import Place, check_unchanged, is_network_error, read_text, split_lines
-from data_prep.readers.reader import COMPRESSED
 
 _NAME_COLUMN = 'name the column that has the text by columns = ["NAME"] in a corpus description'
 _REPAIR_LINE = "it is truncated or damaged. Fetch it again or repair the line"
@@ -27,61 +25,47 @@ _ARROW_FILE_START, _ARROW_STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 # One record: its values in the columns of text, and its values in the other columns that were asked for.
 Record = tuple[list[str], list[Any]]
+# A function of (file, columns of text, other columns) that yields each record of the file. Texts must be strings; None
+# in another column means that the record has no value. It raises ValueError if a column is missing, a text is no string
+# or the file is damaged.
+ReadRecords = Callable[[Place, Sequence[str], Sequence[str]], Iterator[Record]]
+# Names of columns -> the parts of a file in order, each as batches of rows that have at least these columns.
+_Parts = Callable[[list[str]], Iterator[Iterable[pa.RecordBatch]]]
 
 
-class RecordFile(ABC):
-    """A file format of records. `name_endings` has the endings of file names as a regular expression, and then as error
-    messages show them."""
-
-    name_endings: tuple[str, str]
-
-    @abstractmethod
-    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """Yield each record's values in the columns `texts`, which must be strings, and in the columns `others`, where
-        None means that the record has no value.
-
-        Raises ValueError if a column is missing, a text is no string or the file is damaged.
-        """
-
-
-class JsonLines(RecordFile):
-    """JSON Lines: one object per line; empty lines are skipped."""
-
-    name_endings = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
-
-    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """Yield the fields of each object; a column `a.b` is a field of a nested object."""
-        # Column of `others` -> error message for the first record without this column. Raised if all records lack it.
-        absent = dict[str, str]()
-        columns_seen = set[str]()
-        for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
-            if not line or line.isspace():
-                continue
-            where = f"{place}, line {line_number}"
-            if len(line) > _MAX_JSON_LINE:
-                raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, one object per line?")
+def json_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+    """Read JSON Lines: one object per line; empty lines are skipped. A column `a.b` is a field of a nested object."""
+    # Column of `others` -> error message for the first record without this column. Raised if all records lack it.
+    absent = dict[str, str]()
+    columns_seen = set[str]()
+    for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
+        if not line or line.isspace():
+            continue
+        where = f"{place}, line {line_number}"
+        if len(line) > _MAX_JSON_LINE:
+            raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, one object per line?")
+        try:
+            record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_REPAIR_LINE}") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_REPAIR_LINE}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR_LINE}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{where} is not a JSON object: each line must be an object, with the text in a field")
+        values: list[Any] = []
+        for column in others:
             try:
-                record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_REPAIR_LINE}") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_REPAIR_LINE}") from None
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR_LINE}") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{where} is not a JSON object: each line must be an object, with the text in a field")
-            values: list[Any] = []
-            for column in others:
-                try:
-                    values.append(_field(record, column, where))
-                    columns_seen.add(column)
-                except KeyError as error:
-                    absent.setdefault(column, error.args[0])
-                    values.append(None)
-            yield [_text(record, column, where) for column in texts], values
-        for column, message in absent.items():
-            if column not in columns_seen:
-                raise ValueError(message)
+                values.append(_field(record, column, where))
+                columns_seen.add(column)
+            except KeyError as error:
+                absent.setdefault(column, error.args[0])
+                values.append(None)
+        yield [_text(record, column, where) for column in texts], values
+    for column, message in absent.items():
+        if column not in columns_seen:
+            raise ValueError(message)
 
 
 class _AmbiguousObject(dict[str, Any]):
@@ -124,92 +108,76 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
     return text
 
 
-class Tables(RecordFile):
-    """A file format that has a schema, and rows in parts: row groups in Parquet, record batches in Arrow."""
-
-    part_name: str  # the word for a part in messages
-    why_no_pipe: str  # for messages: the reason why a named pipe cannot be read
-
-    @abstractmethod
-    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """Returns (schema, file); `file` is the object from which `parts` reads."""
-
-    @abstractmethod
-    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """Yield the parts in order, each as batches of rows that have at least the columns `names`."""
-
-    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """Yield the values of each row, part by part."""
-        if place.pipe:
-            raise ValueError(f"{place} is a named pipe, but {self.why_no_pipe}: store it as a file")
-        where = str(place)
-        try:
-            with place.open() as stream:
-                schema, file = self.open(stream)
-                paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
-                parts = self.parts(file, list(dict.fromkeys(path[0] for path in paths)))
-                for index in count():  # no `for` over `parts`: errors in reading a part must find its `where` set
-                    where = f"{place}, {self.part_name} {index}"
-                    if (part := next(parts, None)) is None:
-                        break
-                    for row, values in enumerate(_rows(part, paths), 1):
-                        where = f"{place}, {self.part_name} {index}, row {row}"
-                        row_values = [_value(value) for value in values]
-                        for column, text in zip(texts, row_values, strict=False):
-                            if text is None:
-                                raise ValueError(f"{where}: column {column!r} is null: write the file without this row")
-                        yield row_values[: len(texts)], row_values[len(texts) :]
-        except UnicodeDecodeError as error:
-            names = ", ".join(map(repr, texts))
-            raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write this row again") from None
-        except (pa.ArrowException, OSError) as error:
-            if getattr(error, "errno", None) is not None or is_network_error(place, error):
-                raise
-            raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
-        check_unchanged(place)
+def parquet_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+    """Read the rows of a Parquet file, by row groups."""
+    return _table_records(place, texts, others, _open_parquet, "a Parquet", "row group")
 
 
-class Parquet(Tables):
-    """Parquet, read by row groups. Each row is a record."""
+def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
+    # A buffer, because pre_buffer would hold a whole row group in memory.
+    file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
 
-    name_endings = (r"\.parquet", ".parquet")
-    part_name, why_no_pipe = "row group", "a Parquet file is read from its end"
+    def parts(names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
+        groups = range(file.num_row_groups)
+        return (file.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False) for group in groups)
 
-    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """Returns (schema, file)."""
-        # A buffer, because pre_buffer would hold a whole row group in memory.
-        file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
-        return file.schema_arrow, file
-
-    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The row groups, each as batches of a few rows."""
-        return (
-            file.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False) for group in range(file.num_row_groups)
-        )
+    return file.schema_arrow, parts
 
 
-class Arrow(Tables):
-    """An Arrow stream, such as Hugging Face's `save_to_disk` writes, or an Arrow file. Each row is a record."""
+def arrow_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+    """Read the rows of an Arrow stream, such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
+    return _table_records(place, texts, others, _open_arrow, "an Arrow", "record batch")
 
-    name_endings = (r"\.arrow", ".arrow")
-    part_name, why_no_pipe = "record batch", "an Arrow file is read from its end"
 
-    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """Returns (schema, reader of the stream or file). Raises ArrowInvalid if the end of a stream is missing."""
-        is_file = stream.read(len(_ARROW_FILE_START)) == _ARROW_FILE_START
-        if not is_file:
-            stream.seek(max(stream.seek(0, 2) - len(_ARROW_STREAM_END), 0))
-            if stream.read(len(_ARROW_STREAM_END)) != _ARROW_STREAM_END:  # Arrow accepts a stream cut off after a batch
-                raise pa.ArrowInvalid("neither an Arrow file nor the end of an Arrow stream")
-        stream.seek(0)
-        reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
-        return reader.schema, reader
+def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:
+    """Raises ArrowInvalid if the end of a stream is missing: Arrow itself accepts a stream cut off after a batch."""
+    is_file = stream.read(len(_ARROW_FILE_START)) == _ARROW_FILE_START
+    if not is_file:
+        stream.seek(max(stream.seek(0, 2) - len(_ARROW_STREAM_END), 0))
+        if stream.read(len(_ARROW_STREAM_END)) != _ARROW_STREAM_END:
+            raise pa.ArrowInvalid("neither an Arrow file nor the end of an Arrow stream")
+    stream.seek(0)
+    reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+    return reader.schema, lambda _: ([batch] for batch in batches)
 
-    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The record batches, each in a list of its own."""
-        if isinstance(file, pa.RecordBatchFileReader):
-            return ([file.get_batch(index)] for index in range(file.num_record_batches))
-        return ([batch] for batch in file)
+
+def _table_records(
+    place: Place,
+    texts: Sequence[str],
+    others: Sequence[str],
+    open_table: Callable[[Any], tuple[pa.Schema, _Parts]],
+    kind: str,
+    part_name: str,
+) -> Iterator[Record]:
+    """Yield the values of each row, part by part. `kind` and `part_name` name the format and its parts in messages."""
+    if place.pipe:
+        raise ValueError(f"{place} is a named pipe, but {kind} file is read from its end: store it as a file")
+    where = str(place)
+    try:
+        with place.open() as stream:
+            schema, parts_of = open_table(stream)
+            paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
+            parts = parts_of(list(dict.fromkeys(path[0] for path in paths)))
+            for index in count():  # no `for` over `parts`: errors in reading a part must find its `where` set
+                where = f"{place}, {part_name} {index}"
+                if (part := next(parts, None)) is None:
+                    break
+                for row, values in enumerate(_rows(part, paths), 1):
+                    where = f"{place}, {part_name} {index}, row {row}"
+                    row_values = [_value(value) for value in values]
+                    for column, text in zip(texts, row_values, strict=False):
+                        if text is None:
+                            raise ValueError(f"{where}: column {column!r} is null: write the file without this row")
+                    yield row_values[: len(texts)], row_values[len(texts) :]
+    except UnicodeDecodeError as error:
+        names = ", ".join(map(repr, texts))
+        raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write this row again") from None
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None or is_network_error(place, error):
+            raise
+        raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
+    check_unchanged(place)
 
 
 def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[str, ...]:

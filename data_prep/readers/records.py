@@ -4,20 +4,22 @@ columns."""
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from data_prep.filters.clean import clean_lines
+from data_prep.filters.clean import Counts, clean_lines
 from data_prep.filters.columns import column_filters, first_reason
 from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import CC100, Input, TextBlock
-from data_prep.readers.record_files import RecordFile
+from data_prep.readers.reader import CC100, Input, ScoredPair, TextBlock, in_blocks
+from data_prep.readers.record_files import ReadRecords
 
 # Lines inside a text that cleaning would leave empty. A match begins with the LF before the first empty line and ends
 # before the LF at the end of the last one.
 _EMPTY_LINES = re.compile(
     "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
+_DOCUMENT_END = b"\n\n"
 _TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 
 
@@ -26,66 +28,58 @@ class RecordDocuments(CC100):
     block."""
 
     columns = ("text",)
+    any_column = True
 
-    def __init__(self, files: RecordFile):
-        self.files, self.name_endings = files, files.name_endings
+    def __init__(self, records: ReadRecords):
+        self.records = records
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The column that has the text, as the only entry. Raises ValueError unless `given` lists one name."""
-        if not isinstance(given, list | tuple) or len(given) != 1 or not isinstance(given[0], str):
-            raise ValueError(f"columns are {given}: name the one column that has the text")
-        return tuple(given)
-
-    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Always true: records have columns that a description does not name."""
-        return True
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
+        """The column that has the text, as the only entry. Raises ValueError unless `columns` lists one name."""
+        if not isinstance(columns, list | tuple) or len(columns) != 1 or not isinstance(columns[0], str):
+            raise ValueError(f"columns are {columns}: name the one column that has the text")
+        return tuple(columns)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole documents in CC-100's format, in which an empty line ends a document: empty lines
         inside a document are removed."""
-        documents: list[bytes] = []
-        block_bytes, repaired, dropped = 0, Counter[str](), Counter[str]()
+        repaired = Counter[str]()
+        for block in in_blocks(self._documents(source, repaired), (_DOCUMENT_END,), size, repaired):
+            yield replace(block, sides=(block.sides[0].removesuffix(_DOCUMENT_END),))
 
+    def _documents(self, source: Input, repaired: Counter[str]) -> Iterator[tuple[bytes] | str]:
         def remove(empty_lines: re.Match[str]) -> str:
             clean_lines(empty_lines[0].encode()[1:], repaired)  # only to count the repairs
             return ""
 
         filters = column_filters(source.filters)
         columns = source.columns or self.columns
-        for (text,), values in self.files.records(source.paths[0], columns, [rule.column for rule in filters]):
+        for (text,), values in self.records(source.paths[0], columns, [rule.column for rule in filters]):
             text = text.replace(source.line_end, "\n") if source.line_end else text
-            if reason := first_reason(filters, values):
-                if text.strip():  # a record without text is no document, so it does not count as dropped
-                    dropped[reason] += 1
-                continue
-            documents.append(_EMPTY_LINES.sub(remove, text).encode(errors="surrogatepass"))
-            block_bytes += len(documents[-1]) + 2
-            if block_bytes >= size:
-                yield TextBlock((b"\n\n".join(documents),), Counter(dropped), Counter(repaired))
-                block_bytes = 0
-                documents.clear()
-                dropped.clear()
-                repaired.clear()
-        if documents or dropped:
-            yield TextBlock((b"\n\n".join(documents),), dropped, repaired)
+            reason = first_reason(filters, values)
+            if not reason:
+                yield (_EMPTY_LINES.sub(remove, text).encode(errors="surrogatepass"),)
+            elif text.strip():  # a record without text is no document, so it does not count as dropped
+                yield reason
 
 
 class RecordPairs(TableReader):
     """Records with the sides of a pair in two columns, and perhaps a score in a third column."""
 
-    def __init__(self, files: RecordFile):
-        super().__init__("source", "target", "score")
-        self.files = files
+    any_column = True
 
-    def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `given`
+    def __init__(self, records: ReadRecords):
+        super().__init__("source", "target", "score")
+        self.records = records
+
+    def read_columns(self, columns: Any) -> tuple[str, ...]:
+        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `columns`
         has another key, or lacks a side."""
-        names = given if isinstance(given, dict) else {}
+        names = columns if isinstance(columns, dict) else {}
         if not {"source", "target"} <= set(names) <= set(self.columns) or not all(
             isinstance(name, str) for name in names.values()
         ):
             raise ValueError(
-                f"columns are {given}: name the column of each side, and of the score if there is one, as in "
+                f"columns are {columns}: name the column of each side, and of the score if there is one, as in "
                 'columns = {source = "translation.{src}", target = "translation.{tgt}"}'
             )
         return tuple(names[role] for role in self.columns if role in names)
@@ -94,41 +88,29 @@ class RecordPairs(TableReader):
         """The role of each column: source, target and, if there is a third one, score."""
         return self.columns[: len(columns)]
 
-    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Always true: records have columns that a description does not name."""
-        return True
-
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole pairs as rows of a table. Tabs and line ends inside a side become spaces."""
-        rows: list[bytes] = []
-        block_bytes, dropped = 0, Counter[str]()
+        return in_blocks(self._rows(source), (b"\n",), size, Counter())
+
+    def _rows(self, source: Input) -> Iterator[tuple[bytes] | str]:
         filters = column_filters(source.filters)
         side_columns, score_columns = source.columns[:2], source.columns[2:]  # one column of scores, or none
         others = [*score_columns, *(rule.column for rule in filters)]
-        for texts, values in self.files.records(source.paths[0], side_columns, others):
+        for texts, values in self.records(source.paths[0], side_columns, others):
             a, b = map(_cell, texts)
             scores = [_cell(str(value)) for value in values[: len(score_columns)]]
-            reason = first_reason(filters, values[len(score_columns) :])
-            if not reason and max(len(a), len(b)) > MAX_LINE:
-                reason = "long_line"
-            elif not reason and not (a.strip() and b.strip()):
-                reason = "empty_side"
-            if reason:
-                dropped[reason] += 1
-                continue
-            rows.append(b"\t".join([a, b, *scores]) + b"\n")
-            block_bytes += len(rows[-1])
-            if block_bytes >= size:
-                yield TextBlock((b"".join(rows),), Counter(dropped))
-                block_bytes = 0
-                rows.clear()
-                dropped.clear()
-        if rows or dropped:
-            yield TextBlock((b"".join(rows),), dropped)
+            if reason := first_reason(filters, values[len(score_columns) :]):
+                yield reason
+            elif max(len(a), len(b)) > MAX_LINE:
+                yield "long_line"
+            elif not (a.strip() and b.strip()):
+                yield "empty_side"
+            else:
+                yield (b"\t".join([a, b, *scores]),)
 
-    def row_filters(self, source: Input) -> tuple[()]:
-        """No filters: `blocks` has already applied them, because its rows lack the columns to filter by."""
-        return ()
+    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+        """Yield the pairs of one block. `blocks` has already applied the filters, whose columns its rows lack."""
+        return super().scored(replace(source, filters={}), block, counts)
 
 
 def _cell(text: str) -> bytes:

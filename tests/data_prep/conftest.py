@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sentencepiece as spm
 
+from data_prep.filters.clean import Counts
+from data_prep.readers import READERS, Input
+from data_prep.readers.reader import PairReader
 from data_prep.sample import fetch_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +25,14 @@ TEXT = [
     "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
     "سب انسان آزاد اور حقوق و عزت کے اعتبار سے برابر پیدا ہوئے ہیں۔",
 ]
+
+
+def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
+    """The pairs of an input that have text on both sides, read in small blocks."""
+    reader = READERS[source.format]
+    assert isinstance(reader, PairReader), source.format
+    for block in reader.blocks(source, 1 << 18):
+        yield from ((a, b) for a, b, _ in reader.pairs(source, block, counts))
 
 
 @pytest.fixture(scope="session")

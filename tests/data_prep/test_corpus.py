@@ -20,11 +20,12 @@ import pytest
 from data_prep.filters.clean import Counts, Sides, make_filters
 from data_prep.filters.columns import column_filters
 from data_prep.languages import LANGUAGES
-from data_prep.readers import READERS, Input, documents, pairs
+from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place, files_in, filesystem
 from data_prep.readers.description import read_corpora, ready_descriptions
 from data_prep.readers.reader import ScoredPair
+from tests.data_prep.conftest import pairs
 from tests.rows import write_records
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"

@@ -15,11 +15,12 @@ from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
 from data_prep.languages import LANGUAGES, language_of
-from data_prep.readers import Input, documents, find_documents, find_pairs, pairs
+from data_prep.readers import Input, documents, find_documents, find_pairs
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place, files_in
 from data_prep.readers.description import read_corpora
 from data_prep.readers.file_names import FileNames
+from tests.data_prep.conftest import pairs
 
 TABLE = "\ncolumns = {source = 1, target = 2}"
 

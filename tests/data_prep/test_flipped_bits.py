@@ -18,12 +18,12 @@ from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import Counts
 from data_prep.inspect.stats_tables import length_histograms
 from data_prep.mix.encoded import Unit, copy_words, survey
-from data_prep.readers import READERS, Input, documents, pairs
+from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.plain_pairs import MosesZip
 from data_prep.readers.records import RecordDocuments
 from data_prep.store import write_arrow
-from tests.data_prep.conftest import ROOT, TEXT
+from tests.data_prep.conftest import ROOT, TEXT, pairs
 from xlme_ds.data.schema import DOCUMENTS, LAYOUTS, PAIRS, Manifest, Shard
 
 FLIPS = 250  # of each kind
@@ -67,7 +67,7 @@ def read_records(path: Path) -> None:
     reader = READERS["parquet" if path.suffix == ".parquet" else "arrow"]
     assert isinstance(reader, RecordDocuments)
     for column in TABLE.column_names[:-1] if path.suffix == ".arrow" else ("text", "few"):
-        list(reader.files.records(Place(str(path.parent), path.name), [column]))
+        list(reader.records(Place(str(path.parent), path.name), [column], []))
     source = Input("en", ("en",), (Place(str(path.parent), path.name),), (), path.suffix[1:], columns=("inside.text",))
     list(documents(source, Counts("documents")))
 

@@ -20,9 +20,10 @@ from pyarrow import fs
 from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
-from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, pairs, split_pair
+from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, split_pair
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
 from data_prep.readers.reader import PairReader
+from tests.data_prep.conftest import pairs
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 

@@ -24,10 +24,11 @@ from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
 from data_prep.parallel import UserError, explain
-from data_prep.readers import READERS, Input, documents, find_documents, pairs
+from data_prep.readers import READERS, Input, documents, find_documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.description import read_corpora
+from tests.data_prep.conftest import pairs
 from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 

@@ -10,8 +10,9 @@ import pytest
 
 from data_prep.filters.clean import Counts
 from data_prep.languages import LANGUAGES
-from data_prep.readers import documents, find_documents, find_pairs, pairs
+from data_prep.readers import documents, find_documents, find_pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
+from tests.data_prep.conftest import pairs
 from xlme_ds.io.files import file_sha256, read_object, write_json
 
 HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>

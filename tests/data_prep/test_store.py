@@ -26,8 +26,9 @@ from data_prep.inspect import stats
 from data_prep.mix import mix
 from data_prep.mix.encoded import index_batches
 from data_prep.parallel import RetryError, UserError, explain
-from data_prep.readers import TextBlock, find_pairs
+from data_prep.readers import find_pairs
 from data_prep.readers.corpus_files import Place, files_in, read_text
+from data_prep.readers.reader import TextBlock
 from data_prep.store import Stage, new_file, write_file
 from data_prep.vocab import vocab, vocap
 

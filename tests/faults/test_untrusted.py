@@ -14,7 +14,8 @@ import torch
 
 from bench.roofline import fake_cuda
 from data_prep.filters.clean import Counts
-from data_prep.readers import find_pairs, pairs
+from data_prep.readers import find_pairs
+from tests.data_prep.conftest import pairs
 from tests.launch import ROOT
 from xlme_ds.checkpoint.checkpoints import complete, find_fault
 from xlme_ds.checkpoint.state_files import StateReader, StateWriter, read_state, state_file
