@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..config import EncoderName
-from ..report.files import RunFiles, read_optional
+from ..report.files import RunFiles
 from ..trained.native import FORMATS
 from .exported_model import Exported
 from .settings import ModelType
@@ -74,15 +74,13 @@ def run_card(
     Raises ValueError if a file of the run lacks an entry that the card shows.
     """
     run = RunFiles(folder)
-    languages = run.languages or {}
-    config = (run.config or {}).get("config", {})
-    scores = read_optional(folder / "scores.json")
+    languages, config = run.languages, run.settings
     metrics, heldout = (
         [record for record in records if step is None or record["step"] <= step]
         for records in (run.metrics, run.heldout)
     )
     last_heldout = heldout[-1] if heldout else {}
-    is_same_model = other is None and (step is None or (run.retrieval or {}).get("step") == step)
+    is_same_model = other is None and (step is None or run.retrieval.get("step") == step)
     retrieval = run.retrieval if is_same_model else None
     try:
         about = _render(
@@ -96,7 +94,7 @@ def run_card(
             measured=last_heldout.get("step"),
             metrics=_metrics(run.objective["quantities"], last_heldout),
             retrieval=_retrieval(retrieval),
-            scores=scores and {"dev": None, "settings": 1} | scores,
+            scores=run.scores and {"dev": None, "settings": 1} | run.scores,
             layer=layer,
             step=step,
             other=other,
