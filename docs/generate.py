@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,13 +79,11 @@ def commands() -> str:
     calls += [(f"xlme prep {name}", ["xlme_ds", "prep", name]) for name in STAGES]
     variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     for title, words in calls:
-        asked = "--help-all" if words[-1] == "pretrain" else "--help"
-        command = [sys.executable, "-W", "ignore", "-m", *words, asked]
-        shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
-        shown = "".join(
-            textwrap.fill(line, 80) + "\n" if len(line) > 82 else line for line in shown.splitlines(keepends=True)
-        )
-        pages.append(f"## {title}\n\n```output\n{shown}```\n")
+        flag = "--help-all" if words[-1] == "pretrain" else "--help"
+        command = [sys.executable, "-W", "ignore", "-m", *words, flag]
+        help_text = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        lines = [textwrap.fill(line, 80) if len(line) > 81 else line for line in help_text.splitlines()]
+        pages.append("\n".join([f"## {title}\n\n```output", *lines, "```\n"]))
     return "\n".join(pages)
 
 
@@ -122,9 +120,8 @@ def python() -> str:
         if not isinstance(member, ModuleType):
             pages.append(_function(f"xlme.{name}", member))
             continue
-        public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
-        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
+        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in dir(member)]
     pages += [f"## xlme.recipes\n\n{_text(xlme.recipes)}", *_attributes("xlme.recipes", xlme.recipes)]
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
     pages += _attributes("model", xlme.TextModel)
@@ -136,10 +133,6 @@ def python() -> str:
     pages.append("```\n")
     pages.append(_settings(RunConfig(name="custom")))
     return "\n".join(pages)
-
-
-def _is_own(value: Any, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
 def _function(name: str, function: Callable[..., Any], heading: str = "##") -> str:
@@ -170,13 +163,13 @@ def _settings(config: Any) -> str:
     from xlme_ds.io.toml import help_of
 
     lines = [f"## xlme.RunConfig\n\n{_text(config)}\nThe tables have the class's defaults, which recipes change.\n"]
-    sections = [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]
-    for name in sections:
-        section = getattr(config, name)
-        lines += [f"### config.{name}\n", "| setting | default | |", "|---|---|---|"]
-        for key, about in help_of(type(section)).items():
-            lines.append(f"| `{key}` | `{getattr(section, key)!r}` | {about.replace('|', chr(92) + '|')} |")
-        lines.append("")
+    for name, section in vars(config).items():
+        if is_dataclass(section):
+            rows = [
+                f"| `{key}` | `{getattr(section, key)!r}` | {about.replace('|', chr(92) + '|')} |"
+                for key, about in help_of(type(section)).items()
+            ]
+            lines += [f"### config.{name}\n", "| setting | default | |", "|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 

@@ -146,7 +146,7 @@ def test_dropout_saves_nothing_of_a_generator() -> None:
     rates = dict(dropout=0.1, attention_dropout=0.1)
     with_dropout, without = layout(replace(SMALL, **rates), 2, False), layout(SMALL, 2, False)  # type: ignore[arg-type]
     assert activations.generator(with_dropout) == activations.generator(without) > 0
-    assert activations.stage(with_dropout, 0) > activations.stage(without, 0)
+    assert activations.saved_stage(with_dropout, 0) > activations.saved_stage(without, 0)
 
 
 def test_checkpointing_saves_only_the_input_of_a_layer() -> None:

@@ -25,9 +25,8 @@ from ..run_commands import environment, launch, run
 from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
 from .results import RunScores, join_runs, read_results, write_results
-from .scoring import left_to_test, record, require_tests, tuning_seeds
-from .settings import CompareSettings
-from .systems import Budget, Leg, System, own_settings, plan_system
+from .scoring import left_to_test, record, require_tests
+from .systems import Budget, CompareSettings, Leg, System, own_settings, plan_system
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,11 +40,9 @@ def main(arguments: list[str] | None = None) -> None:
         with lock(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
-            seeds = tuning_seeds(settings)
-            runs = [RunScores.read(system, settings.data_folder, seeds) for system in systems]
-            console = terminal(160)
+            runs = [RunScores.read(system, settings.data_folder, settings.tuning_seeds) for system in systems]
             for table in write_results(join_runs({f"--out {settings.out}": runs} | other_runs), settings.out):
-                table.show(console)
+                table.show(terminal(160))
     except (ValueError, OSError) as error:
         fail("xlme compare", error)
 
@@ -53,7 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
     """Check all that can be checked before training, and return the systems to train, for all budgets and seeds.
     `shared_settings` apply to every recipe. Raises ValueError if a check fails."""
-    names, budgets, seed_counts = settings.recipes, settings.budgets, settings.seeds
+    names, budgets = settings.recipes, settings.budgets
+    seed_counts = settings.seeds * len(budgets) if len(settings.seeds) == 1 else settings.seeds
     for name in "+".join(names).split("+"):
         recipe(name)  # raises ValueError for an unknown one
     if len(set(names)) != len(names):
@@ -63,21 +61,22 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     for budget in budgets:
         if not 0 < budget < math.inf:
             raise ValueError(f"--budgets has {budget:g}: it must be above 0 and finite")
-    if len(seed_counts) not in (1, len(budgets)):
+    if len(seed_counts) != len(budgets):
         raise ValueError(
             f"--seeds has {len(seed_counts)} numbers for {len(budgets)} budgets: give one, or one for each"
         )
-    for count in seed_counts:
+    counts = {
+        "--seeds has": min(seed_counts, default=1),
+        "--rows is": settings.rows,
+        "--processes is": settings.processes,
+        "--tuning-seeds is": settings.tuning_seeds,
+    }
+    for subject, count in counts.items():
         if count < 1:
-            raise ValueError(f"--seeds has {count}: it must be at least 1")
-    for name in ("rows", "processes", "tuning_seeds"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}: it must be at least 1")
+            raise ValueError(f"{subject} {count}: it must be at least 1")
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ has the same, or training refuses it
     require_tests(settings)
     own = own_settings(settings.own, names)
-    if len(seed_counts) == 1:
-        seed_counts = seed_counts * len(budgets)
     systems = [
         plan_system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
         for budget, count in zip(budgets, seed_counts, strict=True)
@@ -93,10 +92,11 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
 def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     """Raise ValueError if the data do not fit the run, or if the run's folder holds a run with other settings or
     data."""
-    config = leg.config
-    config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
-    run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]  # `read_inputs` checks the data
-    loader, heldout, _ = read_inputs(config, data, settings.heldout, run_folder, [], 0, settings.processes)
+    engine = replace(leg.config.engine, precision=resolve_precision(leg.config.engine))
+    config, run_folder = replace(leg.config, engine=engine), RunFolder(leg.folder, writes=False)
+    loader, heldout, _ = read_inputs(  # checks the data
+        config, [settings.data_folder], settings.heldout, run_folder, [], 0, settings.processes
+    )
     if not (leg.folder / "config.json").exists():
         return
     recorded = read_object(leg.folder / "config.json")["data"]

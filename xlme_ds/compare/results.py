@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from zlib import crc32
 
 import matplotlib
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..data.schema import read_manifest
+from ..data.schema import TASKS, read_manifest
 from ..evaluate.output import ResultTable, plot_label, save_figure
 from ..evaluate.retrieval import mean_of_directions
 from ..io.files import read_object, write_object, write_text
@@ -24,23 +24,16 @@ from ..recipes import RECIPES
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
-
-class Measure(NamedTuple):
-    """A kind of score, in per cent."""
-
-    title: str
-    higher_is_better: bool = True
-
-
-MEASURES = {  # in the order in which tables show them
-    "pos": Measure("parts of speech, F1, non-English languages"),
-    "ner": Measure("entities, F1, non-English languages"),
-    "align": Measure("word alignment, error rate", higher_is_better=False),
-    "pairs_centred": Measure("retrieval of held-out pairs, centred, accuracy@1"),
-    "tatoeba_centred": Measure("Tatoeba, centred, accuracy@1"),
-    "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
-    "tatoeba": Measure("Tatoeba, accuracy@1"),
+MEASURES = {  # kinds of scores, in per cent -> titles, in the order in which tables show them
+    "pos": "parts of speech, F1, non-English languages",
+    "ner": "entities, F1, non-English languages",
+    "align": "word alignment, error rate",
+    "pairs_centred": "retrieval of held-out pairs, centred, accuracy@1",
+    "tatoeba_centred": "Tatoeba, centred, accuracy@1",
+    "pairs": "retrieval of held-out pairs, accuracy@1",
+    "tatoeba": "Tatoeba, accuracy@1",
 }
+_LESS_IS_BETTER = ("align",)
 # Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
 # different tokens.
 LOSSES = ("mlm", "tlm")
@@ -58,9 +51,9 @@ class RunScores:
     system: str
     budget: float
     seed: int
-    flops: float
+    flops: float  # operations that the runs of the system spent: the budget to the nearest step
     steps: int
-    tokens: float
+    tokens: float  # number of token positions in the rows that the runs read
     passes: dict[str, float]  # task (mono, para) -> mean number of times that training read an example
     losses: dict[str, float]  # loss term (mlm, tlm) -> loss on held-out text
     languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
@@ -68,21 +61,21 @@ class RunScores:
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
 
     @classmethod
-    def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
+    def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
         """Read the scores from the run's folder, and the passes over the data from the manifests of `xlme prep mix`."""
         trained, untrained = scores(system.model / SCORES, tuning_seeds)
         losses, by_language = heldout_losses(system.model / SCORES)
-        rows_read = {"mono": 0, "para": 0}
-        for leg in system.legs:
-            for task, step_rows in zip(rows_read, leg.config.data.mean_rows, strict=True):
-                rows_read[task] += round(leg.config.train.steps * step_rows)
+        rows_read = {
+            task: sum(round(leg.config.train.steps * leg.config.data.mean_rows[index]) for leg in system.legs)
+            for index, task in enumerate(TASKS)
+        }
         return cls(
             system=system.name,
             budget=system.budget,
             seed=system.seed,
-            flops=system.flops,
+            flops=sum(leg.config.train.steps * leg.step_flops for leg in system.legs),
             steps=sum(leg.config.train.steps for leg in system.legs),
-            tokens=system.tokens,
+            tokens=sum(leg.config.train.steps * leg.step_tokens for leg in system.legs),
             passes={task: mean for task, rows in rows_read.items() if rows and (mean := passes(data / task, rows))},
             losses=losses,
             languages=by_language,
@@ -103,12 +96,12 @@ def passes(folder: Path, rows: int) -> float | None:
     return rows / manifest.rows * used / available
 
 
-def finetune_score_files(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
-    """The score files that `xlme finetune --out FOLDER/TASK --seeds …` writes."""
-    return [folder / task / (f"seed{seed}" if len(seeds) > 1 else "") / "scores.json" for seed in seeds]
+def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
+    """The score files that `xlme finetune --out FOLDER/TASK --seeds 1 2 …` writes with this number of seeds."""
+    return [folder / task / (f"seed{n}" if seeds > 1 else "") / "scores.json" for n in range(1, seeds + 1)]
 
 
-def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
+def scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Returns (trained, untrained): by measure, the scores in `folder` of the trained and of the untrained model; the
     second dict is empty if the untrained model was not tested. Raises ValueError for a malformed file, and if the files
     of one fine-tuning task are from several models, settings or tests."""
@@ -194,7 +187,7 @@ def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
 def write_results(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     """Write compare.json, compare.md and the plot into `out`, and return the tables."""
     write_object(out / "compare.json", {"runs": [asdict(run) for run in runs]})
-    result_tables = tables(runs)
+    result_tables = [_scores_table(runs), *_trends_tables(runs)]
     write_text(out / "compare.md", "\n".join(table.markdown() for table in result_tables))
     plot(runs, out / "compare")
     return result_tables
@@ -205,33 +198,25 @@ def measures_of(runs: Sequence[RunScores]) -> list[str]:
     return [measure for measure in MEASURES if any(measure in run.scores for run in runs)]
 
 
-def tables(runs: Sequence[RunScores]) -> list[ResultTable]:
-    """A table of the scores by budget and, if there are enough budgets, a table of the scores' trends."""
-    return [_scores_table(runs), *_trends_tables(runs)]
-
-
 def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
     """The table of scores: a row for each budget and system, and a row for its untrained model if this was tested."""
     measures = measures_of(runs)
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
     columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs"]
-    columns += [f"{term}, nats" for term in losses] + [MEASURES[measure].title for measure in measures]
+    columns += [f"{term}, nats" for term in losses] + [MEASURES[measure] for measure in measures]
     table = ResultTable("Scores by budget: means over seeds (minimum to maximum)", columns)
-    for budget in sorted({run.budget for run in runs}):
-        for name in _names(runs):
-            seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
-            if not seeds:
-                continue
-            first = seeds[0]  # its tokens and passes are those of all seeds
-            passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
-            cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
-            cells += _cells([run.losses for run in seeds], losses, decimals=2)
-            cells += _cells([run.scores for run in seeds], measures)
-            table.rows.append(cells)
-            if untrained := [run.untrained for run in seeds if run.untrained]:
-                cells = ["", f"{name}, untrained", str(len(untrained)), "0", "", *[""] * len(losses)]
-                cells += _cells(untrained, measures)
-                table.rows.append(cells)
+    for budget, name in product(sorted({run.budget for run in runs}), _systems(runs)):
+        seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
+        if not seeds:
+            continue
+        first = seeds[0]  # its tokens and passes are those of all seeds
+        passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in TASKS if task in first.passes)
+        cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
+        cells += _cells([run.losses for run in seeds], losses, decimals=2)
+        table.rows.append(cells + _cells([run.scores for run in seeds], measures))
+        if untrained := [run.untrained for run in seeds if run.untrained]:
+            cells = ["", f"{name}, untrained", str(len(untrained)), "0", "", *[""] * len(losses)]
+            table.rows.append(cells + _cells(untrained, measures))
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
         table.notes.append("Untrained models are fine-tuned for the first seed alone.")
     return table
@@ -240,19 +225,19 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
 def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
     """The table of the trends: how much each system gains from ten times the operations, and where the first system
     overtakes the others. Empty if there are too few budgets for any trend."""
-    measures, names = measures_of(runs), _names(runs)
+    measures, names = measures_of(runs), _systems(runs)
     trends_by_measure = {measure: trends(_points(runs, measure)) for measure in measures}
     if not any(trends_by_measure.values()):
         return []
-    table = ResultTable("How fast scores grow", ["", *(MEASURES[measure].title for measure in measures)])
+    table = ResultTable("How fast scores grow", ["", *(MEASURES[measure] for measure in measures)])
     for name in names:
-        trends_of_system = [trends_by_measure[measure].get(name) for measure in measures]
-        cells = [f"{trend.slope:+.1f} ± {trend.slope_half:.1f}" if trend else "" for trend in trends_of_system]
+        lines = [trends_by_measure[measure].get(name) for measure in measures]
+        cells = [f"{trend.slope:+.1f} ± {trend.slope_half:.1f}" if trend else "" for trend in lines]
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
     for other in others:
         cells = [
-            _overtaking(trends_by_measure[measure], first, other, MEASURES[measure].higher_is_better)
+            _overtaking(trends_by_measure[measure], first, other, measure not in _LESS_IS_BETTER)
             for measure in measures
         ]
         table.rows.append([f"{first} against {other}", *cells])
@@ -279,8 +264,7 @@ def _power(exponent: float) -> str:
     return f"{10**exponent:.0e}".replace("e+", "e") if abs(exponent) < 100 else "beyond all"
 
 
-def _names(runs: Sequence[RunScores]) -> list[str]:
-    """The names of the systems, in the order of the runs."""
+def _systems(runs: Sequence[RunScores]) -> list[str]:
     return list(dict.fromkeys(run.system for run in runs))
 
 
@@ -288,7 +272,7 @@ def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[flo
     """By system, (operations, score) for each of its runs."""
     return {
         name: [(run.flops, run.scores[measure]) for run in runs if run.system == name and measure in run.scores]
-        for name in _names(runs)
+        for name in _systems(runs)
     }
 
 
@@ -319,8 +303,7 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
             _panel(axes, runs, measure)
         for axes in panels[len(measures) :]:
             axes.set_visible(False)
-        handles = _legend(runs, measures)
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        figure.legend(handles=_legend(runs, measures), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         save_figure(figure, stem)
 
 
@@ -332,25 +315,30 @@ def style_of(name: str) -> dict[str, Any]:
         # A comparison of another version may name a recipe that this version does not have.
         index = _COLOUR_ORDER.index(recipe) if recipe in _COLOUR_ORDER else crc32(recipe.encode())
         number = (number + 1) * len(_COLOUR_ORDER) + index
-    fill = "full" if name in _COLOUR_ORDER else "none"
-    marker = _MARKERS[number // 10 % len(_MARKERS)]
-    return {"color": f"C{number % 10}", "marker": marker, "fillstyle": fill, "linestyle": "", "markersize": 4}
+    return {
+        "color": f"C{number % 10}",
+        "marker": _MARKERS[number // 10 % len(_MARKERS)],
+        "fillstyle": "full" if name in _COLOUR_ORDER else "none",
+        "linestyle": "",
+        "markersize": 4,
+    }
 
 
 def _legend(runs: Sequence[RunScores], measures: Sequence[str]) -> list[Artist]:
     """An entry for each system and, in grey, for each kind of line that the panels of `measures` have."""
-    handles: list[Artist] = [Line2D([], [], label=plot_label(name), **style_of(name)) for name in _names(runs)]
-    handles.append(Line2D([], [], color="grey", linewidth=1.2, label="mean over seeds"))
-    if any(trends(_points(runs, measure)) for measure in measures):
-        handles.append(Line2D([], [], color="grey", linestyle="--", linewidth=0.8, label="trend"))
-        handles.append(Patch(color="grey", alpha=0.3, linewidth=0, label=f"{100 * LEVEL:.0f}% interval of the trend"))
-    if any(measure in run.untrained for run in runs for measure in measures):
-        handles.append(Line2D([], [], color="grey", linestyle=":", linewidth=0.8, label="untrained model"))
-    return handles
+    has_trends = any(trends(_points(runs, measure)) for measure in measures)
+    has_untrained = any(measure in run.untrained for run in runs for measure in measures)
+    lines: list[tuple[bool, Artist]] = [  # whether the panels have this kind of line, and its entry
+        (True, Line2D([], [], color="grey", linewidth=1.2, label="mean over seeds")),
+        (has_trends, Line2D([], [], color="grey", linestyle="--", linewidth=0.8, label="trend")),
+        (has_trends, Patch(color="grey", alpha=0.3, linewidth=0, label=f"{100 * LEVEL:.0f}% interval of the trend")),
+        (has_untrained, Line2D([], [], color="grey", linestyle=":", linewidth=0.8, label="untrained model")),
+    ]
+    systems = [Line2D([], [], label=plot_label(name), **style_of(name)) for name in _systems(runs)]
+    return [*systems, *(entry for is_drawn, entry in lines if is_drawn)]
 
 
 def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
-    """Draw the panel of one measure."""
     points = _points(runs, measure)
     trend_of = trends(points)
     for name, system_points in points.items():
@@ -370,11 +358,9 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
             middle, half = np.array([trend_of[name].at(log_flops) for log_flops in logs]).T
             axes.plot(10**logs, middle, "--", color=colour, linewidth=0.8)
             axes.fill_between(10**logs, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)
-        untrained = [run.untrained[measure] for run in runs if run.system == name and measure in run.untrained]
-        if untrained:
+        if untrained := [run.untrained[measure] for run in runs if run.system == name and measure in run.untrained]:
             axes.axhline(fmean(untrained), color=colour, linestyle=":", linewidth=0.8)
-    title, higher_is_better = MEASURES[measure]
-    axes.set_title(title + ("" if higher_is_better else " (less is better)"))
+    axes.set_title(MEASURES[measure] + (" (less is better)" if measure in _LESS_IS_BETTER else ""))
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -2), min(high, 102))  # a trend may leave the range of possible scores
     axes.set(xscale="log", xlabel="floating-point operations", ylabel="%")

@@ -19,11 +19,11 @@ from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
-from ..io.files import file_sha256, read_object, write_object
+from ..io.files import file_sha256, write_object
 from ..objectives import objective_of
+from ..report.files import read_optional
 from .results import LOSSES, SCORES, UNTRAINED, finetune_score_files
-from .settings import CompareSettings
-from .systems import System
+from .systems import CompareSettings, System
 
 COMMANDS = "commands.json"  # next to the scores: name of a test -> its command, and a hash of its data
 
@@ -67,11 +67,6 @@ def require_labels(folder: Path, task: str) -> None:
         )
 
 
-def tuning_seeds(settings: CompareSettings) -> list[int]:
-    """The seeds with which each model is fine-tuned."""
-    return list(range(1, settings.tuning_seeds + 1))
-
-
 def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
     """Yield (name, [module, *arguments]) of every test whose scores are missing, or come from another command or other
     data.
@@ -79,7 +74,7 @@ def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[st
     The caller runs these commands. An evaluation is simply repeated. A fine-tuning ends with an error if its folder has
     the result of another command or other data.
     """
-    recorded = _recorded(system)
+    recorded = read_optional(system.model / SCORES / COMMANDS)
     for name, command in _tests(system, settings):
         if recorded.get(name) != _entry(command) or not _has_scores(system, name, settings):
             yield name, command
@@ -87,8 +82,9 @@ def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[st
 
 def record(system: System, name: str, command: list[str], settings: CompareSettings) -> bool:
     """Record the command of a test that has ended. Returns False, and records nothing, if the test wrote no scores."""
+    path = system.model / SCORES / COMMANDS
     if written := _has_scores(system, name, settings):
-        write_object(system.model / SCORES / COMMANDS, _recorded(system) | {name: _entry(command)})
+        write_object(path, read_optional(path) | {name: _entry(command)})
     return written
 
 
@@ -106,17 +102,10 @@ def data_sha256(folder: Path) -> str:
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
-def _recorded(system: System) -> dict[str, Any]:
-    """The content of COMMANDS; empty before the first test."""
-    path = system.model / SCORES / COMMANDS
-    return read_object(path) if path.exists() else {}
-
-
 def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
-    """Whether all score files of a test are there."""
     out = system.model / SCORES
     is_finetuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
-    files = finetune_score_files(out, name, tuning_seeds(settings)) if is_finetuning else [out / f"{name}.json"]
+    files = finetune_score_files(out, name, settings.tuning_seeds) if is_finetuning else [out / f"{name}.json"]
     return all(file.exists() for file in files)
 
 
@@ -136,13 +125,12 @@ def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, lis
         if data is not None:
             options = ["--model", str(system.model), "--data", str(data), "--out", str(out)]
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
-    seeds = tuning_seeds(settings)
     # Untrained models are fine-tuned for one seed of the system only, because no other test costs as much.
     random_starts = [False, True] if untrained and system.seed == 1 else [False]
     for random, task in product(random_starts, ("pos", "ner")):
-        data = getattr(settings, task)
         name = task + UNTRAINED if random else task
-        if data is not None:
+        if (data := getattr(settings, task)) is not None:
             options = ["--task", task, "--model", str(system.model), "--data", str(data), "--out", str(out / name)]
-            options += ["--random"] if random else []
-            yield name, ["xlme_ds.finetune", *options, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
+            seeds = ["--seeds", *map(str, range(1, settings.tuning_seeds + 1))]
+            start = ["--random"] if random else []
+            yield name, ["xlme_ds.finetune", *options, *start, *seeds, *shlex.split(settings.tuning)]

@@ -1,4 +1,4 @@
-"""The systems of a comparison: recipes, or chains of recipes, each trained to a budget of operations.
+"""The settings of a comparison, and its systems: recipes, or chains of recipes, each trained to a budget of operations.
 
 `counting.py` counts the operations. A step's operations include those of the generator.
 """
@@ -27,6 +27,50 @@ _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of the run
 
 
 @dataclass(frozen=True)
+class CompareSettings:
+    """Arguments of the command."""
+
+    recipes: tuple[str, ...]
+    """Recipes; the first is compared with each of the others. `a+b` trains `a`, then `b` from the weights of `a`."""
+    budgets: tuple[float, ...]
+    """Floating-point operations of a training, forward and backward, by the planner's count. Every system is trained
+    once for each budget, with a learning rate schedule that ends when the budget is spent."""
+    data_folder: Annotated[Path, tyro.conf.arg(name="data")]
+    """Folder that `xlme prep mix` wrote."""
+    heldout: Path
+    """Folder that `xlme prep mix` wrote from text kept out of training. Losses are measured on it, and its pairs test
+    retrieval."""
+    out: Path
+    """Folder for runs, scores, tables and plot; give it again to continue."""
+    rows: int = 4096
+    """Number of rows in a step; each recipe divides them between text and pairs in its own proportion."""
+    seeds: tuple[int, ...] = (1,)
+    """Number of seeds (1, 2, …) with which each system is trained: one number for all budgets, or one for each budget.
+    Several seeds show how much scores vary by chance."""
+    own: tuple[str, ...] = ()
+    """Settings that apply to one recipe only, such as "xlme: --optimizer.learning-rate 1e-3"."""
+    processes: int = 1
+    """Training processes on this machine."""
+    pairs: Path | None = None
+    """Folder of held-out pairs as text, in place of the pairs of --heldout."""
+    tatoeba: Path | None = None
+    """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without the folder this test is left out."""
+    align: Path | None = None
+    """Folder of word alignment tests, as `xlme evaluate align` reads it; without the folder these tests are left
+    out."""
+    pos: Path | None = None
+    """Folder of parts of speech, as `xlme finetune --task pos` reads it; without the folder this test is left out."""
+    ner: Path | None = None
+    """Folder of PAN-X, as `xlme finetune --task ner` reads it; without the folder this test is left out."""
+    tuning: str = ""
+    """Settings of fine-tuning in one string, such as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
+    tuning_seeds: int = 1
+    """Number of seeds (1, 2, …) with which each model is fine-tuned; the scores are averaged."""
+    also: tuple[Path, ...] = ()
+    """compare.json files of other comparisons, whose runs are shown too."""
+
+
+@dataclass(frozen=True)
 class Leg:
     """One run in the chain of a system."""
 
@@ -50,16 +94,6 @@ class System:
     def model(self) -> Path:
         """Folder of the trained model: the folder of the last run."""
         return self.legs[-1].folder
-
-    @property
-    def flops(self) -> float:
-        """Operations of all runs: the budget to the nearest step."""
-        return sum(leg.config.train.steps * leg.step_flops for leg in self.legs)
-
-    @property
-    def tokens(self) -> int:
-        """Number of token positions in the rows that all runs read."""
-        return sum(leg.config.train.steps * leg.step_tokens for leg in self.legs)
 
 
 class Budget(NamedTuple):

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..config import EncoderName
-from ..report.files import RunFiles, read_optional
+from ..report.files import RunFiles
 from ..trained.native import FORMATS
 from ..translate.exports import decoder_settings
 from .exported_model import Exported
@@ -78,16 +78,13 @@ def run_card(
     Raises ValueError if a file of the run lacks an entry that the card shows.
     """
     run = RunFiles(folder)
-    languages = run.languages or {}
-    config = (run.config or {}).get("config", {})
-    scores = read_optional(folder / "scores.json")
+    languages, config = run.languages, run.settings
     metrics, heldout = (
         [record for record in records if step is None or record["step"] <= step]
         for records in (run.metrics, run.heldout)
     )
     last_heldout = heldout[-1] if heldout else {}
-    retrieval = run.retrieval or {}
-    is_same_model = other is None and (step is None or retrieval.get("step") == step)
+    is_same_model = other is None and (step is None or run.retrieval.get("step") == step)
     try:
         about = _TEMPLATES.get_template("run.md.jinja").render(
             config=config,
@@ -98,8 +95,8 @@ def run_card(
             shares={title: _shares(languages[task]) for task, title in _TASK_TITLES.items() if languages.get(task)},
             measured=last_heldout.get("step"),
             metrics=_metrics(run.objective["quantities"], last_heldout),
-            retrieval=_retrieval(retrieval) if retrieval and is_same_model else None,
-            scores=scores and {"dev": None, "settings": 1} | scores,
+            retrieval=_retrieval(run.retrieval) if run.retrieval and is_same_model else None,
+            scores=run.scores and {"dev": None, "settings": 1} | run.scores,
             layer=layer,
             step=step,
             other=other,

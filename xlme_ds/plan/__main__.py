@@ -62,9 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            budget, price = settings.budget, settings.dollars_per_hour
-            flags_of_recipe = shlex.join(recipe_arguments)
-            result = affordable_model(settings.run, flags_of_recipe, budget, price, gpu, settings.utilisation)
+            amounts = settings.budget, settings.dollars_per_hour
+            result = affordable_model(settings.run, shlex.join(recipe_arguments), *amounts, gpu, settings.utilisation)
         else:
             # `print_plan` first merges equally fast layouts, so it needs all of them.
             listed = settings.layouts if settings.json else _ALL_LAYOUTS

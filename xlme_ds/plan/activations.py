@@ -46,18 +46,15 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
     """Number of positions of a micro-batch at which a masked head predicts. The head is that of the model's last part
     if `last`, else that of its first part."""
-    fraction = layout.objective.mask_fraction
-    if last and layout.flops.predicted_last:
-        fraction = layout.flops.predicted_last
-    return fraction * layout.tokens
+    fraction = layout.flops.predicted_last if last else 0.0
+    return (fraction or layout.objective.mask_fraction) * layout.tokens
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
     """Bytes that a masked head saves. For each predicted position these are 4 vectors (of dense layer, GELU and norm),
     or only the input if the head has no dense layer, and 4 integers for the softmax."""
-    tensors = 4 if layout.model.masked_head == "dense" else 1
-    size = tensors * layout.model.width * layout.element + 4 * INTEGER
-    return predicted_positions(layout, last) * size
+    vectors = 4 if layout.model.masked_head == "dense" else 1
+    return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INTEGER)
 
 
 def generator(layout: ParallelLayout) -> float:
@@ -68,7 +65,7 @@ def generator(layout: ParallelLayout) -> float:
     return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
 
 
-def stage(layout: ParallelLayout, stage_index: int) -> float:
+def saved_stage(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one micro-batch saves on a stage, over all its forward passes: one backward pass comes after them."""
     return sum(_saved_by_pass(pass_layout, stage_index) for pass_layout in _passes(layout))
 
@@ -135,10 +132,8 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         tile_bytes = logit_count * 2 * FLOAT
     # Number of elements in the embeddings of two groups: that of a position's sample, and that of its likeliest token.
     elements = 2 * GROUP * cfg.width
-    if layout.fused:
-        sampled_at_once = min(positions, 2**28 // (elements * layout.element))
-    else:
-        sampled_at_once = min(positions, max(positions * cfg.head_chunk // elements, 1))
+    on_cpu = max(positions * cfg.head_chunk // elements, 1)
+    sampled_at_once = min(positions, 2**28 // (elements * layout.element) if layout.fused else on_cpu)
     embedding_bytes = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return group_bytes + max(tile_bytes, embedding_bytes)
 

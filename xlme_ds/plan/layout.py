@@ -76,7 +76,6 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
-    """Whether attention on a GPU runs in the Triton kernels."""
     # An objective without `masking` lets every token attend to its whole item.
     masking = getattr(objective_of(run.objective), "masking", None)
     allowed = item_mask if masking is None else masking.allowed
@@ -121,9 +120,10 @@ class ParallelLayout(MicroBatch):
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
-        fractions = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
+        # The phase that predicts most needs the most memory.
+        fraction = max(phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction))
         return ParallelLayout(
-            objective=replace(run.objective, mask_fraction=max(fractions)),  # the phase that needs the most memory
+            objective=replace(run.objective, mask_fraction=fraction),
             model=run.model,
             engine=run.engine,
             flops=flops,

@@ -20,8 +20,7 @@ tests/plan/test_memory.py compares the peak with what the engines allocate.
 
 import math
 
-from .activations import between_stages, generator, layer_backward_bytes, saved_layer, softmax_bytes
-from .activations import stage as saved_stage
+from .activations import between_stages, generator, layer_backward_bytes, saved_layer, saved_stage, softmax_bytes
 from .layout import ParallelLayout
 
 FLOAT = 4
@@ -41,7 +40,6 @@ def peak(layout: ParallelLayout) -> tuple[str, Memory]:
 
 
 def _plus(memory: Memory, **kinds: float) -> Memory:
-    """`memory` with the bytes of `kinds` added."""
     return memory | {kind: memory[kind] + size for kind, size in kinds.items()}
 
 
@@ -144,13 +142,12 @@ def _reductions(
     # Number of layers that the backward pass has finished when it has filled the first bucket.
     finished_layers = min(layers, bucket_size * layers // max(1, sizes.discriminator))
     if uses_bf16_optimizer(layout):
-        first_reduction = _plus(
-            backward_start,
-            activations=-finished_layers * saved_layer(layout),
-            buffers=_converted_copies(layout, bucket_size, bucket_size),
-        )
         return {
-            "first reduction": first_reduction,
+            "first reduction": _plus(
+                backward_start,
+                activations=-finished_layers * saved_layer(layout),
+                buffers=_converted_copies(layout, bucket_size, bucket_size),
+            ),
             "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
@@ -276,10 +273,8 @@ def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> f
         return 0.0
     bucket_bytes = layout.zero["reduce_bucket_size"] * layout.element
     if layout.zero["stage"] == 3:
-        prefetched = (
-            min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total) if _gathers(layout) else 0
-        )
-        return bucket_bytes + layout.element * prefetched
+        prefetched = min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total)
+        return bucket_bytes + (layout.element * prefetched if _gathers(layout) else 0)
     return (2 if layout.zero["overlap_comm"] else 1) * bucket_bytes if backward else 0.0
 
 

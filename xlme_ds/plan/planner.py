@@ -139,11 +139,15 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
     row_tokens = run.model.max_positions
     flops = flops_of(run, row_tokens)
     mono_flops, para_flops = flops.training * mono, flops.training * para
-    totals = {"mono": mono_flops, "both": mono_flops + para_flops, "both_para_half": mono_flops + para_flops / 2}
     return {
         "forward_per_token": flops.forward,
         "per_step": flops_per_step(run, row_tokens),
-        "standard": {"accounting": STANDARD, **totals},
+        "standard": {
+            "accounting": STANDARD,
+            "mono": mono_flops,
+            "both": mono_flops + para_flops,
+            "both_para_half": mono_flops + para_flops / 2,
+        },
         "paper_convention": {
             "accounting": PAPER,
             "forward_per_token": paper_forward_per_token(run, row_tokens),
@@ -184,23 +188,20 @@ def _priced(
         "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
         "fullest_at": moment,
         "fits": memory["total"] <= (1 - RESERVED) * gpu.memory_gib * GIB,
-        "communication_bytes_per_step": {
-            kind: value if isinstance(value, bool) else round(value) for kind, value in communication(layout).items()
-        },
+        "communication_bytes_per_step": {kind: round(size) for kind, size in communication(layout).items()},
         "seconds_per_step": {
-            kind: _rounded(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
+            kind: _four_digits(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
         },
         "tokens_per_s": round(rates["tokens_per_s"]),
         "tokens_per_s_per_gpu": round(rates["tokens_per_s"] / layout.gpus),
         "of_peak": round(rates["of_peak"], 4),
-        "days": _rounded(rates["days"]),
-        "gpu_hours": _rounded(24 * rates["days"] * layout.gpus),
+        "days": _four_digits(rates["days"]),
+        "gpu_hours": _four_digits(24 * rates["days"] * layout.gpus),
     }
     return (round(-rates["tokens_per_s"], -2), layout.accumulation, memory["total"]), costs
 
 
-def _rounded(value: float) -> float:
-    """`value` to four significant digits."""
+def _four_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
@@ -239,10 +240,8 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
         offload_optimizer="none",
         offload_parameters="none",
     )
-    for name in ("zero1", "zero2", "zero3"):
-        yield replace(base, deepspeed=name)
-    for name in ("zero2", "zero3_offload"):
-        yield replace(base, deepspeed=name, offload_optimizer="cpu")
+    yield from (replace(base, deepspeed=name) for name in ("zero1", "zero2", "zero3"))
+    yield from (replace(base, deepspeed=name, offload_optimizer="cpu") for name in ("zero2", "zero3_offload"))
     for power in range(1, gpus.bit_length()):
         if gpus % 2**power == 0:
             yield replace(base, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
@@ -259,6 +258,6 @@ def _options(run: RunConfig, base: RunConfig) -> str:
         if always_shown or not default == value == getattr(base.engine, name):
             text = " ".join(map(str, value)) if name == "balance" else value
             options.append(f"--engine.{name.replace('_', '-')} {text}")
-    options.append(f"--data.micro-batch {run.data.micro_batch}")
-    options.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
+    prefix = "" if run.model.activation_checkpointing else "no-"
+    options += [f"--data.micro-batch {run.data.micro_batch}", f"--model.{prefix}activation-checkpointing"]
     return " ".join(option.strip() for option in options)

@@ -18,10 +18,9 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
     """Print the fastest layout, its training command with `recipe_flags`, and other layouts. At most `layouts` layouts
     are printed in all."""
     fastest = distinct(result["layouts"])[:layouts]
-    hardware = result["hardware"]
     print(_answer(result, fastest, dollars_per_hour) + "\n")
     if fastest:
-        gpus, per_node = hardware["gpus"], hardware["gpus_per_node"]
+        gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
         machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
         several = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
         launched = "" if gpus == 1 else f"launch {several} "
@@ -31,8 +30,8 @@ def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_
             print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
         if smaller := sorted(fastest[0]["micro_batches"], reverse=True)[1:]:
             sizes = ", ".join(map(str, smaller))
-            verbs = ("needs", "is") if len(smaller) == 1 else ("need", "are")
-            slower = "{} less memory and {} slower (the estimate does not say by how much)".format(*verbs)
+            need, are = ("needs", "is") if len(smaller) == 1 else ("need", "are")
+            slower = f"{need} less memory and {are} slower (the estimate does not say by how much)"
             print(f"--data.micro-batch {sizes} {slower}")
     if fastest[1:]:
         print("\nother layouts:")
@@ -57,11 +56,10 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     recipe."""
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
-    time = _time(hours / 24 / gpus)
     console.print(
-        f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({time} on {gpus} GPUs): "
-        f"a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} tokens in "
-        f"{model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
+        f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
+        f"on {gpus} GPUs): a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} "
+        f"tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
         f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, no time for transfers.\n",
         highlight=False,
         soft_wrap=True,

@@ -148,9 +148,8 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
     is_last = stage == len(layout.stages) - 1
-    sends = layout.neighbours(stage)
-    if layout.flops.first_pass_layer and not is_last:  # the pass without gradients sends forward too
-        sends += 1
+    # A pass without gradients sends forward too.
+    sends = layout.neighbours(stage) + bool(layout.flops.first_pass_layer and not is_last)
     between = micro_batches * sends * between_stages(layout)
     if stage == 0:  # this stage sends the updated embedding to the last stage
         between += layout.element * layout.borrowed

@@ -1,5 +1,6 @@
 """Languages on the report page: their names, and their held-out losses compared with a unigram model."""
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -73,11 +74,17 @@ def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Se
     for code, loss in last["terms"][term].items():
         losses = [record["terms"][term][code] for record in records if code in record["terms"][term]]
         unigram = last["unigram"].get(task, {}).get(code)
-        row = {"code": code, "tokens": last["tokens"][term][code], "loss": loss, "unigram": unigram}
-        row["gain"] = None if unigram is None else unigram - loss
-        row["change"] = loss - losses[0] if len(losses) > 1 else None
-        row["others"] = {name: last["terms"].get(name, {}).get(code) for name in others}
-        rows.append(row)
+        rows.append(
+            {
+                "code": code,
+                "tokens": last["tokens"][term][code],
+                "loss": loss,
+                "unigram": unigram,
+                "gain": None if unigram is None else unigram - loss,
+                "change": loss - losses[0] if len(losses) > 1 else None,
+                "others": {name: last["terms"].get(name, {}).get(code) for name in others},
+            }
+        )
     return sorted(rows, key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), row["code"]))
 
 
@@ -105,11 +112,11 @@ def _charts(
     Languages are sorted by their gain in the first task, the largest first. A language that has no gain in the first
     task is sorted by its gain in the next task.
     """
-    gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
-    first_gains: dict[str, float] = {}  # language -> its gain in the first task that has one
-    for task_gains in gains.values():
-        first_gains = {code: gain for code, gain in task_gains.items() if gain is not None} | first_gains
-    order = sorted(first_gains, key=lambda code: (-first_gains[code], code))
+    gains = {
+        task: {row["code"]: row["gain"] for row in table["rows"] if row["gain"] is not None}
+        for task, table in tables.items()
+    }
+    first_gains = ChainMap(*gains.values())  # language -> its gain in the first task that has one
     curves = {
         code: {
             task: [
@@ -118,14 +125,12 @@ def _charts(
                 if code in record["terms"].get(terms[task], {}) and code in record["unigram"].get(task, {})
             ]
             for task in tables
-            if gains[task].get(code) is not None
+            if code in gains[task]
         }
-        for code in order
+        for code in sorted(first_gains, key=lambda code: (-first_gains[code], code))
     }
-    if not curves:
-        return {"groups": {}, "zero": "0", "low": 0.0, "high": 0.0, "first": 0, "last": 0}
     points = [point for by_task in curves.values() for curve in by_task.values() for point in curve]
-    steps, values = zip(*points, strict=True)
+    steps, values = zip(*points or [(0, 0.0)], strict=True)
     first, last = min(steps), max(steps)
     low, high = min(*values, 0.0), max(*values, 0.0)
     loss_range, step_range = (high - low) or 1.0, (last - first) or 1
@@ -145,7 +150,6 @@ def _charts(
     groups = {"": charts}  # heading -> charts
     if len(charts) > _CHARTS_SHOWN:
         half = _CHARTS_SHOWN // 2
-        worst_first = charts[::-1]
-        groups = {"Best": charts[:half], "Worst": worst_first[:half], "All others": charts[half:-half]}
-    zero = 2 + 46 * high / loss_range
-    return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}
+        groups = {"Best": charts[:half], "Worst": charts[::-1][:half], "All others": charts[half:-half]}
+    zero = svg_point(first, 0.0).partition(",")[2]
+    return {"groups": groups, "zero": zero, "low": low, "high": high, "first": first, "last": last}

@@ -35,7 +35,6 @@ _TITLES = {
     "memory_gib": "Largest memory of a process (GiB)",
 }
 _UNIGRAM = "unigram_nll"  # prefix of the keys of a unigram model's losses, which are dashed lines in the loss's panel
-_CHANCE_AUC = 0.5  # the AUC of random guesses
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a longer curve is averaged down to this many points
 
@@ -192,7 +191,7 @@ def _panel(
                 marks.add("unigram")
         marks |= {name for name, records in (("raw", metrics), ("heldout", heldout)) if len(points(records, key)[0])}
     if any(key.startswith("auc_") for key in keys.values()):
-        axes.axhline(_CHANCE_AUC, color=MUTED, linewidth=1, linestyle="--")
+        axes.axhline(0.5, color=MUTED, linewidth=1, linestyle="--")  # the AUC of random guesses
         marks.add("chance")
     axes.set_ylim(axes.get_ylim())  # before the raw values are drawn, so that their noise does not widen the axis
     for series, key in keys.items():
@@ -223,9 +222,7 @@ def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (steps, values) of at most `_MOST_POINTS` points; each is the mean of a group of neighbouring points."""
-    group_size = -(-len(steps) // _MOST_POINTS)  # rounded up
-    if group_size <= 1:
-        return steps, values
+    group_size = max(1, -(-len(steps) // _MOST_POINTS))  # rounded up
     starts = np.arange(0, len(steps), group_size)
     sizes = np.diff(np.append(starts, len(steps)))  # the last group may be smaller
     return np.add.reduceat(steps, starts) / sizes, np.add.reduceat(values, starts) / sizes
@@ -252,11 +249,10 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     """A figure of the retrieval accuracy at every layer, in both directions, before and after training; a dashed line
     is the chance level."""
     axes = _new_axes()
-    for when in ("before", "after"):
+    for when, style, width in (("before", ":", 1.6), ("after", "-", 2.0)):
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
             if retrieval.get(when):
                 values = retrieval[when]["overall"][direction]
-                style, width = ("-", 2.0) if when == "after" else (":", 1.6)
                 axes.plot(retrieval["layers"], values, style, color=colour, linewidth=width, marker="o", markersize=4)
     axes.axhline(1 / retrieval["candidates"], color=MUTED, linewidth=1, linestyle="--")
     axes.set(ylim=(0, None), xlabel="layer (0 = embeddings)")
@@ -288,8 +284,7 @@ def _svg(axes: Axes, label: str) -> Markup:
     assert figure is not None
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = _UNUSED.sub("", svg[svg.index("<svg") :])
+    svg = _UNUSED.sub("", "<svg" + buffer.getvalue().partition("<svg")[2])
     svg = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", svg, count=1)  # a fixed size would not scale
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, f"var(--{variable})")

@@ -12,31 +12,25 @@ from ..train.run_folder import refuse_export
 
 
 class RunFiles:
-    """The content of the files in the run folder `run`. For a file that the run did not write, the attribute is None
-    (a JSON file) or an empty list (a JSON Lines file).
-
-    Raises ValueError if `run` is not a folder or a file in it is damaged.
-    """
+    """The content of the files in the run folder `run`; of a file that the run did not write, an empty dict (a JSON
+    file) or list (a JSON Lines file). Raises ValueError if `run` is not a folder or a file in it is damaged."""
 
     def __init__(self, run: Path):
         require_folder(run, "name the --out folder of a pre-training run")
         self.name = run.resolve().name
         self.finished = (run / "finished.json").exists()
         self.config = read_optional(run / "config.json")
+        self.settings = self.config.get("config", {})
+        # Of the run's objective (see `objectives.describe`); a run of fine-tuning has none.
+        self.objective = self.config.get("objective", {"description": None, "quantities": {}})
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")
         self.dimensions = read_steps(run / "dimensions.jsonl")
         self.heldout_languages = read_steps(run / "heldout_languages.jsonl")
         self.retrieval = read_optional(run / "retrieval.json")
-        self.samples = (read_optional(run / "samples.json") or {}).get("samples")
+        self.samples = read_optional(run / "samples.json").get("samples", [])
         self.languages = read_optional(run / "languages.json")
         self.scores = read_optional(run / "scores.json")
-
-    @property
-    def objective(self) -> dict[str, Any]:
-        """`description` and `quantities` of the run's objective (see `objectives.describe`); None and {} for a run of
-        fine-tuning, which has no objective."""
-        return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
 
 
 def require_run(folder: Path) -> None:
@@ -49,10 +43,10 @@ def require_run(folder: Path) -> None:
     refuse_export(folder, advice)
 
 
-def read_optional(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file that a run wrote, or None if there is no file. Raises ValueError if the file holds
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that a run wrote; empty if there is no file. Raises ValueError if the file holds
     anything else."""
-    return read_object(path) if path.exists() else None
+    return read_object(path) if path.exists() else {}
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

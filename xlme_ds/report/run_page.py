@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cli import duration, number
-from ..io.files import replacing
+from ..io.files import write_text
 from ..train.run_folder import first_step, flatten, missing_steps
 from . import figures
 from .by_language import heldout_languages, language_name, tag
@@ -28,21 +28,19 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """Write the report page of a run as the file `out`, by default `report.html` in its folder, and return its path.
     Raises ValueError if a file that it reads is damaged (see `RunFiles`)."""
     path = out or run / "report.html"
-    page = _page_of(RunFiles(run))
-    with replacing(path) as file:
-        file.write(page.encode())
+    write_text(path, _page_of(RunFiles(run)))
     return path
 
 
 def _page_of(run: RunFiles) -> str:
-    """The HTML of the page."""
-    settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
+    settings: dict[str, Any] = checked("config.json", lambda: {} | run.settings)
     quantities = checked("config.json", lambda: run.objective["quantities"])
     # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
-    with_unigram = {
-        figures.panel_and_series(key, quantities)[0] for key, quantity in quantities.items() if quantity["unigram"]
+    loss_titles = {
+        figures.panel_and_series(key, quantities)[0]
+        for key, quantity in quantities.items()
+        if quantity["unigram"] and run.heldout
     }
-    loss_titles = with_unigram if run.heldout else set()
     borders = [step for step, _ in _phases(settings)][1:]
     panels = checked(
         "metrics.jsonl or heldout.jsonl",
@@ -52,7 +50,7 @@ def _page_of(run: RunFiles) -> str:
         "run_page.html",
         run=run,
         name=checked("config.json", lambda: settings.get("name")),
-        started=checked("config.json", lambda: started(run.config or {})),
+        started=checked("config.json", lambda: started(run.config)),
         going_on=checked("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=checked("config.json", lambda: run.objective["description"]),
         cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
@@ -63,13 +61,11 @@ def _page_of(run: RunFiles) -> str:
         ),
         by_language=checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
         gaps=checked("config.json", lambda: _gaps(run, settings)),
-        shares=checked("languages.json", lambda: _language_shares(run.languages or {})),
+        shares=checked("languages.json", lambda: _language_shares(run.languages)),
         retrieval=checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=checked("samples.json", lambda: _sentences(run.samples, run.languages or {}) if run.samples else None),
+        samples=checked("samples.json", lambda: _sentences(run.samples, run.languages) if run.samples else None),
         scores=checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
-        settings=flatten(
-            {key: value for key, value in (run.config or {}).items() if key not in ("started", "command")}
-        ),
+        settings=flatten({key: value for key, value in run.config.items() if key not in ("started", "command")}),
         tasks=_TASKS,
         language_name=language_name,
         tag=tag,
@@ -113,18 +109,20 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
-    shown = (run.samples or [{}])[0].get("step", 0)
+    shown = run.samples[0].get("step", 0) if run.samples else 0
     return {"step": max(step, shown), "steps": settings["steps"], "shown": shown}
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
     """Name of a file -> text that lists the steps whose record is missing: the settings ask for it, and the file does
     not have it. Files that miss no record are left out."""
-    files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
-    last = max((record["step"] for records, _ in files.values() for record in records), default=0)
+    last = max((record["step"] for record in (*run.metrics, *run.heldout)), default=0)
     gaps = {}
-    for file, (records, key) in files.items():
-        if records and (every := settings.get("train", {}).get(key, 0)):
+    for file, records, setting in (
+        ("metrics.jsonl", run.metrics, "log_every"),
+        ("heldout.jsonl", run.heldout, "eval_every"),
+    ):
+        if records and (every := settings.get("train", {}).get(setting, 0)):
             gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step(settings))
     return {file: steps for file, steps in gaps.items() if steps}
 
@@ -153,19 +151,19 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        inherited_steps = first_step((run.config or {}).get("config", {}))  # steps that a branch's parent trained
-        inherited_tokens = tokens[0] * inherited_steps / run.metrics[0]["step"]
-        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # tokens between each record and the one before it
+        # Tokens between each record and the one before it, or for the first record, the end of a branch's parent.
+        inherited_tokens = tokens[0] * first_step(run.settings) / run.metrics[0]["step"]
+        new_tokens = np.diff(tokens, prepend=inherited_tokens)
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
-    phases = _phases((run.config or {}).get("config", {}))
+    phases = _phases(run.settings)
     if len(phases) > 1:
         descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
         yield "Phases of the data", str(len(phases)), "; ".join(descriptions)
-    parameters = dict((run.config or {}).get("parameters") or {})
+    parameters = run.config.get("parameters", {})
     if "trained_total" in parameters:
-        total = parameters.pop("trained_total")
-        yield "Parameters", number(total), ", ".join(f"{name} {number(count)}" for name, count in parameters.items())
+        parts = (f"{name} {number(count)}" for name, count in parameters.items() if name != "trained_total")
+        yield "Parameters", number(parameters["trained_total"]), ", ".join(parts)
 
 
 def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -181,28 +179,34 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
     charts = []
     for task in _TASKS:
         if table := languages.get(task):
-            drawn = {code for code, shares in table.items() if shares["share_before"] > 0 and shares["share"] > 0}
+            drawn = {code: row for code, row in table.items() if row["share_before"] > 0 and row["share"] > 0}
             order = sorted(drawn, key=lambda code: (-table[code]["share_before"], code))
             before, after = ({code: math.log(table[code][key]) for code in order} for key in ("share_before", "share"))
-            rows = _dumbbells(before, after)
-            for row in rows:
-                shares = table[row["code"]]
-                row["text"] = (
-                    f"{percent(shares['share_before'])} → {percent(shares['share'])}, ×{number(shares['repeat'])}"
-                )
+            texts = {
+                code: f"{percent(row['share_before'])} → {percent(row['share'])}, ×{number(row['repeat'])}"
+                for code, row in drawn.items()
+            }
             most_repeated = max(table, key=lambda code: table[code]["repeat"])
-            values = [table[code][key] for code in drawn for key in ("share_before", "share")] or [0.0]
+            values = [row[key] for row in drawn.values() for key in ("share_before", "share")] or [0.0]
             charts.append(
-                {"task": task, "rows": rows, "most": most_repeated, "repeat": table[most_repeated]["repeat"]}
-                | {"low": min(values), "high": max(values), "unused": sorted(table.keys() - drawn)}
+                {
+                    "task": task,
+                    "rows": _dumbbells(before, after, texts),
+                    "most": most_repeated,
+                    "repeat": table[most_repeated]["repeat"],
+                    "low": min(values),
+                    "high": max(values),
+                    "unused": sorted(table.keys() - drawn),
+                }
             )
     return charts
 
 
 def _dumbbells(
-    before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
+    before: Mapping[str, float], after: Mapping[str, float], texts: Mapping[str, str], low: float | None = None
 ) -> list[dict[str, Any]]:
-    """One row per language in `after`: the positions of its values in `before` and `after` on an axis from 0 to 100.
+    """One row per language in `after`: its text, and the positions of its values in `before` and `after` on an axis
+    from 0 to 100.
 
     The axis begins at the value `low` or, if `low` is None, at the smallest value. If a language has no value in
     `before`, that position is None.
@@ -214,7 +218,10 @@ def _dumbbells(
     def position(by_code: Mapping[str, float], code: str) -> float | None:
         return round(100 * (by_code[code] - start) / width, 1) if code in by_code else None
 
-    return [{"code": code, "before": position(before, code), "after": position(after, code)} for code in after]
+    return [
+        {"code": code, "before": position(before, code), "after": position(after, code), "text": texts[code]}
+        for code in after
+    ]
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,19 +236,19 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         for when, layer in best.items()
     }
     after = dict(sorted(by_language.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
-    chart = _dumbbells(by_language.get("before", {}), after, low=0.0)
-    for row in chart:
-        row["text"] = " → ".join(percent(means[row["code"]]) for means in by_language.values() if row["code"] in means)
+    texts = {
+        code: " → ".join(percent(means[code]) for means in by_language.values() if code in means) for code in after
+    }
     rows = []
     for code, pairs in sorted(values["pairs"].items()):
         row = {"language": code, "pairs": pairs}
         for when, layer in best.items():
             scores = values[when]["languages"].get(code, {})
-            row[when] = {direction: scores[direction][layer] for direction in scores}
+            row[when] = {direction: by_layer[layer] for direction, by_layer in scores.items()}
         rows.append(row)
     return {
         "by_layer": figures.retrieval_by_layer(values),
-        "by_language": chart,
+        "by_language": _dumbbells(by_language.get("before", {}), after, texts, low=0.0),
         "rows": rows,
         "candidates": values["candidates"],
         "best": {when: values["layers"][layer] for when, layer in best.items()},

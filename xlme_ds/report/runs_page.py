@@ -1,11 +1,12 @@
 """The page that compares several runs: results, settings that differ, and curves in shared charts."""
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..cli import number
-from ..io.files import replacing, require_regular
+from ..io.files import require_regular, write_text
 from ..train.run_folder import flatten
 from . import figures
 from .files import RunFiles, render, require_run
@@ -26,35 +27,36 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     require_regular(out, "--out")
     for run in runs:
         require_run(run)
-    by_name = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
-    page = checked("a file of the runs", lambda: _page_of(by_name))
-    with replacing(out) as file:
-        file.write(page.encode())
+    names = [run.resolve().name for run in runs]
+    by_name = {
+        name if names.count(name) == 1 else str(run): RunFiles(run) for run, name in zip(runs, names, strict=True)
+    }
+    write_text(out, checked("a file of the runs", lambda: _page_of(by_name)))
     return out
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
-    """The name of each folder, or its path if another folder has the same name."""
-    names = [run.resolve().name for run in runs]
-    return [name if names.count(name) == 1 else str(run) for run, name in zip(runs, names, strict=True)]
-
-
 def _page_of(by_name: Mapping[str, RunFiles]) -> str:
-    """The HTML of the page. `by_name` has the files of each run, by the run's name on the page."""
+    """The HTML of the page. `by_name` has the files of each run, by its name on the page: its folder's name, or the
+    folder's path if another folder has the same name."""
     runs = list(by_name.values())
-    quantities: dict[str, Any] = {}
-    for run in runs:
-        quantities = run.objective["quantities"] | quantities
-    records = [(run.metrics, run.heldout) for run in runs]
+    quantities = ChainMap(*(run.objective["quantities"] for run in runs))
     titles = {key: _title(key, quantities) for key in _drawn_keys(runs, quantities)}
+    settings = _rows([flatten(run.settings) for run in runs])
     return render(
         "runs_page.html",
         names=list(by_name),
-        started={name: line for name, run in by_name.items() if (line := started(run.config or {}))},
-        results=_results(runs, quantities),
-        settings=_differing([flatten((run.config or {}).get("config", {})) for run in runs]),
-        panels=figures.compared_curves(titles, records),
+        started={name: line for name, run in by_name.items() if (line := started(run.config))},
+        results=_rows([_results_of(run, quantities) for run in runs]),
+        settings={name: row for name, row in settings.items() if any(cell != row[0] for cell in row)},
+        panels=figures.compared_curves(titles, [(run.metrics, run.heldout) for run in runs]),
     )
+
+
+def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A row for each title or setting that any run has: its cells in the order of the runs, a dash for a run without
+    it. `columns`: the values of each run."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name, "–") for column in columns] for name in names}
 
 
 def _title(key: str, quantities: figures.Quantities) -> str:
@@ -72,15 +74,7 @@ def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> lis
 
 
 def _last(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The last record; empty if there is none."""
     return records[-1] if records else {}
-
-
-def _results(runs: Sequence[RunFiles], quantities: figures.Quantities) -> dict[str, list[str]]:
-    """A row for each result that any run has: title -> cells in the order of the runs, a dash for a run without it."""
-    columns = [_results_of(run, quantities) for run in runs]
-    titles = dict.fromkeys(title for column in columns for title in column)
-    return {title: [column.get(title, "–") for column in columns] for title in titles}
 
 
 def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]:
@@ -93,19 +87,7 @@ def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]
             results[_title(key, quantities)] = f"{value:.3f}"
     if run.retrieval:
         results["retrieval, best layer"] = figures.percent(best_retrieval(run.retrieval))
-    if run.scores and "mean" in run.scores:
+    if "mean" in run.scores:
         for metric in run.scores["metric"]:
             results[f"{run.scores['task']}, {metric}, mean"] = f"{run.scores['mean'][metric]:.1f}"
     return results
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings in which the runs differ: name -> the value of each run."""
-    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
-    rows = {key: [run_settings.get(key, "–") for run_settings in settings] for key in keys}
-    return {key: [_cell(cell) for cell in row] for key, row in rows.items() if any(cell != row[0] for cell in row)}
-
-
-def _cell(value: Any) -> str:
-    """A setting's value as text."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,6 @@ ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
 FILES = ("scores.json", "tatoeba.json", "align.json")
 ALONE = "each sentence read alone"  # the value of `reading` in the align.json that `evaluate align --apart` writes
-_UNTRAINED = ", untrained"  # suffix of a model's name
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class TaskRun:
     split: str
     metrics: tuple[str, ...]
     languages: dict[str, tuple[float, ...]]  # language -> its scores in percent, in the order of `metrics`
-    weights: str = ""  # SHA-256 of the model that the run started from
     training: str = ""  # hash of the training set
     files: str = ""  # hash of the test sets
     unlabelled: tuple[str, ...] = ()  # languages whose test sets have no labels, so that they have no scores
@@ -48,8 +46,7 @@ class TaskScores:
     """A task's runs with the chosen setting, one for each seed, all with the same languages."""
 
     runs: tuple[TaskRun, ...]
-    compared: int = 1  # how many settings have scores; the chosen setting is the best of them
-    settings: int = 1  # how many settings the command was to run
+    choice: str  # how the setting was chosen, such as `best of 3 settings on dev en`; empty if there was one setting
 
 
 @dataclass
@@ -72,26 +69,18 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_object(path) for path in sorted(paths.values())}
-    names = _names(contents.values())
+    names = _Names(contents.values())
     models: dict[str, Model] = {}
-    shape_folders = _shape_folders(contents.values())
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # (name of the model, task) -> its runs
-    weights = _weights(contents.values())
     for path, content in contents.items():
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                suffix = _UNTRAINED if content["random"] else ""
-                name = names[_model_path(content)] + suffix
-                name += _name_suffix("weights", run.weights, weights[_model_path(content) + suffix])
-                runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
+                name = names.of(content) + _trained_on(content["train_languages"])
+                runs[name, content["task"]].append(run)
                 continue
             for scores in content["models"]:
-                name = names.get(_model_path(scores), scores["model"])
-                folder = str(scores.get("folder", ""))
-                if len(shape_folders.get(name, ())) > 1:
-                    name += f", as {names.get(os.path.normpath(folder), folder)}"
-                name += _name_suffix("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
+                name = names.of(scores)
                 if content.get("reading") == ALONE:
                     name += f", {ALONE}"
                 model = models.setdefault(name, Model(name))
@@ -119,29 +108,34 @@ def _result_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Path of a model -> its name."""
-    paths = {path for scores in _all_scores(contents) if (path := _model_path(scores))}
-    last_parts = Counter(Path(path).name for path in paths)
-    return {path: Path(path).name if last_parts[Path(path).name] == 1 else path for path in paths}
+class _Names:
+    """The name of each model that has scores."""
 
+    def __init__(self, contents: Iterable[Mapping[str, Any]]):
+        # (path of a model, whether it is untrained) -> the SHA-256 of each version of its weights that has scores
+        self._weights: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        # name of a model that `evaluate` left untrained -> the folders of the trained models whose shape it has
+        self._shapes: dict[str, set[str]] = defaultdict(set)
+        for content in contents:
+            models = content.get("models", [content])  # a scores.json is about one model
+            entries = models if isinstance(models, list) else []  # `gather` names a file of another form
+            for scores in (entry for entry in entries if isinstance(entry, dict)):
+                if path := _model_path(scores):
+                    self._weights[path, bool(scores.get("random"))].add(str(scores.get("weights", "")))
+                elif "model" in scores:
+                    self._shapes[str(scores["model"])].add(os.path.normpath(str(scores.get("folder", ""))))
+        paths = {path for path, _ in self._weights}
+        last_parts = Counter(Path(path).name for path in paths)
+        self._by_path = {path: Path(path).name if last_parts[Path(path).name] == 1 else path for path in paths}
 
-def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield every mapping that may hold a model's scores: the content of each file, which in a scores.json is about one
-    model, then each entry of the content's `models`, which only the other files have."""
-    for content in contents:
-        yield content
-        if isinstance(models := content.get("models"), list):
-            yield from (scores for scores in models if isinstance(scores, dict))
-
-
-def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Name of an untrained model -> the folders of the trained models whose shape it has."""
-    folders: dict[str, set[str]] = defaultdict(set)
-    for scores in _all_scores(contents):
-        if "model" in scores and not _model_path(scores):
-            folders[str(scores["model"])].add(os.path.normpath(str(scores.get("folder", ""))))
-    return folders
+    def of(self, scores: Mapping[str, Any]) -> str:
+        """The name of the model with these scores."""
+        path, untrained = _model_path(scores), bool(scores.get("random"))
+        name = self._by_path.get(path, scores["model"]) + (", untrained" if untrained else "")
+        if len(self._shapes.get(name, ())) > 1:
+            folder = str(scores.get("folder", ""))
+            name += f", as {self._by_path.get(os.path.normpath(folder), folder)}"
+        return name + _name_suffix("weights", str(scores.get("weights", "")), self._weights[path, untrained])
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
@@ -154,16 +148,6 @@ def _model_path(scores: Mapping[str, Any]) -> str:
     step = scores.get("step")  # step of the checkpoint, if the run was not finished
     ending = "" if step is None or folder.endswith(f"@{step}") else f"@{step}"
     return os.path.normpath(folder) + ending
-
-
-def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Path of a model, with a suffix if it is untrained -> the SHA-256 of each version of its weights that has
-    scores."""
-    weights: dict[str, set[str]] = defaultdict(set)
-    for scores in _all_scores(contents):
-        if path := _model_path(scores):
-            weights[path + (_UNTRAINED if scores.get("random") else "")].add(str(scores.get("weights", "")))
-    return weights
 
 
 def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
@@ -222,7 +206,6 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
         split=content["split"],
         metrics=metrics,
         languages=languages,
-        weights=str(content.get("weights", "")),
         training=_digest(content, "training"),
         files=_digest(content, "files"),
         unlabelled=unlabelled,
@@ -257,7 +240,7 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
             )
     compared = len(by_setting)
     if compared == 1:
-        return TaskScores(tuple(runs), 1, first.settings)
+        return TaskScores(tuple(runs), f"1 of {first.settings} settings" if first.settings > 1 else "")
     for run in runs:
         if run.dev is None:
             raise ValueError(
@@ -270,4 +253,6 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
                 "score all settings on the same dev sets"
             )
     best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev or 0.0 for run in by_seed.values()))
-    return TaskScores(tuple(best.values()), compared, max(compared, *(run.settings for run in runs)))
+    settings = max(compared, *(run.settings for run in runs))
+    tried = f"{compared} of {settings}" if compared < settings else f"{settings}"
+    return TaskScores(tuple(best.values()), f"best of {tried} settings on {first.dev_name}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ..io.files import replacing
+from ..io.files import write_text
 from .files import render
 from .xtreme import ENGLISH, Model, TaskScores, gather
 
@@ -82,8 +82,7 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
         files[template.removesuffix(".jinja")] = render(template, tables=all_tables, show=show, source=source)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        with replacing(out / name) as file:
-            file.write(text.encode())
+        write_text(out / name, text)
     return out / "xtreme.html"
 
 
@@ -106,8 +105,8 @@ def tables(models: list[Model]) -> list[XtremeTable]:
             rows["table6"][_at_layer(model, model.align)] = _alignment_cells(model.name, model.align)
     all_tables = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
     for task in published()["by_language"]:
-        scored = [model for model in models if task in model.results and model.results[task].runs[0].languages]
-        if scored:
+        results = {model.name: model.results[task] for model in models if task in model.results}
+        if scored := {name: result for name, result in results.items() if result.runs[0].languages}:
             all_tables.append(_language_table(task, scored))
     return all_tables
 
@@ -166,11 +165,13 @@ def _gap_cells(model: Model) -> dict[str, Cell]:
 
 def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
     """Our row of Table 5, at the layer `test["layer"]`. The name of a column is its number of languages."""
-    cells = {}
-    for name, scores in test["sets"].items():
-        values = tuple(100 * scores[direction][test["layer"]] for direction in ("en_xx", "xx_en"))
-        cells[name] = Cell(values, _shortfall(scores["found"], int(name), "languages"))
-    return cells
+    return {
+        name: Cell(
+            tuple(100 * scores[direction][test["layer"]] for direction in ("en_xx", "xx_en")),
+            _shortfall(scores["found"], int(name), "languages"),
+        )
+        for name, scores in test["sets"].items()
+    }
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
@@ -190,10 +191,10 @@ def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
     return cells
 
 
-def _language_table(task: str, models: list[Model]) -> XtremeTable:
-    """The table of one task by language. Its last column averages over the languages that all of our rows have."""
+def _language_table(task: str, results: Mapping[str, TaskScores]) -> XtremeTable:
+    """The table of one task by language, with our `results` by model. Its last column averages over the languages that
+    all of our rows have."""
     entry = published()["by_language"][task]
-    results = {model.name: model.results[task] for model in models}
     runs = [result.runs[0] for result in results.values()]  # the other seeds have the same languages
     metrics = tuple(_METRICS[metric] for metric in runs[0].metrics)
     shared = [code for code in entry["languages"] if all(code in run.languages for run in runs)]
@@ -247,13 +248,11 @@ def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
 def _run_marks(result: TaskScores) -> tuple[str, ...]:
     """The remarks on a task's runs: on missing labels, seeds, split, and the choice of a setting."""
     first = result.runs[0]
-    tried = str(result.settings) if result.compared == result.settings else f"{result.compared} of {result.settings}"
-    choice = f"best of {tried} settings on {first.dev_name}" if result.compared > 1 else f"{tried} settings"
     marks = (
         f"{len(first.unlabelled)} without labels" if first.unlabelled else "",
         f"{len(result.runs)} seeds" if len(result.runs) > 1 else "",
         first.split if first.split != "test" else "",
-        choice if result.settings > 1 else "",
+        result.choice,
     )
     return tuple(filter(None, marks))
 
