@@ -22,12 +22,20 @@ from .settings import (
     CONFIG_FILE,
     MODEL_TYPE,
     SENTENCEPIECE_FILE,
-    mismatch,
+    fitting,
     read_config,
     read_vocabulary,
     without_prefix,
 )
-from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
+from .weights import (
+    REPLACED_HEAD_FILE,
+    WEIGHTS_FILE,
+    read_metadata,
+    read_model,
+    read_weights,
+    require_settings,
+    shards_of,
+)
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
 PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
@@ -90,7 +98,8 @@ def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tens
     """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
     folder = folder_of_encoder(folder, which)
     if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
-        return native_format(config).read_heads(folder)
+        replaced = folder / REPLACED_HEAD_FILE
+        return native_format(config).read_masked_head(folder) | (read_weights(replaced) if replaced.exists() else {})
     return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
@@ -134,21 +143,14 @@ def require_exported_files(folder: Path) -> None:
 
 
 def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
-    """The encoder and the vocabulary in a folder of our format."""
     config = read_config(folder)
-    for name, exists in (
-        (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),
-        (SENTENCEPIECE_FILE, (folder / SENTENCEPIECE_FILE).exists()),
-    ):
-        if not exists:
+    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
+        if not shards_of(folder / name):
             raise ValueError(f"{folder} has no {name}: copy it from the folder that `xlme export` wrote")
     state = read_model(folder / WEIGHTS_FILE)
     state = without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
-    try:
+    with fitting(folder / WEIGHTS_FILE, folder):
         state["embedding_0"] = state.pop(EMBEDDING)
         cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
-        cfg = replace(cfg, language_embeddings=tuple(cfg.language_embeddings))
-        encoder = encoder_of(state, cfg)
-    except (KeyError, RuntimeError) as error:
-        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
+        encoder = encoder_of(state, replace(cfg, language_embeddings=tuple(cfg.language_embeddings)))
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)

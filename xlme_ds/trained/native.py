@@ -23,7 +23,7 @@ class NativeFormat(NamedTuple):
     # (encoder, ending of a class's name, head's parameters) -> all parameters, by the names of that class
     state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]
     read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
-    read_heads: Callable[[Path], dict[str, Tensor]]
+    read_masked_head: Callable[[Path], dict[str, Tensor]]
 
     def unsupported_setting(self, cfg: ModelConfig) -> str:
         """The first setting of `cfg` that the format cannot hold, with its value; empty if it can hold the model."""
@@ -39,7 +39,7 @@ FORMATS = {
         xlm_roberta.xlm_roberta_config,
         xlm_roberta.xlm_roberta_state,
         xlm_roberta.read_xlm_roberta,
-        xlm_roberta.read_xlm_roberta_heads,
+        xlm_roberta.read_xlm_roberta_masked_head,
     ),
     modernbert.MODERNBERT: NativeFormat(
         "ModernBERT",
@@ -48,7 +48,7 @@ FORMATS = {
         modernbert.modernbert_config,
         modernbert.modernbert_state,
         modernbert.read_modernbert,
-        modernbert.read_modernbert_heads,
+        modernbert.read_modernbert_masked_head,
     ),
 }
 
