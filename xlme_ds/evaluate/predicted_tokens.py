@@ -60,8 +60,7 @@ def perplexity(
     for model in predictors:
         text = open_text(Path(data), model.cfg.language_embeddings)
         costs = mean_costs(model, text, seed, sum(rows.values()), passes, limit)
-        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
-        description |= {"term": model.objective.terms[0]} | trained_on(model, store)
+        description = model.description | {"term": model.objective.terms[0]} | trained_on(model, store)
         results.append(description | perplexities(costs, tokens_per_character))
     if unigram_model_costs is not None:
         description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
@@ -215,12 +214,10 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
         }
         for language, (nll, count) in costs.items()
     }
-    nll = float(np.mean([values["nll"] for values in languages.values()]))
-    overall = {
-        "nll": nll,
-        "perplexity": _exp(nll),
-        "bits_per_character": float(np.mean([values["bits_per_character"] for values in languages.values()])),
-    }
+    nll, bits = (
+        float(np.mean([values[key] for values in languages.values()])) for key in ("nll", "bits_per_character")
+    )
+    overall = {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits}
     return {"overall": overall, "languages": languages}
 
 
@@ -240,9 +237,9 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         means = (format(model["overall"][key], number_format) for model in models)
         rows.append([f"mean of {len(row_counts)}", str(sum(row_counts.values())), *means])
         tables.append(ResultTable(title, columns, rows, means=1))
-    tables[0].notes += trained_on_note(models)
-    tables[0].notes.append(
+    tables[0].notes = [
+        *trained_on_note(models),
         "for masked tokens (mlm) it is a pseudo-perplexity, not to be compared with a causal model's; the mean is "
-        "geometric"
-    )
+        "geometric",
+    ]
     return tables

@@ -230,18 +230,21 @@ class Job:
 
 
 def jobs(command: FinetuneSettings) -> list[Job]:
-    """All runs of the command. Their folders are below --out; a run without --grid and with one seed has --out
-    itself."""
+    """All runs of the command, or the one that --number names. Their folders are below --out; a run without --grid and
+    with one seed has --out itself. Raises ValueError for a seed that is named twice, and for a number without a run."""
+    if len(set(command.seeds)) < len(command.seeds):
+        raise ValueError("--seeds names a number twice: name each once")
     tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
     runs = []
-    for tuning in tunings:
-        out = command.out
-        if command.grid:
-            out /= f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
-        for seed in command.seeds:
-            run_out = out / f"seed{seed}" if len(command.seeds) > 1 else out
-            runs.append(Job(command, run_out, seed, tuning, len(tunings)))
-    return runs
+    for tuning, seed in product(tunings, command.seeds):
+        setting = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}" if command.grid else ""
+        out = command.out / setting / (f"seed{seed}" if len(command.seeds) > 1 else "")
+        runs.append(Job(command, out, seed, tuning, len(tunings)))
+    if command.number is None or command.list:
+        return runs
+    if not 0 <= command.number < len(runs):
+        raise ValueError(f"--number is {command.number}: the last run is {len(runs) - 1}, counted from 0")
+    return [runs[command.number]]
 
 
 def run_config(
