@@ -44,10 +44,7 @@ def perplexity(
     The first `limit` rows of each language (None: all) are read `passes` times, each time with other masks drawn from
     `seed`. `unigram`: the data folder that a unigram model is counted on, for comparison.
     """
-    for name, value in (("passes", passes), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value} leaves nothing to read: it must be at least 1")
-    check_seed(seed)
+    check_numbers(seed, passes=passes, limit=limit)
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         quantity = model.objective.quantities[model.objective.terms[0]]
@@ -144,8 +141,12 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
     return _means(totals)
 
 
-def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that does not fit into the 64-bit random counters: it would act as another seed."""
+def check_numbers(seed: int, **counts: int | None) -> None:
+    """Raise ValueError for a count below 1, and for a seed that does not fit into the 64-bit random counters: it would
+    act as another seed."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} {count} leaves nothing to read: it must be at least 1")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import EncoderName
 from ..report.files import RunFiles, read_optional
-from ..trained.native import FORMATS
+from ..trained.exports import FORMATS
 from .exported_model import Exported
 from .settings import ModelType
 

@@ -9,7 +9,7 @@ from ..config import EncoderName
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
-from ..trained.native import FORMATS
+from ..trained.exports import FORMATS
 from ..trained.runs import load_run, main_encoder
 from ..trained.settings import MODEL_TYPE
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head

@@ -107,7 +107,6 @@ def _pair(
 
 
 def _label(labels: Sequence[str], label: str) -> int:
-    """The index of a label; IGNORED where there is no label."""
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 

@@ -166,7 +166,6 @@ def have_labels(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Returns (number from 1, text without the line end) for every line of a file."""
     return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
 
 
@@ -238,7 +237,6 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
-    """The questions of a file in SQuAD's JSON."""
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ..config import EncoderName, ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
 from ..models.text_encoder import TextEncoder, encoder_of
-from .native import native_format
+from . import modernbert, xlm_roberta
 from .runs import TrainedEncoder
 from .settings import (
     CONFIG_FILE,
@@ -40,7 +40,7 @@ from .weights import (
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
 PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
-# Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`native.py`).
+# Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`FORMATS`).
 EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
 # The difference between the discriminator's embedding and the generator's (GDES). The difference has a file of its own:
 # it cannot be computed exactly from the two embeddings, because the discriminator's embedding is a rounded sum.
@@ -81,6 +81,53 @@ class WholeModel(NamedTuple):
     parts: tuple[str, ...]  # prefixes of the extra parameters' names
     config: Callable[[ModelConfig], dict[str, Any]]  # extra settings in config.json
     generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
+
+
+class NativeFormat(NamedTuple):
+    """A model of transformers. It has several classes, whose names end in `Model`, `ForMaskedLM`, …"""
+
+    model: str  # the model's name
+    classes: str  # prefix of its classes' names
+    shape: Mapping[str, Any]  # our settings that have one fixed value in this format
+    config: Callable[[ModelConfig], dict[str, Any]]  # the settings in config.json that give the shape
+    # (encoder, ending of a class's name, head's parameters) -> all parameters, by the names of that class
+    state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]
+    read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
+    read_masked_head: Callable[[Path], dict[str, Tensor]]
+
+    def unsupported_setting(self, cfg: ModelConfig) -> str:
+        """The first setting of `cfg` that the format cannot hold, with its value; empty if it can hold the model."""
+        differing = (name for name, value in self.shape.items() if getattr(cfg, name) != value)
+        return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
+
+
+# The formats of transformers' own classes, by `model_type`.
+FORMATS = {
+    xlm_roberta.XLM_ROBERTA: NativeFormat(
+        "XLM-R",
+        "XLMRoberta",
+        xlm_roberta.XLM_ROBERTA_SHAPE,
+        xlm_roberta.xlm_roberta_config,
+        xlm_roberta.xlm_roberta_state,
+        xlm_roberta.read_xlm_roberta,
+        xlm_roberta.read_xlm_roberta_masked_head,
+    ),
+    modernbert.MODERNBERT: NativeFormat(
+        "ModernBERT",
+        "ModernBert",
+        modernbert.MODERNBERT_SHAPE,
+        modernbert.modernbert_config,
+        modernbert.modernbert_state,
+        modernbert.read_modernbert,
+        modernbert.read_modernbert_masked_head,
+    ),
+}
+
+
+def native_format(config: Mapping[str, Any]) -> NativeFormat:
+    """The format that `config`, a folder's config.json, names. For an unknown `model_type` it is XLM-R's format, whose
+    reader then raises ValueError."""
+    return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:

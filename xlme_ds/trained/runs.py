@@ -174,7 +174,6 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
 
 
 def _require_own(checkpoint: Path, run: Path) -> None:
-    """Raise ValueError for a checkpoint that another run saved."""
     identity = read_config(run).get("run") if (run / CONFIG_FILE).exists() else None
     if identity not in (None, read_state(checkpoint).get("run")):
         raise ValueError(f"{checkpoint} was saved by another run: move it out of this folder")
