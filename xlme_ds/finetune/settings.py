@@ -30,6 +30,7 @@ from ..io.arguments import negative, positive
 from ..io.help import read_command, readable
 from ..io.toml import help_of
 from ..settings_file import read
+from ..train.run_folder import flatten
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
@@ -201,16 +202,14 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
         values = {name: values[name] for name in ("task", "seeds", "tuning", "engine", "train")}
     elif "objective" in values:
         raise ValueError(f"{path} has settings of pre-training: name a file with settings of fine-tuning")
-    for section, content in values.items():
-        settings = content.items() if isinstance(content, dict) else [("", content)]
-        for name, value in settings:
-            flag = f"--{section}{name and '.'}{name}".replace("_", "-")
-            if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
-                continue
-            if isinstance(value, bool):
-                yield flag if value else negative(flag)
-            else:
-                yield from (flag, *map(str, value if isinstance(value, list) else [value]))
+    for name, value in flatten(values).items():
+        flag = f"--{name}".replace("_", "-")
+        if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else negative(flag)
+        else:
+            yield from (flag, *map(str, value if isinstance(value, list) else [value]))
 
 
 @dataclass(frozen=True)

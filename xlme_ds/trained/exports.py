@@ -169,10 +169,8 @@ def load_export(folder: Path) -> TrainedEncoder:
     config = read_config(folder)
     if (weights := folder / WEIGHTS_FILE).exists():
         require_settings(weights, config, folder / CONFIG_FILE)
-    if config.get("model_type") != MODEL_TYPE:
-        encoder, vocabulary = native_format(config).read(folder)
-    else:
-        encoder, vocabulary = _load_ours(folder)
+    read = _read_ours if config.get("model_type") == MODEL_TYPE else native_format(config).read
+    encoder, vocabulary = read(folder)
     if encoder.cfg.vocabulary != vocabulary.size:
         raise ValueError(
             f"{folder} has embeddings of {encoder.cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
@@ -189,7 +187,7 @@ def require_exported_files(folder: Path) -> None:
             raise ValueError(f"{folder / name} has changed since the export (checksum): restore the file")
 
 
-def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
+def _read_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = read_config(folder)
     for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
         if not shards_of(folder / name):
