@@ -92,6 +92,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
     """Returns (data, heldout): the data folder of each phase, and the held-out data folder, if there is one.
     `recorded`: the entry `data` of `config.json`. Raises ValueError if the content of a folder has changed."""
+    if "folder" not in recorded or ("phases" in recorded) != ("phase_folders" in recorded):
+        raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / folder for folder in recorded.get("phase_folders", [recorded["folder"]])]
     heldout = run / recorded["heldout"] if "heldout" in recorded else None
     to_check = [(folder, recorded.get("phases", recorded["fingerprints"])) for folder in data]
