@@ -309,8 +309,8 @@ def test_text_that_a_run_was_trained_on_is_marked(
     config["data"] |= json.loads(json.dumps(data).replace("its own", own))
     (tmp_path / "config.json").write_text(json.dumps(config))
     (trained, start) = load_predictors([root / "mlm"], untrained=True)
-    assert trained_on(trained._replace(folder=tmp_path), RowStore(folder)) == ({"trained_on": True} if said else {})
-    assert not trained_on(start._replace(folder=tmp_path), RowStore(folder))
+    assert trained_on(replace(trained, folder=tmp_path), RowStore(folder)) == ({"trained_on": True} if said else {})
+    assert not trained_on(replace(start, folder=tmp_path), RowStore(folder))
 
 
 def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,14 @@ def align(
     alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
     one."""
     compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
-    results = [
-        model.description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name) for model in compared
-    ]
-    reading = "each sentence read alone" if apart else "a pair read as one item"
-    return {"test": "align", "reading": reading, "models": results}
+    return {
+        "test": "align",
+        "reading": "each sentence read alone" if apart else "a pair read as one item",
+        "models": [
+            model.layers_description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
+            for model in compared
+        ],
+    }
 
 
 def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
@@ -198,10 +201,11 @@ def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
 def cut_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
     source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
-    target_size = room - source_size
-    cut_source = Subwords(source.ids[:source_size], source.words[:source_size])
-    cut_target = Subwords(target.ids[:target_size], target.words[:target_size])
-    return cut_source, cut_target
+    return _cut(source, source_size), _cut(target, room - source_size)
+
+
+def _cut(side: Subwords, size: int) -> Subwords:
+    return Subwords(side.ids[:size], side.words[:size])
 
 
 def align_test(
@@ -218,24 +222,24 @@ def align_test(
     `apart`, it is read as two items. `languages`: codes of source and target, for models with language embeddings.
     """
     whole_pairs = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
-    longest, empty = encoder.cfg.max_positions, subwords([], vocabulary)
     if apart:
-        room = longest - 2  # without <s> and </s>
-        pairs = [(cut_pair(a, empty, room)[0], cut_pair(b, empty, room)[0]) for a, b in whole_pairs]
+        room = encoder.cfg.max_positions - 2  # without <s> and </s>
+        pairs = [(_cut(source, room), _cut(target, room)) for source, target in whole_pairs]
     else:
-        room = longest - LAYOUTS[encoder.cfg.layout].pair_specials
+        room = encoder.cfg.max_positions - LAYOUTS[encoder.cfg.layout].pair_specials
         pairs = [cut_pair(source, target, room) for source, target in whole_pairs]
-    layers = range(encoder.cfg.discriminator_layers + 1)
-    # Links by layer and pair, from dot products and from cosines.
-    by_product: list[list[Links]] = [[set() for _ in gold] for _ in layers]
-    by_cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
+    # For each layer, the links of every pair, from dot products and from cosines.
+    by_layer: list[tuple[list[Links], list[Links]]] = [
+        ([set() for _ in gold], [set() for _ in gold]) for _ in range(encoder.cfg.discriminator_layers + 1)
+    ]
     for index, layer, source_SD, target_TD in _vectors(encoder, pairs, apart, languages):
         source, target = (side.words for side in pairs[index])
-        by_product[layer][index] = align_words(source_SD, target_TD, source, target)
-        by_cosine[layer][index] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
+        by_product, by_cosine = by_layer[layer]
+        by_product[index] = align_words(source_SD, target_TD, source, target)
+        by_cosine[index] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
     scores = [
-        error_rates(by_product[layer], gold) | {"aer_cosine": error_rates(by_cosine[layer], gold)["aer"]}
-        for layer in layers
+        error_rates(by_product, gold) | {"aer_cosine": error_rates(by_cosine, gold)["aer"]}
+        for by_product, by_cosine in by_layer
     ]
     cut = sum(_size(pair) < _size(whole) for pair, whole in zip(pairs, whole_pairs, strict=True))
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
@@ -276,7 +280,6 @@ def _vectors(
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
-    """The number of subwords of a pair."""
     return len(pair[0].ids) + len(pair[1].ids)
 
 
@@ -300,7 +303,15 @@ def score_tests(
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """One table per model: the tests' scores at the layer `--layer`, by default at three quarters of the depth."""
-    title = "word alignment (%), AER: less is better"
-    note = f"cosines in place of dot products; {results['reading']}"
-    cut_note = "pairs were cut: words beyond the model's maximum length have no link"
-    return [table_at_layer(result, title, "test", _MEASURES, {}, note, cut_note) for result in results["models"]]
+    return [
+        table_at_layer(
+            model,
+            "word alignment (%), AER: less is better",
+            "test",
+            _MEASURES,
+            {},
+            note=f"cosines in place of dot products; {results['reading']}",
+            cut_note="pairs were cut: words beyond the model's maximum length have no link",
+        )
+        for model in results["models"]
+    ]

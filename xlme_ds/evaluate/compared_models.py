@@ -3,9 +3,9 @@ same shapes are added to the trained ones."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,47 +30,48 @@ _MASKED_HEAD = "masked_head."  # the names of the masked language modelling head
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class ComparedEncoder(NamedTuple):
-    """An encoder of a comparison."""
+@dataclass(frozen=True)
+class ComparedModel:
+    """A model of a comparison."""
 
     name: str  # in tables and plots
     folder: Path
-    encoder: TextEncoder
     cfg: ModelConfig
     vocabulary: Vocabulary
-    layer: int  # the layer whose scores the tables quote
-    step: int | None = None  # step of the checkpoint that was read; None: a finished model was read
-    untrained: bool = False
+    step: int | None  # step of the checkpoint that was read; None: a finished model was read
+    untrained: bool
 
     @property
     def description(self) -> dict[str, Any]:
-        """The model's description in the results."""
-        return {
-            "model": self.name,
-            "folder": str(self.folder),
-            "step": self.step,
-            "weights": weights_sha256(self.encoder),
-            "depth": self.cfg.discriminator_layers,
-            "layer": self.layer,
-        }
+        """The beginning of the model's entry in the results."""
+        return {"model": self.name, "folder": str(self.folder), "step": self.step}
 
 
-class Predictor(NamedTuple):
+@dataclass(frozen=True)
+class ComparedEncoder(ComparedModel):
+    """An encoder of a comparison."""
+
+    encoder: TextEncoder
+    layer: int  # the layer whose scores the tables quote
+
+    @property
+    def layers_description(self) -> dict[str, Any]:
+        """`description` in the results of tests that score every layer."""
+        layers = {"depth": self.cfg.discriminator_layers, "layer": self.layer}
+        return self.description | {"weights": weights_sha256(self.encoder)} | layers
+
+
+@dataclass(frozen=True)
+class Predictor(ComparedModel):
     """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it is an
     objective that masks no tokens."""
 
-    name: str  # in tables
-    folder: Path
     objective: Pretraining
     model: nn.Module
-    cfg: ModelConfig
-    vocabulary: Vocabulary
-    step: int | None = None  # as in `ComparedEncoder`
-    untrained: bool = False
 
 
 Models = Path | str | Sequence[Path | str]  # folders of runs or of exports; RUN@STEP is a checkpoint of a run
-Compared = TypeVar("Compared", ComparedEncoder, Predictor)
+Compared = TypeVar("Compared", bound=ComparedModel)
 
 
 def paper_layer(depth: int) -> int:
@@ -95,10 +96,12 @@ def load_encoders(
             raise ValueError(f"layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         quoted_layer = paper_layer(depth) if layer is None else layer
         encoder = _on_device(encoder)
-        encoders.append(ComparedEncoder(name + suffix, folder, encoder, encoder.cfg, vocabulary, quoted_layer, step))
-    for trained, objective_name, seed, name in _untrained_variants(encoders, suffix) if untrained else []:
-        encoder = initial_encoder(trained.cfg, objective_name, seed, which)
-        encoders.append(trained._replace(name=name, step=None, untrained=True, encoder=_on_device(encoder)))
+        encoders.append(
+            ComparedEncoder(name + suffix, folder, encoder.cfg, vocabulary, step, False, encoder, quoted_layer)
+        )
+    for trained, objective, seed, name in _untrained_variants(encoders, suffix) if untrained else []:
+        encoder = _on_device(initial_encoder(trained.cfg, objective, seed, which))
+        encoders.append(replace(trained, name=name, step=None, untrained=True, encoder=encoder))
     return encoders
 
 
@@ -124,15 +127,16 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
             )
         model = objective.build(run.model)
         run.load_into(model)
-        predictors.append(Predictor(name, folder, objective, _on_device(model), run.model, run.vocabulary, run.step))
+        model = _on_device(model)
+        predictors.append(Predictor(name, folder, run.model, run.vocabulary, run.step, False, objective, model))
     for trained, _, seed, name in _untrained_variants(predictors) if untrained else []:
         model = trained.objective.build(trained.cfg)
         initialise(model, seed, trained.cfg.init_std)
-        predictors.append(trained._replace(name=name, step=None, untrained=True, model=_on_device(model)))
+        predictors.append(replace(trained, name=name, step=None, untrained=True, model=_on_device(model)))
     return predictors
 
 
-def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
+def trained_on(model: ComparedModel, store: RowStore) -> dict[str, bool]:
     """Returns {"trained_on": True}, to be added to the model's entry in the results, and prints a note, if the model's
     run read the text in `store`. Else returns an empty dict."""
     manifest = store.manifest
@@ -142,9 +146,8 @@ def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
         *run_data.get("phases", {}).values(),
         *run_data.get("encoded", ()),
     }
-    fingerprints_of_store = {manifest.fingerprint(), manifest.settings.get("encoded")}
-    same_text = bool(fingerprints_of_run & fingerprints_of_store) or manifest.settings.get("split") == "train"
-    if model.untrained or not same_text:
+    same_text = not fingerprints_of_run.isdisjoint((manifest.fingerprint(), manifest.settings.get("encoded")))
+    if model.untrained or not (same_text or manifest.settings.get("split") == "train"):
         return {}
     note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing about unseen text")
     return {"trained_on": True}
@@ -176,8 +179,8 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
     """Returns (folder, name of its model) for every folder. The name is the last part of the folder's path, or the
     whole path if another path has the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, os.PathLike | str) else models)]
-    runs = [run_and_step(folder) for folder in folders]
-    last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs]
+    runs_and_steps = map(run_and_step, folders)
+    last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs_and_steps]
     names = [
         last_part if last_parts.count(last_part) == 1 else str(folder)
         for folder, last_part in zip(folders, last_parts, strict=True)
@@ -190,7 +193,6 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
 
 
 def _on_device(model: Model) -> Model:
-    """The model in evaluation mode, on the GPU if there is one."""
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -200,8 +202,7 @@ def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tu
     in which `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
-        objective, seed = objective_and_seed(model.folder)
-        first_models.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
+        first_models.setdefault((model.cfg, *objective_and_seed(model.folder), model.vocabulary.sha256), model)
     several = len(first_models) > 1
     return [
         (trained, objective, seed, f"untrained{suffix}, seed {seed}" + (f", as {trained.name}" if several else ""))

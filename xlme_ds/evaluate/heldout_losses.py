@@ -20,7 +20,7 @@ from ..io.argument_types import checked
 from ..io.folders import require_folder
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
-from .predicted_tokens import check_seed, require_readable
+from .predicted_tokens import check_numbers, require_readable
 
 _ROWS_PER_BATCH = 16
 
@@ -31,19 +31,16 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    if rows < 1:
-        raise ValueError(f"rows {rows} leaves nothing to read: it must be at least 1")
-    check_seed(seed)
+    check_numbers(seed, rows=rows)
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     results = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
+        description = model.description
         for store in stores.values():
             require_readable(model, store)
-        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
-        for store in stores.values():
             description |= trained_on(model, store)
         results.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
@@ -79,8 +76,7 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             f"({', '.join(objective.terms)}): name other data"
         )
     losses_by_term: dict[str, dict[str, float]] = {}
-    language_sums, language_counts = by_language.numpy()
-    for term, loss_sums, token_counts in zip(objective.terms, language_sums, language_counts, strict=True):
+    for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)
         if task in stores:
             losses_by_term[term] = {
@@ -106,8 +102,8 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables[0].notes += [
         "losses in nats a token",
         "all models read the same rows; those that mask tokens mask the same 15%, the others predict every token",
+        *trained_on_note(models),
     ]
-    tables[0].notes += trained_on_note(models)
     return tables
 
 

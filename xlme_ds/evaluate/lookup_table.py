@@ -34,46 +34,24 @@ _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
 
 
-class _TableForm(NamedTuple):
-    """The titles and columns of the table of one kind of test."""
-
-    title: str
-    row_title: str  # title of the first column, which names the test
-    columns: dict[str, tuple[str, str]]  # title of the column -> (key of the score, format)
-    notes: list[str]
-
-
-_TABLES = {
-    "similarity": _TableForm(
-        "Word similarity: cosines against people's scores",
-        "test",
-        {
-            "pairs": ("pairs", "d"),
-            "Pearson": ("pearson", ".3f"),
-            "Spearman": ("spearman", ".3f"),
-            "harmonic mean": ("score", ".3f"),
-            "unknown": ("unknown", "d"),
-        },
-        [_UNKNOWN_NOTE],
-    ),
-    "dictionaries": _TableForm(
-        "Translations in the lookup table",
-        "dictionary",
-        {
-            "pairs": ("pairs", "d"),
-            "identical": ("identical", "d"),
-            "cosine": ("cosine", ".3f"),
-            "L2 distance": ("distance", ".3f"),
-            "P@1": ("precision", ".1%"),
-            "candidates": ("candidates", "d"),
-            "unknown": ("unknown", "d"),
-        },
-        [
-            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
-            "so that their cosine is 1",
-            _UNKNOWN_NOTE,
-        ],
-    ),
+# For each kind of test, the columns of its table: the title -> (key of the score, format).
+_COLUMNS = {
+    "similarity": {
+        "pairs": ("pairs", "d"),
+        "Pearson": ("pearson", ".3f"),
+        "Spearman": ("spearman", ".3f"),
+        "harmonic mean": ("score", ".3f"),
+        "unknown": ("unknown", "d"),
+    },
+    "dictionaries": {
+        "pairs": ("pairs", "d"),
+        "identical": ("identical", "d"),
+        "cosine": ("cosine", ".3f"),
+        "L2 distance": ("distance", ".3f"),
+        "P@1": ("precision", ".1%"),
+        "candidates": ("candidates", "d"),
+        "unknown": ("unknown", "d"),
+    },
 }
 
 
@@ -102,7 +80,7 @@ def words(
             "similarity": {name: similarity(trained, test) for name, test in judged.items()},
             "dictionaries": {name: translations(trained, test) for name, test in dictionaries.items()},
         }
-        results.append({"model": model.name, "folder": str(model.folder), "step": model.step} | scores)
+        results.append(model.description | scores)
     return {"test": "words", "models": results}
 
 
@@ -114,15 +92,14 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
     require_folder(folder, "name a folder of word pairs or dictionaries")
-    pair_files = _by_name(files_below(folder, f"*{_PAIRS_ENDING}"), _PAIRS_ENDING)
-    dictionary_files = _by_name(
-        (path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt"
-    )
-    score_files = {path.name.removesuffix(_SCORES_ENDING): path for path in files_below(folder, f"*{_SCORES_ENDING}")}
+    files = files_below(folder, "*.txt")
+    pair_files = _by_name((path for path in files if path.name.endswith(_PAIRS_ENDING)), _PAIRS_ENDING)
+    dictionary_files = _by_name((path for path in files if _DICTIONARY.fullmatch(path.name)), ".txt")
     judged = {name: _read_judged(path) for name, path in pair_files.items()}
     dictionaries = {name: _read_pairs(path, None) for name, path in dictionary_files.items()}
-    for name, path in sorted(score_files.items()):
-        if name not in judged:
+    for path in files:
+        name = path.name.removesuffix(_SCORES_ENDING)
+        if name != path.name and name not in judged:
             raise ValueError(f"{path} has scores for no words: put {name}{_PAIRS_ENDING} next to it, or remove it")
     if not judged and not dictionaries:
         raise ValueError(
@@ -263,14 +240,26 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
-    tables, models = [], results["models"]
-    for kind, form in _TABLES.items():
-        rows = [
-            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in form.columns.values())]
+    models = results["models"]
+    similarity_table = ResultTable(
+        "Word similarity: cosines against people's scores",
+        ["test", "model", *_COLUMNS["similarity"]],
+        notes=[_UNKNOWN_NOTE],
+    )
+    dictionary_table = ResultTable(
+        "Translations in the lookup table",
+        ["dictionary", "model", *_COLUMNS["dictionaries"]],
+        notes=[
+            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
+            "so that their cosine is 1",
+            _UNKNOWN_NOTE,
+        ],
+    )
+    tables = {"similarity": similarity_table, "dictionaries": dictionary_table}
+    for kind, table in tables.items():
+        table.rows = [
+            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in _COLUMNS[kind].values())]
             for name in models[0][kind]
             for model in models
         ]
-        if rows:
-            columns = [form.row_title, "model", *form.columns]
-            tables.append(ResultTable(form.title, columns, rows, list(form.notes)))
-    return tables
+    return [table for table in tables.values() if table.rows]

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -13,8 +13,7 @@ import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
-from rich.table import Column, Table
-from typing_extensions import override
+from rich.table import Table
 
 from ..config import EncoderName
 from ..io.files import replacing, write_object, write_text
@@ -46,11 +45,9 @@ class ResultTable:
         rows, notes, rows_before_means = self.rows, self.notes, len(self.rows) - self.means
         if file is not None and self.means and rows_before_means > _MAX_PRINTED_ROWS:
             rows, notes = rows[rows_before_means:], [*notes, f"{rows_before_means} rows are in {file}"]
-        columns = [
-            Column(name, justify="left" if index == 0 else "right", overflow="fold")
-            for index, name in enumerate(self.columns)
-        ]
-        table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for index, name in enumerate(self.columns):
+            table.add_column(name, justify="right" if index else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
@@ -83,25 +80,24 @@ class CommonOptions:
     def write_and_print(
         self,
         results: Mapping[str, Any],
-        tables: Sequence[ResultTable],
+        tables_of: Callable[[Mapping[str, Any]], list[ResultTable]],
         curves: Sequence[Curve] = (),
         measure: str = "",
         note: str = "",
     ) -> None:
-        """Write the results into `out`, the plot last, and print them.
+        """Write the results and their tables into `out`, the plot last, and print them.
 
         The plot shows all `curves`. A table that is added shows the curves that are not centred, with `note` below.
         `measure` is the plot's axis label and is in the title of this table.
         """
+        tables, test = tables_of(results), results["test"]
         if curves:
             columns = {
                 curve.name: [percent(value) for value in curve.fractions] for curve in curves if not curve.centred
             }
             # models may have different depths
             rows = [[str(layer), *cells] for layer, cells in enumerate(zip_longest(*columns.values(), fillvalue=""))]
-            by_layer = ResultTable(f"By layer: {measure}", ["layer (0 = embeddings)", *columns], rows, [note])
-            tables = [*tables, by_layer]
-        test = results["test"]
+            tables.append(ResultTable(f"By layer: {measure}", ["layer (0 = embeddings)", *columns], rows, [note]))
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_text(self.out / f"{test}.md", "\n".join(table.markdown() for table in tables))
@@ -110,12 +106,11 @@ class CommonOptions:
                 _plot(curves, measure, self.out / test)
         if self.as_json:
             print(json.dumps(results, indent=1, ensure_ascii=False))
-        else:
-            console = terminal(120)
-            for table in tables:
-                table.show(console, None if self.out is None else self.out / f"{test}.md")
-            if self.out is not None:
-                print(self.out / f"{test}.json")
+            return
+        for table in tables:
+            table.show(terminal(120), None if self.out is None else self.out / f"{test}.md")
+        if self.out is not None:
+            print(self.out / f"{test}.json")
 
 
 @dataclass(frozen=True)
@@ -125,11 +120,6 @@ class EncoderOptions(CommonOptions):
     which: EncoderName | None = None
     """Which encoder of a pre-training run; by default the main one, for XLM-E the discriminator."""
 
-    @property
-    def encoder_arguments(self) -> dict[str, Any]:
-        """The options that choose the encoders, as arguments of the tests' functions."""
-        return {"which": self.which, "random": self.random}
-
 
 @dataclass(frozen=True)
 class LayerOptions(EncoderOptions):
@@ -138,11 +128,6 @@ class LayerOptions(EncoderOptions):
     layer: int | None = None
     """Layer whose scores the tables show, 0 for the embeddings; by default three quarters of the depth, as the paper's
     layer 9 of 12."""
-
-    @property
-    @override
-    def encoder_arguments(self) -> dict[str, Any]:
-        return {"layer": self.layer, **super().encoder_arguments}
 
 
 def percent(fraction: float) -> str:

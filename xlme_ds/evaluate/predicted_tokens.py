@@ -44,10 +44,7 @@ def perplexity(
     The first `limit` rows of each language (None: all) are read `passes` times, each time with other masks drawn from
     `seed`. `unigram`: the data folder that a unigram model is counted on, for comparison.
     """
-    for name, value in (("passes", passes), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value} leaves nothing to read: it must be at least 1")
-    check_seed(seed)
+    check_numbers(seed, passes=passes, limit=limit)
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         quantity = model.objective.quantities[model.objective.terms[0]]
@@ -60,8 +57,7 @@ def perplexity(
     for model in predictors:
         text = open_text(Path(data), model.cfg.language_embeddings)
         costs = mean_costs(model, text, seed, sum(rows.values()), passes, limit)
-        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
-        description |= {"term": model.objective.terms[0]} | trained_on(model, store)
+        description = model.description | {"term": model.objective.terms[0]} | trained_on(model, store)
         results.append(description | perplexities(costs, tokens_per_character))
     if unigram_model_costs is not None:
         description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
@@ -145,8 +141,12 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
     return _means(totals)
 
 
-def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that does not fit into the 64-bit random counters: it would act as another seed."""
+def check_numbers(seed: int, **counts: int | None) -> None:
+    """Raise ValueError for a count below 1, and for a seed that does not fit into the 64-bit random counters: it would
+    act as another seed."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} {count} leaves nothing to read: it must be at least 1")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
 
@@ -215,12 +215,10 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
         }
         for language, (nll, count) in costs.items()
     }
-    nll = float(np.mean([values["nll"] for values in languages.values()]))
-    overall = {
-        "nll": nll,
-        "perplexity": _exp(nll),
-        "bits_per_character": float(np.mean([values["bits_per_character"] for values in languages.values()])),
-    }
+    nll, bits = (
+        float(np.mean([values[key] for values in languages.values()])) for key in ("nll", "bits_per_character")
+    )
+    overall = {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits}
     return {"overall": overall, "languages": languages}
 
 
@@ -240,9 +238,9 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         means = (format(model["overall"][key], number_format) for model in models)
         rows.append([f"mean of {len(row_counts)}", str(sum(row_counts.values())), *means])
         tables.append(ResultTable(title, columns, rows, means=1))
-    tables[0].notes += trained_on_note(models)
-    tables[0].notes.append(
+    tables[0].notes = [
+        *trained_on_note(models),
         "for masked tokens (mlm) it is a pseudo-perplexity, not to be compared with a causal model's; the mean is "
-        "geometric"
-    )
+        "geometric",
+    ]
     return tables

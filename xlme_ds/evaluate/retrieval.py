@@ -52,7 +52,10 @@ LANGUAGE_SETS = {  # languages over which the papers average; the key is their n
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
 # X.en-de.en, X.en-de.de or the archive X.en-de.txt.zip, languages in either order; `X.` may be absent.
-_PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
+_PAIR_FILE = re.compile(
+    rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})"
+    rf"(\.txt\.zip|\.(?P<side>{PIVOT}|(?P=after)|(?P=before)))"
+)
 
 
 @checked
@@ -74,7 +77,7 @@ def tatoeba(
             language: ([encode(line) for line in english], [encode(line) for line in other])
             for language, (english, other) in text.items()
         }
-        results.append(model.description | retrieval_scores(model.encoder, groups, model.name))
+        results.append(model.layers_description | retrieval_scores(model.encoder, groups, model.name))
     return {"test": "tatoeba", "models": results}
 
 
@@ -107,7 +110,7 @@ def pairs(
         too_few = {language: len(english) for language, (english, _) in all_groups.items() if language not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, groups, model.name)
-        results.append(model.description | note_of_training | scores | {"too_few": too_few})
+        results.append(model.layers_description | note_of_training | scores | {"too_few": too_few})
     return {"test": "pairs", "models": results}
 
 
@@ -177,34 +180,26 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """Yield the pairs of line-aligned files. Raises ValueError for damaged files, and for a folder without such
-    files."""
-    any_files = False
     require_folder(folder, "name a data folder with para/, or a folder of text")
-    for path in sorted(folder.iterdir()):
-        match = _PAIR_FILE.fullmatch(path.name)
-        if not match:
-            continue
-        language, side = match["after"] or match["before"], match["side"]
-        if side is None:
+    matches = [match for path in sorted(folder.iterdir()) if (match := _PAIR_FILE.fullmatch(path.name))]
+    for match in matches:
+        path, language = folder / match[0], match["after"] or match["before"]
+        if match["side"] is None:
             sides = _zipped_sides(path, language)
-        elif side in (PIVOT, language):
+        else:
             paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
             for side_path in paths:
                 if not side_path.exists():
                     raise ValueError(f"{path} has no other side: put {side_path.name} next to it")
-            if side != PIVOT:
+            if match["side"] != PIVOT:
                 continue  # read with its English side
             sides = [(str(side_path), side_path.read_bytes()) for side_path in paths]
-        else:
-            continue
-        any_files = True
         (english_name, english), (other_name, other) = ((name, split_lines(data, name)) for name, data in sides)
         require_same_length(english, english_name, other, other_name)
         for english_line, other_line in zip(english, other, strict=True):
             if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
                 yield TranslationPair(vocabulary.encode(english_line), vocabulary.encode(other_line), PIVOT, language)
-    if not any_files:
+    if not matches:
         raise ValueError(
             f"{folder} holds no pairs with {PIVOT}: put X.{PIVOT}-de.{PIVOT} and X.{PIVOT}-de.de or {PIVOT}-de.txt.zip "
             "there, or name a data folder that has para/"
@@ -239,23 +234,19 @@ def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int 
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
     """
-    groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
-    translations: dict[str, set[bytes]] = defaultdict(set)
-    for pair in translation_pairs:
-        if (pair.first_language == PIVOT) == (pair.second_language == PIVOT):
+    groups: dict[str, Group] = defaultdict(lambda: ([], []))
+    seen: set[tuple[str, str, bytes]] = set()  # (language of the group, language of the sentence, ids)
+    for first, second, *languages in translation_pairs:
+        if (languages[0] == PIVOT) == (languages[1] == PIVOT):
             continue
-        if pair.first_language == PIVOT:
-            english, other, language = pair.first, pair.second, pair.second_language
-        else:
-            english, other, language = pair.second, pair.first, pair.first_language
-        if english.tobytes() not in groups[language] and other.tobytes() not in translations[language]:
-            groups[language][english.tobytes()] = (english, other)
-            translations[language].add(other.tobytes())
-    return {
-        language: ([english for english, _ in group.values()], [other for _, other in group.values()])
-        for language, group in sorted(groups.items())
-        if len(group) >= fewest
-    }
+        english, other = (first, second) if languages[0] == PIVOT else (second, first)
+        language = languages[1] if languages[0] == PIVOT else languages[0]
+        sentences = {(language, PIVOT, english.tobytes()), (language, language, other.tobytes())}
+        if sentences.isdisjoint(seen):
+            seen |= sentences
+            groups[language][0].append(english)
+            groups[language][1].append(other)
+    return {language: group for language, group in sorted(groups.items()) if len(group[0]) >= fewest}
 
 
 def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
@@ -299,15 +290,14 @@ def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool =
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
     for language, vectors_LND in vectors:
-        half = vectors_LND.shape[1] // 2
-        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
+        variants = {"": [np.split(layer, 2) for layer in vectors_LND]}
         if centred:
-            variants[CENTRED] = [(english - english.mean(0), other - other.mean(0)) for english, other in variants[""]]
+            variants[CENTRED] = [[side - side.mean(0) for side in sides] for sides in variants[""]]
             new_products = [english.T @ english + other.T @ other for english, other in variants[CENTRED]]
             products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
         for suffix, sides_by_layer in variants.items():
-            by_direction = zip(*(accuracies(english, other) for english, other in sides_by_layer), strict=True)
+            by_direction = zip(*(accuracies(*sides) for sides in sides_by_layer), strict=True)
             for direction, by_layer in zip(DIRECTIONS, by_direction, strict=True):
                 languages[language][direction + suffix] = list(by_layer)
     scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
@@ -331,13 +321,15 @@ def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[st
     scores = retrieve(encoder, groups, True, name)
     longest = encoder.cfg.max_positions - 2  # without <s> and </s>
     sentences = (sentence for group in groups.values() for side in group for sentence in side)
-    cut = sum(len(sentence) > longest for sentence in sentences)
     sets = {}
     for set_name, codes in LANGUAGE_SETS.items():
         if tested := [code for code in codes if code in groups]:
             sets[set_name] = mean_over(scores["languages"], tested) | {"found": len(tested), "of": len(codes)}
-    sizes = {language: len(english) for language, (english, _) in groups.items()}
-    return scores | {"sets": sets, "cut": cut, "pairs": sizes}
+    return scores | {
+        "sets": sets,
+        "cut": sum(len(sentence) > longest for sentence in sentences),
+        "pairs": {language: len(english) for language, (english, _) in groups.items()},
+    }
 
 
 def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list[float]:
@@ -359,11 +351,16 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """One table per model: the accuracies by language, at the layer that the model's entry names."""
     tables = []
     titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
-    note = "the mean vector of each side of a language subtracted"
-    cut_note = "sentences were cut to the model's maximum length"
     for result in results["models"]:
-        means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(result).items()}
-        table = table_at_layer(result, "accuracy@1 (%)", "language", titles, means, note, cut_note)
+        table = table_at_layer(
+            result,
+            "accuracy@1 (%)",
+            "language",
+            titles,
+            {f"mean of the papers' {name}": scores for name, scores in complete_sets(result).items()},
+            note="the mean vector of each side of a language subtracted",
+            cut_note="sentences were cut to the model's maximum length",
+        )
         if "dimensions" in result:
             ranks = ", ".join(f"{rank:.0f}" for rank in result["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")

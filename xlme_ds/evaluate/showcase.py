@@ -18,10 +18,9 @@ from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.files import read_object, write_object
-from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
-from ..objectives.protocol import Pretraining
+from ..trained.encoders import initial_encoder
 from ..trained.runs import MODEL_FOLDER, load_run, main_encoder, write_model
 from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
@@ -54,9 +53,8 @@ def bring_up_to_date(run: Path) -> None:
     if trained.step is None or trained.step <= shown_step(run):
         return
     data, heldout = _data_of(run, recorded["data"])
-    config = read_run_config(run)
     earlier = _read(run / "retrieval.json")
-    contents = _contents(config, trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
+    contents = _contents(read_run_config(run), trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
     if not _finished(run) and shown_step(run) < trained.step:  # no other process wrote newer files meanwhile
         _write(run, contents)
 
@@ -88,7 +86,6 @@ def _finished(run: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in the file; empty without this file."""
     return read_object(path) if path.exists() else {}
 
 
@@ -126,11 +123,9 @@ def _contents(
     contents: dict[str, Any] = {"languages.json": _languages(config, data)}
     if heldout is not None and (heldout / "para").is_dir():
         contents |= _retrieval(config, state, heldout, step, earlier or {})
-    objective = objective_of(config.objective)
-    model = objective.build(config.model)
+    model = objective_of(config.objective).build(config.model)
     model.load_state_dict(state)
-    samples = _sample_rows(config, objective, model.eval(), heldout or data[0], vocabulary)
-    samples = [{"step": step, **sample} for sample in samples]
+    samples = [{"step": step, **sample} for sample in _samples(config, model.eval(), heldout or data[0], vocabulary)]
     return contents | {"samples.json": {"samples": samples}}  # written last: its step counts as the step of all files
 
 
@@ -156,24 +151,21 @@ def _retrieval(
     groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
     if not groups:
         return {}
-    objective = objective_of(config.objective)
     sizes = {language: len(english) for language, (english, _) in groups.items()}
-    retrieval: dict[str, Any] = {
+    if earlier.get("pairs") == sizes and "before" in earlier:
+        before = earlier["before"]
+    else:
+        untrained = initial_encoder(config.model, config.objective.name, config.seed)
+        before = retrieve(untrained, groups, name="retrieval, untrained")
+    trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
+    retrieval = {
         "step": step,
         "layers": list(range(config.model.discriminator_layers + 1)),
         "pairs": sizes,
         "candidates": sum(sizes.values()) / len(sizes),
+        "before": before,
+        "after": retrieve(trained, groups, name="retrieval"),
     }
-    which = main_encoder(objective.encoders)
-    if earlier.get("pairs") == sizes and "before" in earlier:
-        retrieval["before"] = earlier["before"]
-    else:
-        untrained = objective.build(config.model)
-        initialise(untrained, config.seed, config.model.init_std)
-        retrieval["before"] = retrieve(
-            take_encoder(untrained.state_dict(), config.model, which), groups, name="retrieval, untrained"
-        )
-    retrieval["after"] = retrieve(take_encoder(state, config.model, which), groups, name="retrieval")
     return {"retrieval.json": retrieval}
 
 
@@ -193,11 +185,10 @@ def _shown_records(store: RowStore, sides: int) -> list[int]:
 
 
 @torch.no_grad()
-def _sample_rows(
-    config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
-) -> list[dict[str, Any]]:
+def _samples(config: RunConfig, model: nn.Module, data: Path, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """The sentences to show, with the model's predictions: for each task in `data` that is trained on, the first item
     of each row of `_shown_records`. docs/reference/run-folder.md describes the format."""
+    objective = objective_of(config.objective)
     samples = []
     for task, (name, mean_rows) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
         if not mean_rows or not (data / name).is_dir():
@@ -206,9 +197,8 @@ def _sample_rows(
         collate = objective.batches(store, "show")
         sides = 1 if name == "mono" else 2  # number of sides of an item
         for record in _shown_records(store, sides):
-            records = np.array([record])
-            rows = store.read(records)
-            batch = collate([(task, rows, records)], config.seed, config.objective.mask_fraction, 0)
+            rows = store.read(np.array([record]))
+            batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction, 0)
             tokens_BT, scores_BT = objective.shown(model(batch), batch)
             pieces, masked = tokens_BT[0].tolist(), set(objective.predicted_positions(batch).tolist())
             scores = [None] * len(pieces) if scores_BT is None else scores_BT[0].tolist()
@@ -222,6 +212,6 @@ def _sample_rows(
                 }
                 for i, original in enumerate(rows.tokens[0, : rows.lengths[0]].tolist())
             ]
-            language = "–".join(store.languages[i] for i in rows.languages[:sides])
-            samples.append({"language": language, "task": name, "tokens": tokens})
+            languages = [store.languages[index] for index in rows.languages[:sides]]
+            samples.append({"language": "–".join(languages), "task": name, "tokens": tokens})
     return samples

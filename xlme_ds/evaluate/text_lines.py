@@ -1,6 +1,5 @@
 """Read lines of UTF-8 text files. A damaged file raises an error that names the line."""
 
-import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +12,10 @@ def split_lines(data: bytes, name: object) -> list[str]:
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     require_line_feeds(data, name)
-    data = data.removeprefix(codecs.BOM_UTF8)  # a mark that some editors write before the text
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # drops the byte order mark that some editors write before the text
     except UnicodeDecodeError as error:
-        line_number = data.count(b"\n", 0, error.start) + 1
+        line_number = error.object.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{name} line {line_number} is not UTF-8 ({error.reason}): convert the file, or fetch it again"
         ) from None
@@ -33,7 +31,6 @@ def read_sentence_pairs(first_path: Path, second_path: Path) -> tuple[list[str],
 
 
 def _read_sentences(path: Path) -> list[str]:
-    """The lines of a file, none of them empty."""
     try:
         lines = split_lines(path.read_bytes(), path)
     except OSError as error:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import EncoderName
 from ..report.files import RunFiles
-from ..trained.native import FORMATS
+from ..trained.exports import FORMATS
 from ..translate.exports import decoder_settings
 from .exported_model import Exported
 from .settings import ModelType

@@ -9,10 +9,10 @@ from ..config import EncoderName
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
-from ..trained.native import FORMATS
+from ..trained.exports import FORMATS
 from ..trained.runs import load_run, main_encoder
 from ..trained.settings import MODEL_TYPE
-from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_heads
+from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, run_card
 from .exported_folder import write_folder
 from .exported_model import Architecture, Exported
@@ -90,7 +90,7 @@ def export_xlm_roberta(
 ) -> None:
     """Export XLM-R. The export has the masked language modelling head if the model has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
-    head = read_xlm_roberta_heads(folder) if layer is None else {}
+    head = read_xlm_roberta_masked_head(folder) if layer is None else {}
     encoder = encoder if layer is None else cut(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     main = Exported(encoder, architecture, head, separators=2)

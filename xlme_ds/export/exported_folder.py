@@ -19,11 +19,12 @@ from ..trained.exports import (
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     FILES,
+    FORMATS,
     GENERATOR_FOLDER,
     WHICH,
+    NativeFormat,
     export_state,
 )
-from ..trained.native import FORMATS, NativeFormat
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings

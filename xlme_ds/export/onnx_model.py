@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
-from ..trained.native import FORMATS
+from ..trained.exports import FORMATS
 from .exported_model import Architecture, Exported
 from .settings import ModelType
 

@@ -31,7 +31,6 @@ def run(
     of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their published values. A second call
     with the same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
     """
-    from ..engine.ranks import SharedError
     from ..train.stop import StopRequest
     from .__main__ import run_all
     from .settings import FinetuneSettings, TuningConfig, jobs
@@ -40,15 +39,11 @@ def run(
     for name in tuning:
         if name not in names:
             raise no_such("setting", name, names, "tuning.")
-    folders = [data] if isinstance(data, str | PathLike) else data
-    settings = FinetuneSettings(
-        task, Path(model), tuple(map(Path, folders)), Path(out), seeds=(seed,), tuning=TuningConfig(**tuning)
-    )
+    folders = tuple(map(Path, [data] if isinstance(data, str | PathLike) else data))
+    settings = FinetuneSettings(task, Path(model), folders, Path(out), seeds=(seed,), tuning=TuningConfig(**tuning))
     stop = StopRequest()
     try:
         return run_all(settings, jobs(settings), stop)[0]
-    except SharedError as error:
-        raise ValueError(str(error)) from None
     finally:
         stop.release()
 

@@ -32,20 +32,12 @@ def main(arguments: list[str] | None = None) -> None:
     stop = None if only_prints else StopRequest()
     try:
         command = parse(program("finetune"), options, __doc__ or "")
+        runs = jobs(command)
     except ValueError as error:
         fail("xlme finetune", error)
-    seeds = command.seeds
-    if len(set(seeds)) < len(seeds):
-        fail("xlme finetune", ValueError("--seeds names a number twice: name each once"))
-    runs = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in runs))
         return
-    if command.number is not None:
-        if not 0 <= command.number < len(runs):
-            problem = f"--number is {command.number}: the last run is {len(runs) - 1}, counted from 0"
-            fail("xlme finetune", ValueError(problem))
-        runs = [runs[command.number]]
     from ..engine.ranks import SharedError
 
     try:

@@ -107,7 +107,6 @@ def _pair(
 
 
 def _label(labels: Sequence[str], label: str) -> int:
-    """The index of a label; IGNORED where there is no label."""
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
@@ -126,7 +125,8 @@ def _question(
         answer_tokens = np.flatnonzero((end > answer_begin) & (begin < answer_begin + len(text)))
         answer = (int(answer_tokens[0]), int(answer_tokens[-1])) if len(answer_tokens) else None
     features = []
-    for start in range(0, max(len(context_ids), 1), tuning.stride):
+    # The last window is the first that reaches the end of the context.
+    for start in range(0, max(len(context_ids) - room, 0) + tuning.stride, tuning.stride):
         ids = layout.item(question_ids, context_ids[start : start + room])
         labels = np.zeros(2, np.int64)  # both point at the input's first token unless the window has the whole answer
         if answer is not None and start <= answer[0] and answer[1] < start + room:
@@ -134,8 +134,6 @@ def _question(
         characters = np.full((len(ids), 2), -1, np.int64)
         characters[context_start:-1] = context_characters[start : start + room]
         features.append(Feature(ids, labels, index, characters=characters))
-        if start + room >= len(context_ids):
-            break
     return features
 
 
@@ -183,8 +181,8 @@ class TaskLoader:
         try:
             self.plan = plan_step(data, world)
         except ValueError as error:  # the message must name the settings of fine-tuning
-            message = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
-            raise ValueError(message.replace(" rows", " examples")) from None
+            message = str(error).replace("data.mono_rows", "tuning.batch").replace(" rows", " examples")
+            raise ValueError(message.replace("data.", "tuning.")) from None
         self.rank = rank
         self.row_tokens = round(fmean(len(feature.ids) for feature in features))
         self.seed = seed
@@ -195,8 +193,7 @@ class TaskLoader:
         """A dict with one entry, `features`: the SHA-256 of all features."""
         digest = hashlib.sha256()
         for feature in self.features:
-            digest.update(feature.ids.tobytes())
-            digest.update(feature.labels.tobytes())
+            digest.update(feature.ids.tobytes() + feature.labels.tobytes())
             if feature.language:
                 digest.update(str(feature.language).encode())
         return {"features": digest.hexdigest()}
@@ -208,15 +205,15 @@ class TaskLoader:
             self._orders = {epoch: shuffle.permutation(len(self.features))}
         return self.features[self._orders[epoch][index]]
 
-    def _draws_of_step(self, step: int) -> list[tuple[int, Feature]]:
-        """(draw, feature) for all draws of a step, those of all ranks together; short features come first."""
-        draws = [(draw, self._feature(draw)) for draw in self.plan.step_rows(step, 0)]
-        return sorted(draws, key=lambda pair: len(pair[1].ids))
-
-    def _draws(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
-        """(draw, feature) for the draws of one of this rank's micro-batches: a slice of `_draws_of_step`."""
-        indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
-        return self._draws_of_step(step)[indices[0] : indices[-1] + 1]
+    def _draws(self, step: int, micro_batch: int | None) -> list[tuple[int, Feature]]:
+        """(draw, feature) for the draws of one of this rank's micro-batches, or for those of all ranks in the step;
+        short features come first."""
+        rows = self.plan.step_rows(step, 0)
+        draws = sorted(((draw, self._feature(draw)) for draw in rows), key=lambda pair: len(pair[1].ids))
+        if micro_batch is None:
+            return draws
+        indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - rows.start
+        return draws[indices[0] : indices[-1] + 1]
 
     def step(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
@@ -230,8 +227,7 @@ class TaskLoader:
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """A text for messages: the indices of the examples in a micro-batch of this rank, or in the whole step."""
-        draws = self._draws_of_step(step) if micro_batch is None else self._draws(step, micro_batch)
-        return "examples " + ", ".join(str(feature.example) for _, feature in draws)
+        return "examples " + ", ".join(str(feature.example) for _, feature in self._draws(step, micro_batch))
 
     def probe(self) -> TaskBatch:
         """A batch of the first feature alone. It is the same on every rank, whatever the number of ranks."""

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -33,7 +33,7 @@ from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import predict, predictions_file, score, write_predictions
-from .settings import FinetuneConfig, Job, run_config
+from .settings import FinetuneConfig, Job, TuningConfig, run_config
 from .task_files import (
     TaskSets,
     choose_sets,
@@ -49,16 +49,6 @@ PIVOT = "en"  # the language whose scores `gap` compares with those of the other
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
-class Prepared(NamedTuple):
-    """Everything that is read before the model is built."""
-
-    saved: TrainedEncoder
-    sets: TaskSets
-    config: FinetuneConfig
-    loader: TaskLoader
-    unlabelled: list[str]  # the languages without labels among the test files that this rank scores
-
-
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Train, score and predict; steps that an earlier call finished are not repeated. Collective over the ranks, which
     have joined their process group.
@@ -72,9 +62,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
-        prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
-        saved, sets, config, loader, _ = prepared
-        unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
+        saved, sets, config, loader, unlabelled_of_rank = on_all_ranks(lambda: _prepare(job, folder, rank, world))
+        unlabelled = {language for of_rank in gather(unlabelled_of_rank) for language in of_rank}
         if broadcast(job.done.exists()):
             earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
             if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
@@ -104,7 +93,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
+        scores_of_rank = on_all_ranks(lambda: _scores(model, saved, sets, config.tuning, job, rank, world, stop))
         scores = {key: metrics for of_rank in gather(scores_of_rank) for key, metrics in of_rank.items()}
         all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
         if rank != 0 or not all_scored:
@@ -115,9 +104,12 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         return result
 
 
-def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
+def _prepare(
+    job: Job, folder: RunFolder, rank: int, world: int
+) -> tuple[TrainedEncoder, TaskSets, FinetuneConfig, TaskLoader, list[str]]:
     """Read and check all files before training, so that a mistake in a file that is scored after training stops the run
-    now. Raises ValueError."""
+    now. The last value returned: the languages without labels among the test files that this rank scores. Raises
+    ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -158,7 +150,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return Prepared(saved, sets, config, loader, unlabelled)
+    return saved, sets, config, loader, unlabelled
 
 
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
@@ -212,13 +204,18 @@ def _initialise(
 
 
 def _scores(
-    model: TaskModel, prepared: Prepared, job: Job, rank_and_world: tuple[int, int], stop: StopRequest
+    model: TaskModel,
+    saved: TrainedEncoder,
+    sets: TaskSets,
+    tuning: TuningConfig,
+    job: Job,
+    rank: int,
+    world: int,
+    stop: StopRequest,
 ) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
-    task, (rank, world) = TASKS[job.command.task], rank_and_world
-    saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
-    cfg = saved.encoder.cfg
+    task, cfg = TASKS[job.command.task], saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
     for count, (purpose, source) in enumerate(files[rank::world], start=1):
@@ -242,7 +239,6 @@ def _scores(
 
 
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
-    """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
     by_key = sorted(scores.items())
     languages = {code: metrics for (purpose, code), metrics in by_key if purpose == "test" and metrics is not None}
@@ -266,5 +262,4 @@ def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -
 
 
 def _mean(task: DownstreamTask, languages: Mapping[str, dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over `languages`."""
     return {metric: fmean(scores[metric] for scores in languages.values()) for metric in task.metrics}

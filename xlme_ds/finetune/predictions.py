@@ -13,6 +13,7 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -64,20 +65,18 @@ def predict(
     logits = logits_of(model, features)
     if task.kind == "pair":
         return [task.labels[int(pair_logits.argmax())] for pair_logits in logits]
-    features_of_example: dict[int, list[int]] = {}  # index of an example -> indices of its features
-    for i, feature in enumerate(features):
-        features_of_example.setdefault(feature.example, []).append(i)
+    groups = groupby(zip(features, logits, strict=True), key=lambda pair: pair[0].example)
+    by_example = [list(group) for _, group in groups]  # the features of each example, with their logits
     if task.kind == "tokens":
         return [
-            [task.labels[int(best)] for i in indices for best in logits[i][features[i].word_starts].argmax(-1)]
-            for indices in features_of_example.values()
+            [task.labels[best] for feature, of_tokens in inputs for best in of_tokens[feature.word_starts].argmax(-1)]
+            for inputs in by_example
         ]
-    answers = []
-    for example, indices in features_of_example.items():
-        question = examples[example]
-        assert isinstance(question, Question)
-        answers.append(best_answer(question, [features[i] for i in indices], [logits[i] for i in indices]))
-    return answers
+    return [
+        best_answer(question, *zip(*inputs, strict=True))
+        for question, inputs in zip(examples, by_example, strict=True)
+        if isinstance(question, Question)
+    ]
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
@@ -117,17 +116,17 @@ def mlqa_words(text: str, language: str) -> list[str]:
 
 def compare(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
     """Returns (F1 over words, exact match) of a predicted answer, each from 0 to 1. If there are several right
-    `answers`, each value is the best one over them. `words` splits a text into words."""
+    `answers`, each value is the best one over them. `words` splits a text into words.
+
+    F1 is the harmonic mean of precision and recall, which are the fractions of each text's words that the other text
+    has, too.
+    """
     predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
-    f1 = max((_f1(predicted, answer) for answer in right), default=0.0)
+    f1 = 0.0
+    for answer in right:
+        if common := (Counter(predicted) & Counter(answer)).total():
+            f1 = max(f1, 2 * common / (len(predicted) + len(answer)))
     return f1, float(predicted in right)
-
-
-def _f1(first: list[str], second: list[str]) -> float:
-    """The F1 of two texts, given as lists of words. Precision and recall are the fractions of each text's words that
-    the other text has, too; F1 is their harmonic mean."""
-    common = sum((Counter(first) & Counter(second)).values())
-    return 2 * common / (len(first) + len(second)) if common else 0.0
 
 
 def score(

@@ -30,6 +30,7 @@ from ..io.arguments import negative, positive
 from ..io.help import read_command, readable
 from ..io.toml import help_of
 from ..settings_file import read
+from ..train.run_folder import flatten
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
@@ -201,16 +202,14 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
         values = {name: values[name] for name in ("task", "seeds", "tuning", "engine", "train")}
     elif "objective" in values:
         raise ValueError(f"{path} has settings of pre-training: name a file with settings of fine-tuning")
-    for section, content in values.items():
-        settings = content.items() if isinstance(content, dict) else [("", content)]
-        for name, value in settings:
-            flag = f"--{section}{name and '.'}{name}".replace("_", "-")
-            if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
-                continue
-            if isinstance(value, bool):
-                yield flag if value else negative(flag)
-            else:
-                yield from (flag, *map(str, value if isinstance(value, list) else [value]))
+    for name, value in flatten(values).items():
+        flag = f"--{name}".replace("_", "-")
+        if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else negative(flag)
+        else:
+            yield from (flag, *map(str, value if isinstance(value, list) else [value]))
 
 
 @dataclass(frozen=True)
@@ -230,18 +229,21 @@ class Job:
 
 
 def jobs(command: FinetuneSettings) -> list[Job]:
-    """All runs of the command. Their folders are below --out; a run without --grid and with one seed has --out
-    itself."""
+    """All runs of the command, or the one that --number names. Their folders are below --out; a run without --grid and
+    with one seed has --out itself. Raises ValueError for a seed that is named twice, and for a number without a run."""
+    if len(set(command.seeds)) < len(command.seeds):
+        raise ValueError("--seeds names a number twice: name each once")
     tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
     runs = []
-    for tuning in tunings:
-        out = command.out
-        if command.grid:
-            out /= f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
-        for seed in command.seeds:
-            run_out = out / f"seed{seed}" if len(command.seeds) > 1 else out
-            runs.append(Job(command, run_out, seed, tuning, len(tunings)))
-    return runs
+    for tuning, seed in product(tunings, command.seeds):
+        setting = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}" if command.grid else ""
+        out = command.out / setting / (f"seed{seed}" if len(command.seeds) > 1 else "")
+        runs.append(Job(command, out, seed, tuning, len(tunings)))
+    if command.number is None or command.list:
+        return runs
+    if not 0 <= command.number < len(runs):
+        raise ValueError(f"--number is {command.number}: the last run is {len(runs) - 1}, counted from 0")
+    return [runs[command.number]]
 
 
 def run_config(

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,25 +92,21 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
     two have the same split and language."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
+    paths: list[Path] = []
     for folder in folders:
         require_folder(folder, "name the folder of the task's files")
-    for folder in folders:
         # If `folder` is XTREME's download, only the task's own folders in it are searched.
-        searched_folders = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
-        for path in (path for searched in searched_folders for path in files_below(searched)):
-            for pattern, own in patterns:
-                match = re.fullmatch(pattern, path.name)
-                if match is None:
-                    continue
-                groups = {"language": "en", "split": ""} | match.groupdict()
-                language = _CONLL_LANGUAGES.get(groups["language"], groups["language"])
-                split = _SPLITS.get(groups["split"], groups["split"])
-                source = TaskFile(path, language, split, own)
-                earlier = files.setdefault((language, split, own), source)
-                if earlier is not source:
-                    raise ValueError(
-                        f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them"
-                    )
+        for searched in [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]:
+            paths += files_below(searched)
+    for path, (pattern, own) in product(paths, patterns):
+        if match := re.fullmatch(pattern, path.name):
+            groups = {"language": "en", "split": ""} | match.groupdict()
+            language = _CONLL_LANGUAGES.get(groups["language"], groups["language"])
+            split = _SPLITS.get(groups["split"], groups["split"])
+            source = TaskFile(path, language, split, own)
+            earlier = files.setdefault((language, split, own), source)
+            if earlier is not source:
+                raise ValueError(f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them")
     if not files:
         raise ValueError(
             f"no file of the task in {', '.join(map(str, folders))}: name a folder with files like {task.file_name}"
@@ -169,7 +166,6 @@ def have_labels(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Returns (number from 1, text without the line end) for every line of a file."""
     return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
 
 
@@ -183,18 +179,11 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         # The original files of CoNLL-2002 and 2003 are Latin-1. But a file whose lines are mostly UTF-8 is damaged.
         beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
-        if path.suffix != ".tsv" and 2 * sum(map(_is_utf8, beyond_ascii)) < len(beyond_ascii):
+        are_utf8 = [line.decode("utf-8", "ignore").encode() == line for line in beyond_ascii]
+        if path.suffix != ".tsv" and 2 * sum(are_utf8) < len(beyond_ascii):
             return content.decode("latin-1")
-        number = content.count(b"\n", 0, error.start) + 1
+        number = error.object.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
-
-
-def _is_utf8(line: bytes) -> bool:
-    """Whether a line, which must not be empty, is UTF-8."""
-    try:
-        return bool(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return False
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
@@ -248,14 +237,11 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
-    """The questions of a file in SQuAD's JSON."""
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
-        paragraphs = [
-            (paragraph["context"], paragraph["qas"]) for article in articles for paragraph in article["paragraphs"]
-        ]
-        entries = [(context, entry) for context, context_entries in paragraphs for entry in context_entries]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]

@@ -12,9 +12,6 @@ from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
 from .settings import is_export
 
-# Functions that read exports of whole models. Each takes a folder and returns a run, or None for any other folder.
-WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
-
 
 def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncoder:
     """The encoder in `folder`, by default its main one, float32 on the CPU in evaluation mode.
@@ -36,11 +33,11 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderN
     """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. An encoder that is
     a generator has `cfg.discriminator_layers` layers here, not `cfg.generator_layers`."""
     pretraining = objective_of(ObjectiveConfig(objective))
-    cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
+    if which == "generator":
+        cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)
     initialise(model, seed, cfg.init_std)
-    encoders = pretraining.encoders
-    chosen = which if which is not None and which in encoders else main_encoder(encoders)
+    chosen = which if which in pretraining.encoders else main_encoder(pretraining.encoders)
     return take_encoder(model.state_dict(), cfg, chosen)
 
 
@@ -50,5 +47,6 @@ def load_whole_export(folder: Path) -> TrainedRun | None:
 
     Raises ValueError if the files of such an export cannot be read.
     """
-    runs = (pkgutil.resolve_name(name)(folder) for name in WHOLE_EXPORTS)
-    return next((run for run in runs if run is not None), None)
+    # By name, because modules above this one may not be imported here.
+    run: TrainedRun | None = pkgutil.resolve_name("xlme_ds.translate.exports:load_with_decoder")(folder)
+    return run

@@ -4,9 +4,10 @@
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +16,31 @@ from ..config import EncoderName, ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
 from ..models.text_encoder import TextEncoder, encoder_of
-from .native import native_format
+from . import modernbert, xlm_roberta
 from .runs import TrainedEncoder
 from .settings import (
     CONFIG_FILE,
     MODEL_TYPE,
     SENTENCEPIECE_FILE,
-    mismatch,
+    fitting,
     read_config,
     read_vocabulary,
     without_prefix,
 )
-from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
+from .weights import (
+    REPLACED_HEAD_FILE,
+    WEIGHTS_FILE,
+    read_metadata,
+    read_model,
+    read_weights,
+    require_settings,
+    shards_of,
+)
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
 PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
-# Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`native.py`).
+# Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`FORMATS`).
 EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
 # The difference between the discriminator's embedding and the generator's (GDES). The difference has a file of its own:
 # it cannot be computed exactly from the two embeddings, because the discriminator's embedding is a rounded sum.
@@ -63,6 +72,53 @@ FILES = "files"
 WHICH = "which"
 
 
+class NativeFormat(NamedTuple):
+    """A model of transformers. It has several classes, whose names end in `Model`, `ForMaskedLM`, …"""
+
+    model: str  # the model's name
+    classes: str  # prefix of its classes' names
+    shape: Mapping[str, Any]  # our settings that have one fixed value in this format
+    config: Callable[[ModelConfig], dict[str, Any]]  # the settings in config.json that give the shape
+    # (encoder, ending of a class's name, head's parameters) -> all parameters, by the names of that class
+    state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]
+    read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
+    read_masked_head: Callable[[Path], dict[str, Tensor]]
+
+    def unsupported_setting(self, cfg: ModelConfig) -> str:
+        """The first setting of `cfg` that the format cannot hold, with its value; empty if it can hold the model."""
+        differing = (name for name, value in self.shape.items() if getattr(cfg, name) != value)
+        return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
+
+
+# The formats of transformers' own classes, by `model_type`.
+FORMATS = {
+    xlm_roberta.XLM_ROBERTA: NativeFormat(
+        "XLM-R",
+        "XLMRoberta",
+        xlm_roberta.XLM_ROBERTA_SHAPE,
+        xlm_roberta.xlm_roberta_config,
+        xlm_roberta.xlm_roberta_state,
+        xlm_roberta.read_xlm_roberta,
+        xlm_roberta.read_xlm_roberta_masked_head,
+    ),
+    modernbert.MODERNBERT: NativeFormat(
+        "ModernBERT",
+        "ModernBert",
+        modernbert.MODERNBERT_SHAPE,
+        modernbert.modernbert_config,
+        modernbert.modernbert_state,
+        modernbert.read_modernbert,
+        modernbert.read_modernbert_masked_head,
+    ),
+}
+
+
+def native_format(config: Mapping[str, Any]) -> NativeFormat:
+    """The format that `config`, a folder's config.json, names. For an unknown `model_type` it is XLM-R's format, whose
+    reader then raises ValueError."""
+    return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])
+
+
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     """The parameters of an encoder under their names in an export."""
     layers = {f"{PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
@@ -78,7 +134,8 @@ def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tens
     """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
     folder = folder_of_encoder(folder, which)
     if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
-        return native_format(config).read_heads(folder)
+        replaced = folder / REPLACED_HEAD_FILE
+        return native_format(config).read_masked_head(folder) | (read_weights(replaced) if replaced.exists() else {})
     return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
@@ -101,10 +158,8 @@ def load_export(folder: Path) -> TrainedEncoder:
     config = read_config(folder)
     if (weights := folder / WEIGHTS_FILE).exists():
         require_settings(weights, config, folder / CONFIG_FILE)
-    if config.get("model_type") != MODEL_TYPE:
-        encoder, vocabulary = native_format(config).read(folder)
-    else:
-        encoder, vocabulary = _load_ours(folder)
+    read = _read_ours if config.get("model_type") == MODEL_TYPE else native_format(config).read
+    encoder, vocabulary = read(folder)
     if encoder.cfg.vocabulary != vocabulary.size:
         raise ValueError(
             f"{folder} has embeddings of {encoder.cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
@@ -121,22 +176,15 @@ def require_exported_files(folder: Path) -> None:
             raise ValueError(f"{folder / name} has changed since the export (checksum): restore the file")
 
 
-def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
-    """The encoder and the vocabulary in a folder of our format."""
+def _read_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = read_config(folder)
-    for name, exists in (
-        (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),
-        (SENTENCEPIECE_FILE, (folder / SENTENCEPIECE_FILE).exists()),
-    ):
-        if not exists:
+    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
+        if not shards_of(folder / name):
             raise ValueError(f"{folder} has no {name}: copy it from the folder that `xlme export` wrote")
     state = read_model(folder / WEIGHTS_FILE)
     state = without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
-    try:
+    with fitting(folder / WEIGHTS_FILE, folder):
         state["embedding_0"] = state.pop(EMBEDDING)
         cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
-        cfg = replace(cfg, language_embeddings=tuple(cfg.language_embeddings))
-        encoder = encoder_of(state, cfg)
-    except (KeyError, RuntimeError) as error:
-        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
+        encoder = encoder_of(state, replace(cfg, language_embeddings=tuple(cfg.language_embeddings)))
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)

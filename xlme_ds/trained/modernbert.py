@@ -15,8 +15,8 @@ from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
 from ..models.modern import SHAPE
 from ..models.text_encoder import TextEncoder, encoder_of
-from .settings import SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary, without_prefix
-from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
+from .settings import SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary, without_prefix
+from .weights import WEIGHTS_FILE, read_model
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
 MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # our settings that have one fixed value for ModernBERT
@@ -36,6 +36,9 @@ _SETTINGS = {
     "global_rope_theta": "rotary_base",
     "local_rope_theta": "local_rotary_base",
 }
+# Setting of a rotary base -> the kind of layers that it is for. transformers writes these settings only below the kind,
+# in `rope_parameters`.
+_ROTARY_BASES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
 _LAYER = {  # parameters of a layer, without `.weight`
     "attn_norm": "attention_norm",
     "attn.Wqkv": "attention.qkv",
@@ -64,13 +67,14 @@ _HEADS = {
 def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
     """The settings in ModernBERT's config.json that give a model's shape."""
     layers = range(cfg.discriminator_layers)
-    layer_types = ["sliding_attention" if n % cfg.global_every else "full_attention" for n in layers]
-    bases = {"full_attention": cfg.rotary_base, "sliding_attention": cfg.local_rotary_base}
-    return {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()} | {
+    settings = {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()}
+    return settings | {
         "model_type": MODERNBERT,
         "hidden_activation": "gelu",
-        "layer_types": layer_types,
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        "layer_types": ["sliding_attention" if n % cfg.global_every else "full_attention" for n in layers],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": settings[name]} for name, kind in _ROTARY_BASES.items()
+        },
         "cls_token_id": BOS,
         "sep_token_id": EOS,
     }
@@ -91,34 +95,20 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     """The encoder and the vocabulary of the export in `folder`. Raises ValueError if a file is missing or damaged."""
     config, state = read_config(folder), _read_state(folder)
     state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
-    try:
-        settings: dict[str, Any] = {ours: _setting(config, theirs) for theirs, ours in _SETTINGS.items()}
+    with fitting(folder / WEIGHTS_FILE, folder):
+        config |= {name: config["rope_parameters"][kind]["rope_theta"] for name, kind in _ROTARY_BASES.items()}
+        settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         cfg = ModelConfig(**MODERNBERT_SHAPE, **settings)
         parameters = {ours: state[theirs] for theirs, ours in _names(cfg)}
         encoder = encoder_of({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
-    except (KeyError, RuntimeError) as error:
-        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
 
 
-def _setting(config: Mapping[str, Any], name: str) -> Any:
-    """The value of ModernBERT's setting `name` in `config`. Rotary bases are in `rope_parameters`, the only place where
-    transformers writes them."""
-    kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
-    if kind:
-        return config["rope_parameters"][kind]["rope_theta"]
-    return config[name]
-
-
-def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and of the discriminator's head, by our names. If `folder` lacks a head, its
-    parameters are left out."""
+def read_modernbert_masked_head(folder: Path) -> dict[str, Tensor]:
+    """The parameters of the masked head, by our names; empty if `folder` has none."""
     state, masked_head = _read_state(folder), _HEADS["ForMaskedLM"]
-    replaced = folder / REPLACED_HEAD_FILE
-    heads = read_weights(replaced) if replaced.exists() else {}
-    if masked_head.keys() <= state.keys():
-        heads |= {ours: state[theirs] for theirs, ours in masked_head.items()}
-    return heads
+    has_head = masked_head.keys() <= state.keys()
+    return {ours: state[theirs] for theirs, ours in masked_head.items()} if has_head else {}
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:

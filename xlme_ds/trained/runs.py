@@ -24,7 +24,7 @@ from ..objectives import objective_of
 from .settings import (
     CONFIG_FILE,
     RunSettings,
-    mismatch,
+    fitting,
     read_config,
     read_run_config,
     read_settings,
@@ -72,19 +72,15 @@ class TrainedRun(NamedTuple):
                 f"{self.folder} was trained for {self.objective.name} and has no {which}: name "
                 f"{' or '.join(self.encoders)}"
             )
-        try:
-            if not self.task:
-                return take_encoder(self.state, self.model, which)
-            return encoder_of(without_prefix(self.state, "encoder."), self.model)
-        except (KeyError, RuntimeError) as error:
-            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
+        with fitting(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
+            if self.task:
+                return encoder_of(without_prefix(self.state, "encoder."), self.model)
+            return take_encoder(self.state, self.model, which)
 
     def load_into(self, whole: nn.Module) -> None:
         """Copy the parameters into the model that the objective builds. Raises ValueError when they do not fit."""
-        try:
+        with fitting(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
             whole.load_state_dict(self.state)
-        except RuntimeError as error:
-            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
 
 def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
@@ -178,7 +174,6 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
 
 
 def _require_own(checkpoint: Path, run: Path) -> None:
-    """Raise ValueError for a checkpoint that another run saved."""
     identity = read_config(run).get("run") if (run / CONFIG_FILE).exists() else None
     if identity not in (None, read_state(checkpoint).get("run")):
         raise ValueError(f"{checkpoint} was saved by another run: move it out of this folder")
@@ -186,13 +181,12 @@ def _require_own(checkpoint: Path, run: Path) -> None:
 
 def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
     """The float32 parameters of the whole model from a checkpoint that any engine wrote."""
-    reader = StateReader(state_files(folder))
     with torch.device("meta"):
-        state = objective_of(settings.objective).build(settings.model).state_dict()
-    for name, value in state.items():
-        state[name] = torch.empty(value.shape)
+        whole = objective_of(settings.objective).build(settings.model)
+    state = {name: torch.empty(value.shape) for name, value in whole.state_dict().items()}
     sizes = {name: value.numel() for name, value in state.items()}
-    reader.read(((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items()), sizes)
+    pieces = ((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items())
+    StateReader(state_files(folder)).read(pieces, sizes)
     return state
 
 

@@ -1,6 +1,7 @@
 """Read config.json of a run or an export: the model's shape, its objective and its vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,13 +107,18 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
     return vocabulary
 
 
-def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
-    """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
-    # In an error of load_state_dict, the second line is the first one that names a parameter. An error of one line is
-    # quoted whole.
-    lines = str(error).splitlines()
-    why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
-    return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
+@contextmanager
+def fitting(weights: Path, folder: Path) -> Iterator[None]:
+    """Raise ValueError if, in the block, a parameter of `weights` is missing (KeyError) or has another shape than the
+    settings in `folder` give (torch's RuntimeError)."""
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:
+        # In an error of load_state_dict, the second line is the first one that names a parameter. An error of one line
+        # is quoted whole.
+        lines = str(error).splitlines()
+        why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
+        raise ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}") from None
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -52,13 +52,12 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without the checksum. Raises ValueError for a file of another format."""
+    """The metadata of a safetensors file. Raises ValueError for a file of another format."""
     try:
         with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
+            return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    return {name: value for name, value in metadata.items() if name != _CHECKSUM}
 
 
 def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
@@ -77,12 +76,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises ValueError if the file has another format, if its tensors do not match the checksum in the file (every file
     that `save_weights` writes has one), or if a weight is not finite.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            stored_checksum = (file.metadata() or {}).get(_CHECKSUM)
-        state = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    stored_checksum = read_metadata(path).get(_CHECKSUM)
+    state = load_file(path)
     if stored_checksum not in (None, _checksum(state)):
         raise ValueError(
             f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "

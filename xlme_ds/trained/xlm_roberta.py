@@ -13,9 +13,9 @@ from torch import Tensor
 from ..cli import note
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder
-from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
-from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
+from ..models.text_encoder import TextEncoder, encoder_of
+from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary
+from .weights import WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
 _PREFIX = "roberta."  # begins the names of the encoder's parameters if the file also has a head
@@ -117,21 +117,19 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     if not path.exists():
         raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
     weights, state = _read_state(folder)
-    try:
-        encoder = TextEncoder(_model_config(config))
-        encoder.load_state_dict(_our_state(state, encoder.cfg))
-    except (KeyError, RuntimeError) as error:
-        raise mismatch(weights, folder, error) from None
+    config = {"initializer_range": 0.02, **config}  # transformers' default
+    with fitting(weights, folder):
+        settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
+        positions = config["max_position_embeddings"] - _FIRST_POSITION
+        cfg = ModelConfig(**settings, **XLM_ROBERTA_SHAPE, max_positions=positions)
+        encoder = encoder_of(_our_state(state, cfg), cfg)
     exported_by_us = "vocabulary_sha256" in config
-    return encoder.float().eval(), read_vocabulary(folder, path) if exported_by_us else Vocabulary(path)
+    return encoder, read_vocabulary(folder, path) if exported_by_us else Vocabulary(path)
 
 
-def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and of the discriminator's head, by our names. If `folder` lacks a head, its
-    parameters are left out.
-
-    A masked head that cannot be used is left out as well, and a note reports it.
-    """
+def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
+    """The parameters of the masked head, by our names; empty if `folder` has none, or one that cannot be used, which a
+    note reports."""
     path, state = _read_state(folder)
     head_state = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
     # The output bias has two names, and a file may have either or both. `lm_head.decoder.weight` is a second name of
@@ -147,19 +145,8 @@ def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
         note(f"{path}: the head of masked language modelling {why}, so the encoder is read without it")
     if other_heads:
         note(f"{path}: another head is left out, which has {', '.join(other_heads)}")
-    replaced = folder / REPLACED_HEAD_FILE
-    heads = read_weights(replaced) if replaced.exists() else {}
-    if own_table or missing:
-        return heads
-    return heads | {ours: head_state[theirs] for theirs, ours in _MASKED_HEAD.items()}
-
-
-def _model_config(config: Mapping[str, Any]) -> ModelConfig:
-    config = {"initializer_range": 0.02, **config}  # transformers' default
-    settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
-    return ModelConfig(
-        **settings, **XLM_ROBERTA_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION
-    )
+    usable = not (own_table or missing)
+    return {ours: head_state[theirs] for theirs, ours in _MASKED_HEAD.items()} if usable else {}
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
