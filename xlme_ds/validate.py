@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
-from .models.layers import layer_class
+from .models.encoder import layer_class
 from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
 from .settings_file import check_ranges

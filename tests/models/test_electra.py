@@ -12,8 +12,8 @@ from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_bat
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import UNK
-from xlme_ds.models.electra import Electra, block_sizes, uniforms_within
-from xlme_ds.models.encoder import lookup
+from xlme_ds.models.electra import Electra, uniforms_within
+from xlme_ds.models.encoder import block_sizes, lookup
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate

@@ -12,11 +12,10 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from tests.small import MODERN, SMALL, lively, model, usual_batch
 from xlme_ds.config import ModelConfig, RunConfig
-from xlme_ds.models import layer_costs
 from xlme_ds.models.attention import item_mask
+from xlme_ds.models.encoder import layer_class
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.layer_costs import MicroBatch
-from xlme_ds.models.layers import layer_class
+from xlme_ds.models.layers import MicroBatch, TransformerLayer
 from xlme_ds.models.modern import Windows
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
 from xlme_ds.trained.modernbert import modernbert_config, modernbert_state
@@ -104,7 +103,7 @@ class Largest(TorchDispatchMode):
 def test_a_local_layer_makes_no_scores_of_all_pairs() -> None:
     """Rows of 8,192 tokens: nothing grows with their square, forward and backward."""
     cfg, tokens = replace(CFG, local_window=128), 8192
-    layer = lively(layer_class(cfg).build(cfg, 1))
+    layer = lively(layer_class(cfg)(cfg, 1))
     x_BTD = torch.zeros(1, tokens, cfg.width, requires_grad=True)
     shared = layer_class(cfg).shared(cfg, torch.ones(1, tokens, dtype=torch.long), None, torch.float32)
     with Largest() as largest:
@@ -125,7 +124,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
     rows, tokens, saved = 2, 128, []
     shared = layer_class(cfg).shared(cfg, torch.ones(rows, tokens, dtype=torch.long), None, dtype)
     for number in (3, 4, 5):
-        layer = lively(layer_class(cfg).build(cfg, number)).to(dtype)
+        layer = lively(layer_class(cfg)(cfg, number)).to(dtype)
         others = {tensor.untyped_storage().data_ptr() for tensor in (*layer.parameters(), *tensors_in(shared))}
         sizes: dict[int, int] = {}
         alive = []
@@ -149,8 +148,8 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
         saved.append(sum(sizes.values()))
     batch = MicroBatch(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
-    counted = layer_class(cfg).shared_bytes(cfg, batch) - layer_costs.shared_bytes(cfg, batch)
-    assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared.full.kernel)[0].nbytes
+    counted = layer_class(cfg).shared_bytes(cfg, batch) - TransformerLayer.shared_bytes(cfg, batch)
+    assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared[0].kernel)[0].nbytes
 
 
 def test_operations_by_hand() -> None:
@@ -164,7 +163,7 @@ def test_bf16_gradients_follow_float32() -> None:
     """Linear maps and norms without biases, whose backward passes on the CPU are ours."""
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
-        layer = lively(layer_class(CFG).build(CFG, 1), std=0.1).to(dtype)
+        layer = lively(layer_class(CFG)(CFG, 1), std=0.1).to(dtype)
         x_BTD = torch.randn(2, 40, CFG.width, generator=torch.Generator().manual_seed(1)).to(dtype)
         shared = layer_class(CFG).shared(CFG, torch.ones(2, 40, dtype=torch.long), None, dtype)
         layer(x_BTD, shared).square().sum().backward()

@@ -24,7 +24,7 @@ from xlme_ds.engine.build import require_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
 from xlme_ds.models.kernel_check import check_kernels
-from xlme_ds.models.modern import shared_by_kind
+from xlme_ds.models.modern import ModernLayer
 from xlme_ds.models.tiles import TABLE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
@@ -114,7 +114,8 @@ def local(rows: list[list[int]]) -> dict[str, float]:
     found = []
     for kernels, qkv in (("triton", given), ("torch", given.detach().double().requires_grad_())):
         cfg = replace(SMALL, width=32, heads=2, kernels=kernels, **MODERN)  # type: ignore[arg-type]
-        out = shared_by_kind(cfg, segments_BT, None, qkv.dtype).local.attend(qkv, None, 0.0, None)
+        _, of_local = ModernLayer.shared(cfg, segments_BT, None, qkv.dtype)
+        out = of_local.attend(qkv, None, 0.0, None)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         found.append((out.detach(), *torch.autograd.grad((out * weights).sum(), [qkv])))
     pairs = zip(("output", "qkv"), *found, strict=True)

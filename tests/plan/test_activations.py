@@ -10,9 +10,8 @@ from torch import Tensor
 from tests.small import MODERN, SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import shared_bias
-from xlme_ds.models.encoder import Encoder
-from xlme_ds.models.layer_costs import MicroBatch
-from xlme_ds.models.layers import layer_class
+from xlme_ds.models.encoder import Encoder, layer_class
+from xlme_ds.models.layers import MicroBatch
 from xlme_ds.models.tiles import GROUP, tiling
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout

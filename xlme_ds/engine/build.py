@@ -17,10 +17,10 @@ from ..data.loader import HeldOutLoader, Loader
 from ..data.schema import Manifest
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
+from ..models.encoder import layer_class
 from ..models.execution import resolve_compile, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
-from ..models.layers import layer_class
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
-from ..models.electra import block_sizes
+from ..models.encoder import block_sizes
 from ..models.execution import wrap_layers
 from ..models.init import InitialValues, initialise
 from ..models.pipeline import Part

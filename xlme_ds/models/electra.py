@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
-from .encoder import Encoder, lookup, read_whole
+from .encoder import EmbeddingModel, Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead, TiedTable
 
 
@@ -25,20 +25,16 @@ class ElectraOutput(NamedTuple):
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
 
 
-class Electra(nn.Module):
+class Electra(EmbeddingModel):
     """XLM-E's pre-training model.
 
-    The embedding's parameters (`embedding_0`, …) belong to this module, because both encoders and the masked head read
-    them: an engine that partitions parameters gathers them while this module's forward runs.
+    The embedding's parameters belong to this module, because both encoders and the masked head read them: an engine
+    that partitions parameters gathers them while this module's forward runs.
     """
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
-        super().__init__()
-        self.cfg, self.keep = cfg, keep
-        for n, size in enumerate(block_sizes(cfg)):
-            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            if cfg.embedding_sharing == "gdes":
-                self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        super().__init__(cfg, ("embedding", "difference") if cfg.embedding_sharing == "gdes" else ("embedding",))
+        self.keep = keep
         self.add_generator(z_loss, temperature)
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
@@ -48,11 +44,6 @@ class Electra(nn.Module):
         without_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
         self.generator = Encoder(without_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
@@ -126,11 +117,3 @@ def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) 
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1
-
-
-def block_sizes(cfg: ModelConfig) -> list[int]:
-    """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
-    size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
-    sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    assert len(sizes) == cfg.vocabulary_blocks, "too few ids for this many blocks"  # `xlme_ds.validate` excludes it
-    return sizes

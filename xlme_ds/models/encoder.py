@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import RelativePositionTable, item_mask
 from .dropout import derive, drop
-from .layers import layer_class, norm_of
+from .layers import TransformerLayer, norm_of
+from .modern import ModernLayer
 
 
 class _Lookup(torch.autograd.Function):
@@ -82,6 +83,31 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
     return total
 
 
+def block_sizes(cfg: ModelConfig) -> list[int]:
+    """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
+    size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
+    sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
+    assert len(sizes) == cfg.vocabulary_blocks, "too few ids for this many blocks"  # `xlme_ds.validate` excludes it
+    return sizes
+
+
+class EmbeddingModel(nn.Module):
+    """A model that owns its token embedding: the blocks are its parameters `embedding_0`, `embedding_1`, …."""
+
+    def __init__(self, cfg: ModelConfig, tables: Sequence[str] = ("embedding",)):
+        """`tables`: the names of all tables of the embedding's shape."""
+        super().__init__()
+        self.cfg = cfg
+        for n, size in enumerate(block_sizes(cfg)):
+            for name in tables:
+                self.register_parameter(f"{name}_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
+
+
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Prepare `blocks` for an operation that reads each of them whole, and so gives it a dense gradient. Call this
     before the sparse lookups of the forward pass.
@@ -97,6 +123,11 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
         block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block)
         for block in blocks
     ]
+
+
+def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
+    """The class of an encoder's layers (`model.body`)."""
+    return ModernLayer if cfg.body == "modern" else TransformerLayer
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
@@ -137,7 +168,7 @@ class Encoder(nn.Module):
         self.run_layer: Callable[..., Tensor] = run_layer
 
     def _layer(self, index: int) -> nn.Module:
-        return layer_class(self.cfg).build(self.cfg, index)
+        return layer_class(self.cfg)(self.cfg, index)
 
     def embed(
         self,
@@ -206,10 +237,12 @@ class Encoder(nn.Module):
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
+        allowed: Callable[[Tensor], Tensor] = item_mask,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; arguments as for `embed`."""
+        """Last hidden states, [B, T, D]; arguments as for `embed`. `allowed` makes the attention mask from
+        `segments_BT`."""
         input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.body(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), keys_B=keys_B)
+        return self.body(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), allowed, keys_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None

@@ -1,20 +1,24 @@
-"""The Transformer layer, post-LN (Base) or pre-LN (Large and XL), and functions that count its operations and bytes.
+"""The Transformer layer, post-LN (Base) or pre-LN (Large and XL), and functions that count its operations and the bytes
+that it saves for the backward pass. Tests compare these with the bytes that autograd saves.
 
-`layer_class` chooses the class of an encoder's layers: `TransformerLayer` or `modern.ModernLayer`. B rows, H heads, T
-tokens, D width, K head size. A linear map has N tokens, I inputs and O outputs.
+B rows, H heads, T tokens, D width, F feed-forward size, K head size. A linear map has N tokens, I inputs and O outputs.
 """
 
-import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
+from .attention_cpu import TILE
 from .dropout import derive, drop
+from .tiles import SKEWED, SUMMED_ROWS, tiling
+
+INTEGER = 8  # bytes of a token id, position or segment (int64)
+FLOAT = 4  # bytes of a float32
 
 # `_Linear` divides the tokens of a batch into at most `_MOST_PIECES` pieces of at least `_PIECE_TOKENS` tokens. There
 # are few pieces because each time one is added, the sum is rounded to bf16.
@@ -114,21 +118,31 @@ class Attention(nn.Module):
         return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sizes of a micro-batch on one device, and the kernels in which its attention runs."""
+
+    rows: int  # number of rows of both tasks
+    row_tokens: int  # number of positions in a row
+    tokens: int  # number of positions in all rows
+    element: int  # bytes of a weight or activation
+    fused: bool  # whether attention runs in fused kernels on a GPU, torch's or Triton's
+    triton: bool  # whether attention runs in the Triton kernels
+    pairs: int  # number of rows that hold translation pairs
+
+
 class TransformerLayer(nn.Module):
     """Attention and a GELU feed-forward network, each with a residual connection.
 
-    Another kind of layer is a subclass with its own `build`, `forward` and static methods.
+    Another kind of layer is a subclass with its own `forward` and static methods.
     """
 
     # Called once in a forward pass; its result is the argument `bias` of all layers.
     shared = staticmethod(shared_bias)
-    operations = staticmethod(layer_costs.operations)
-    saved_bytes = staticmethod(layer_costs.saved_bytes)
-    shared_bytes = staticmethod(layer_costs.shared_bytes)
-    backward_bytes = staticmethod(layer_costs.backward_bytes)
 
-    def __init__(self, cfg: ModelConfig, attention: nn.Module | None = None):
-        """`attention`: a module that replaces `Attention` and takes the same inputs."""
+    def __init__(self, cfg: ModelConfig, index: int = 0, attention: nn.Module | None = None):
+        """`index`: that of the layer in its encoder; in this class all layers are alike. `attention`: a module that
+        replaces `Attention` and takes the same inputs."""
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
@@ -142,11 +156,6 @@ class TransformerLayer(nn.Module):
     def check(cfg: ModelConfig) -> None:
         """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
-    @classmethod
-    def build(cls, cfg: ModelConfig, index: int) -> nn.Module:
-        """Build the layer with this index in an encoder. In this class all layers are alike."""
-        return cls(cfg)
-
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights and of the
         sublayers' outputs."""
@@ -159,21 +168,85 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
         `place`: the sublayer's index, for dropout."""
-        if self.pre_norm:
-            return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
-        return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))
+        out_BTD = sublayer(norm(x_BTD) if self.pre_norm else x_BTD)
+        if keys_B is not None:
+            out_BTD = drop(out_BTD, self.dropout, derive(keys_B, place))
+        return x_BTD + out_BTD if self.pre_norm else norm(x_BTD + out_BTD)
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
 
-    def _drop(self, x_BTD: Tensor, keys_B: Tensor | None, place: int) -> Tensor:
-        return x_BTD if keys_B is None else drop(x_BTD, self.dropout, derive(keys_B, place))
+    @staticmethod
+    def operations(cfg: ModelConfig, row_tokens: int) -> float:
+        """Floating-point operations per token of a layer's forward pass: projections, feed-forward network, scores and
+        weighted sums."""
+        return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
+    @staticmethod
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Bytes that the forward pass of one layer saves for the backward pass, with its input and without its output.
 
-_CLASSES = {"xlme": "xlme_ds.models.layers:TransformerLayer", "modern": "xlme_ds.models.modern:ModernLayer"}
+        Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and
+        q, k and v. With torch's fused kernel the gate saves two more, because it copies q for each of its two products.
+        Attention with dropout, which no fused kernel computes, saves one more instead, the scaled q. Dropout of the
+        sublayers' outputs saves two masks with a byte for each element. For each token and head the gate saves five
+        numbers (in the Triton kernels, one), and a fused kernel saves the log of the softmax's sum.
+        """
+        tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
+        gate_copies = gated and batch.fused and not batch.triton
+        wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
+        feed_forward = 2 * tokens * cfg.feed_forward
+        gate_bytes = (FLOAT if batch.triton else 5 * batch.element) if gated else 0
+        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT if batch.fused and not dropping else 0))
+        norms = 4 * tokens * (FLOAT if batch.fused else batch.element)  # mean and scale of each norm
+        dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
+        scores = TransformerLayer.score_bytes(cfg, batch)
+        return (wide_tensors + feed_forward) * batch.element + scores + per_head + norms + dropout_masks
 
+    @staticmethod
+    def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Bytes that one layer saves for all pairs of a query and a key.
 
-def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
-    """The class of an encoder's layers (`model.body`)."""
-    chosen: type[TransformerLayer] = pkgutil.resolve_name(_CLASSES[cfg.body])
-    return chosen
+        Attention with dropout saves the weights before and after dropout, a dropout mask (one byte for each weight),
+        and on the CPU the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save
+        nothing.
+        """
+        if cfg.attention_dropout:
+            mask = 0 if batch.fused else 1
+            return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + mask)
+        if batch.triton or not batch.fused:
+            return 0.0
+        heads = 1 if cfg.relative_bias == "none" else cfg.heads
+        return batch.tokens * batch.row_tokens * heads * batch.element
+
+    @staticmethod
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Saved bytes that all layers of an encoder share.
+
+        The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
+        kernels save a mask, which has a byte for each query and key of every row. They also save d and an index into it
+        for each query and key; all rows share these.
+        """
+        saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
+        if cfg.relative_bias == "none":
+            return saved
+        if batch.triton:
+            columns = 2 * SKEWED * (-(-batch.row_tokens // SKEWED) + 1)
+            return saved + 2 * cfg.heads * SKEWED * columns * batch.element
+        return saved + batch.row_tokens**2 * (INTEGER + cfg.heads * batch.element)
+
+    @staticmethod
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Bytes of the gradients that the backward pass of one layer holds at its peak."""
+        hidden = batch.tokens * cfg.width * batch.element
+        feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
+        if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
+            side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
+            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
+        elif batch.fused or cfg.attention_dropout:
+            heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
+            scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
+            scores -= feed_forward  # its backward pass comes first and frees the tensors that it saved
+        else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
+            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
+        return max(feed_forward, scores) + 2 * hidden

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, item_bounds, shared_bias
 from .attention_cpu import item_mask
-from .layer_costs import FLOAT, MicroBatch
-from .layers import Linear, TransformerLayer
+from .layers import FLOAT, Linear, MicroBatch, TransformerLayer
 
 # Settings of ModelConfig for which this layer supports only one value, and that value.
 SHAPE: dict[str, Any] = {
@@ -99,13 +97,6 @@ class Rotated(NamedTuple):
         return self.kernel.attend(qkv_BT3HK, gate, dropout, keys_B)
 
 
-class GlobalAndLocal(NamedTuple):
-    """The attention of an encoder's global layers and of its local layers, in one forward pass."""
-
-    full: Rotated
-    local: Rotated
-
-
 def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
     """Returns (cos, sin) of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`. The last
     dimension has the angles for i = 0 to K/2 − 1, and then the same angles again."""
@@ -115,92 +106,16 @@ def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Ten
     return angles_BTK.cos(), angles_BTK.sin()
 
 
-def shared_by_kind(
-    cfg: ModelConfig,
-    groups_BT: Tensor,
-    distance_HW: Tensor | None,
-    dtype: torch.dtype,
-    allowed: Callable[[Tensor], Tensor] = item_mask,
-    row_tokens: int | None = None,
-) -> GlobalAndLocal:
-    """The attention of global and of local layers. Rotary positions count from the start of each item.
-
-    The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
-    """
-    assert allowed is item_mask, "objectives with another mask fail in their checks"
-    full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
-    first_BT, end_BT = item_bounds(groups_BT)
-    column_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
-    local: ItemBias | Windows
-    if isinstance(full, ItemBias):  # the kernels skip tiles of keys outside the bounds
-        half = cfg.local_window // 2
-        local = full._replace(first_BT=first_BT.maximum(column_T - half), end_BT=end_BT.minimum(column_T + half + 1))
-    else:
-        local = Windows.of(groups_BT, cfg.local_window, dtype)
-    size, positions_BT = cfg.width // cfg.heads, column_T - first_BT
-    return GlobalAndLocal(
-        Rotated(*rotations(positions_BT, size, cfg.rotary_base), full),
-        Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
-    )
-
-
 def _mean(cfg: ModelConfig, global_value: float, local_value: float) -> float:
     """The mean over layers: every `global_every`-th layer is global and has the value `global_value`, the others have
     `local_value`."""
     return (global_value + (cfg.global_every - 1) * local_value) / cfg.global_every
 
 
-def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """`layer_costs.operations` as the mean over global and local layers. In a local layer the C + 1 keys that a query
-    sees count, not the 2C of its window."""
-    keys = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
-    return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
-
-
-def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """`layer_costs.saved_bytes` as the mean over global and local layers.
-
-    Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output projection.
-    q, k and v are saved too. In a local layer with torch's kernels k and v are twice as large, because the windows'
-    keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the softmax's sum.
-    """
-    wide_tensors = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
-    feed_forward = 4 * batch.tokens * cfg.feed_forward
-    scores = _mean(cfg, layer_costs.score_bytes(cfg, batch), 0)
-    log_sums = batch.tokens * cfg.heads * FLOAT
-    mean_log_sums = _mean(cfg, log_sums if batch.fused else 0, log_sums)
-    norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
-    dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
-    return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
-
-
-def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes that all layers of an encoder share. They hold cos and sin (float32) of both rotations, the bounds or
-    biases of the local attention, and what `layer_costs.shared_bytes` counts for the global attention."""
-    rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
-    windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
-    return rotated + windows + layer_costs.shared_bytes(cfg, batch)
-
-
-def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
-    network (four tensors [B, T, F]), in local attention (q, k, v and, with torch's kernels, the windows' keys and
-    values), or in global attention (`layer_costs.backward_bytes`)."""
-    local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
-    feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
-    return max(feed_forward, local_attention, layer_costs.backward_bytes(cfg, batch))
-
-
 class ModernLayer(TransformerLayer):
     """A global or local layer of ModernBERT; see `TransformerLayer`."""
 
-    shared = staticmethod(shared_by_kind)  # type: ignore[assignment]
-    operations = staticmethod(operations)
-    saved_bytes = staticmethod(saved_bytes)
-    shared_bytes = staticmethod(shared_bytes)
-    backward_bytes = staticmethod(backward_bytes)
-
-    def __init__(self, cfg: ModelConfig, index: int):
+    def __init__(self, cfg: ModelConfig, index: int = 0):
         super().__init__(cfg)
         self.is_global = index % cfg.global_every == 0
         if index == 0:  # the input of the first layer is already normalised
@@ -221,16 +136,89 @@ class ModernLayer(TransformerLayer):
                 "turn pairs of dimensions: choose another model.heads"
             )
 
-    @classmethod
-    def build(cls, cfg: ModelConfig, index: int) -> nn.Module:
-        """Build the layer with this index in an encoder."""
-        return cls(cfg, index)
-
-    def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x_BTD: Tensor, bias: tuple[Rotated, Rotated], keys_B: Tensor | None = None
+    ) -> Tensor:
         """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of the sublayers' outputs."""
-        return super().forward(x_BTD, bias.full if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
+        of_global, of_local = bias
+        return super().forward(x_BTD, of_global if self.is_global else of_local, keys_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         """GeGLU (Shazeer, 2020), [B, T, D]."""
         values_BTF, gate_BTF = self.up(x_BTD).chunk(2, dim=-1)
         return self.down(F.gelu(values_BTF) * gate_BTF)
+
+    @staticmethod
+    def shared(  # type: ignore[override]
+        cfg: ModelConfig,
+        groups_BT: Tensor,
+        distance_HW: Tensor | None,
+        dtype: torch.dtype,
+        allowed: Callable[[Tensor], Tensor] = item_mask,
+        row_tokens: int | None = None,
+    ) -> tuple[Rotated, Rotated]:
+        """Returns (attention of global layers, attention of local layers). Rotary positions count from the start of
+        each item.
+
+        The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
+        """
+        assert allowed is item_mask, "objectives with another mask fail in their checks"
+        full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
+        first_BT, end_BT = item_bounds(groups_BT)
+        column_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
+        local: ItemBias | Windows
+        if isinstance(full, ItemBias):  # the kernels skip tiles of keys outside the bounds
+            half = cfg.local_window // 2
+            local = full._replace(
+                first_BT=first_BT.maximum(column_T - half), end_BT=end_BT.minimum(column_T + half + 1)
+            )
+        else:
+            local = Windows.of(groups_BT, cfg.local_window, dtype)
+        size, positions_BT = cfg.width // cfg.heads, column_T - first_BT
+        return (
+            Rotated(*rotations(positions_BT, size, cfg.rotary_base), full),
+            Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
+        )
+
+    @staticmethod
+    def operations(cfg: ModelConfig, row_tokens: int) -> float:
+        """`TransformerLayer.operations` as the mean over global and local layers. In a local layer the C + 1 keys that
+        a query sees count, not the 2C of its window."""
+        keys = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
+        return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
+
+    @staticmethod
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """`TransformerLayer.saved_bytes` as the mean over global and local layers.
+
+        Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output
+        projection. q, k and v are saved too. In a local layer with torch's kernels k and v are twice as large, because
+        the windows' keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the
+        softmax's sum.
+        """
+        wide_tensors = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
+        feed_forward = 4 * batch.tokens * cfg.feed_forward
+        scores = _mean(cfg, TransformerLayer.score_bytes(cfg, batch), 0)
+        log_sums = batch.tokens * cfg.heads * FLOAT
+        mean_log_sums = _mean(cfg, log_sums if batch.fused else 0, log_sums)
+        norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
+        dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
+        return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
+
+    @staticmethod
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Saved bytes that all layers of an encoder share. They hold cos and sin (float32) of both rotations, the
+        bounds or biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global
+        attention."""
+        rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
+        windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
+        return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
+
+    @staticmethod
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+        """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
+        network (four tensors [B, T, F]), in local attention (q, k, v and, with torch's kernels, the windows' keys and
+        values), or in global attention (`TransformerLayer.backward_bytes`)."""
+        local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
+        feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
+        return max(feed_forward, local_attention, TransformerLayer.backward_bytes(cfg, batch))

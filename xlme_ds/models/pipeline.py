@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..config import EngineConfig, ModelConfig
 from ..data.batch import Batch
 from .electra import Electra, ElectraOutput
-from .layers import layer_class
+from .encoder import layer_class
 from .text_encoder import LanguageModel, LanguageModelOutput
 
 

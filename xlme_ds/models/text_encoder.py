@@ -9,31 +9,22 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import EncoderName, ModelConfig
 from ..data.batch import Batch
 from ..data.rows import EOS, LAYOUTS, PAD, UNK
 from .attention import item_mask
-from .electra import block_sizes
-from .encoder import Encoder, lookup, read_whole
+from .encoder import EmbeddingModel, Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, TiedTable
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(EmbeddingModel):
     """Maps tokens to hidden states. It has `cfg.discriminator_layers` layers and ignores the generator's settings."""
 
     def __init__(self, cfg: ModelConfig):
-        super().__init__()
-        self.cfg = cfg
-        for n, size in enumerate(block_sizes(cfg)):
-            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        super().__init__(cfg)
         self.encoder = Encoder(cfg, cfg.discriminator_layers)
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token embeddings, [B, T, D]."""
@@ -121,9 +112,14 @@ class LanguageModel(TextEncoder):
         """Mask the batch and predict the masked tokens."""
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
-        distance_HW, groups_BT = self.encoder.bias_by_distance(batch.tokens_BT.shape[1]), self.masking.groups(batch)
-        input_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        hidden_BTD = self.encoder.body(input_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
+        hidden_BTD = self.encoder(
+            embedded_BTD,
+            batch.positions_BT,
+            self.masking.groups(batch),
+            batch.languages_BT,
+            batch.keys_B,
+            self.masking.allowed,
+        )
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
 
     def predict(

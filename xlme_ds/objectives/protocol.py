@@ -14,7 +14,7 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig,
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, collate
 from ..data.order import Phase, StepPlan
-from ..models.layer_costs import MicroBatch
+from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part
 
 if TYPE_CHECKING:  # models and engines run where there is no pyarrow

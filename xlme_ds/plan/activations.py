@@ -5,8 +5,8 @@ Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries 
 
 from dataclasses import replace
 
-from ..models.layer_costs import FLOAT, INTEGER
-from ..models.layers import layer_class
+from ..models.encoder import layer_class
+from ..models.layers import FLOAT, INTEGER
 from ..models.tiles import GROUP
 from ..objectives import objective_of
 from .layout import ParallelLayout

@@ -10,7 +10,7 @@ from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
 from ..models.attention import item_mask, takes_triton
-from ..models.layer_costs import MicroBatch
+from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, parts, pipeline_balance
 from ..objectives import objective_of
 from ..validate import validate

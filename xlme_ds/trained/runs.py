@@ -18,7 +18,7 @@ from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import replacing, to_disk
 from ..io.folders import require_folder
-from ..models.electra import block_sizes
+from ..models.encoder import block_sizes
 from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
 from .settings import (

@@ -91,7 +91,7 @@ class DecoderLayer(TransformerLayer):
     """XLM's layer: self-attention, cross-attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, cfg: ModelConfig):
-        super().__init__(cfg, DecoderAttention(cfg))
+        super().__init__(cfg, attention=DecoderAttention(cfg))
         self.cross_attention = CrossAttention(cfg)
         self.cross_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
@@ -115,7 +115,7 @@ class Decoder(Encoder):
         if self.cfg.decoder == "xlm":
             return DecoderLayer(self.cfg)
         attention = CrossAttention(self.cfg) if number % 2 else DecoderAttention(self.cfg)
-        return TransformerLayer(self.cfg, attention)
+        return TransformerLayer(self.cfg, attention=attention)
 
 
 def decoder_layers(cfg: ModelConfig) -> int:

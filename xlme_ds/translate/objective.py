@@ -23,7 +23,7 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS
-from ..models.layer_costs import MicroBatch
+from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
