@@ -28,9 +28,6 @@ from tyro.constructors import (
 
 from .arguments import HELP_FLAGS, join_lists, refuse_mistakes
 
-# The help of a setting is its docstring as one line; tyro itself joins only unindented lines that begin with a letter.
-attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
-
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
@@ -75,12 +72,17 @@ def read_command(
 def wrapped_help(usage: str = "") -> Iterator[None]:
     """In this block, the description in a help text that tyro prints is wrapped as its boxes are, except for example
     commands. `usage` replaces the usage line."""
+    # The help of a setting is its docstring as one line; tyro itself joins only unindented lines that begin with a
+    # letter.
+    read_docstring = attrdoc.ast_get_constant_value
+    attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
     text = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
     text.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # decides about frames and colours, as the encoding
     try:
         with redirect_stdout(text):
             yield
     finally:
+        attrdoc.ast_get_constant_value = read_docstring
         width = shutil.get_terminal_size().columns
         text.seek(0)
         for index, line in enumerate(text.read().replace("\n\n\n", "\n\n").splitlines()):
