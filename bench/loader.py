@@ -102,7 +102,7 @@ def peer_batch(kind: str, rows: Any) -> Tensors:
 
 
 def write_rows(folder: Path, tokens: np.ndarray) -> None:
-    """Store the rows `tokens` [N, T] in the order in which they will be read."""
+    """Store the rows `tokens` int32 [N, T] as a data set of the peer, which reads them in this order."""
     from datasets import Dataset, Features, List, Value
 
     features = Features({"tokens": List(Value("int32"), length=tokens.shape[1])})
@@ -131,8 +131,8 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
 
 
 def race(data: Path, rows: int, rounds: int) -> Figures:
-    """Run the passes of our loader and of the peer in turns. A ratio is the median over the rounds of each round's
-    ratio of ours to the peer's."""
+    """Run the passes of our loader and of the peer in turns. Every round gives the ratio of our rate to the peer's; the
+    figure is the median over the rounds."""
     if find_spec("datasets") is None or find_spec("transformers") is None:
         raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
     tokens = in_training_order(data, rows)

@@ -1,4 +1,4 @@
-"""Helpers of all benches: they measure in turns, read the process's memory, and print figures with commit and date."""
+"""Helpers of all benches: they call contenders by turns, read memory use, and print figures with commit and date."""
 
 import json
 import math
@@ -43,8 +43,8 @@ def by_turns(
     contenders: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
 ) -> list[dict[Key, Any]]:
     """Call each contender once in every round, so that other work on the machine slows all of them alike. Returns one
-    dict per round, from a contender's key to its result. The first `warm_up` rounds do not count; `rounds` more follow.
-    Only the first round may begin after `deadline` (time.monotonic)."""
+    dict per round, from a contender's key to its result. The results of the first `warm_up` rounds are left out; up to
+    `rounds` more rounds follow. After `deadline` (in seconds of time.monotonic) no round begins, except the first."""
     turns: list[dict[Key, Any]] = []
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
         turns.append({key: contender() for key, contender in contenders.items()})
@@ -58,7 +58,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def listing(figures: Figures, indent: str = "") -> str:
-    """Figures as text, one line with name and value per figure; inner dicts are indented."""
+    """Figures as text: each figure has a line with its name and value, and inner dicts are indented."""
     lines = []
     for name, value in figures.items():
         if isinstance(value, dict):
@@ -70,8 +70,8 @@ def listing(figures: Figures, indent: str = "") -> str:
 
 
 def measured(program: str, measure: Callable[[], Figures]) -> Figures:
-    """The figures that `measure` returns, and the machine's load before it. What libraries print goes to stderr. A
-    user's mistake ends the process with one sentence and exit code 2."""
+    """The figures that `measure` returns, and `load_before`, the machine's load average before the call. During the
+    call `sys.stdout` goes to stderr. ValueError or OSError ends the process with one sentence and exit code 2."""
     load = round(os.getloadavg()[0], 2)
     try:
         with redirect_stdout(sys.stderr):

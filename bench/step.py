@@ -58,8 +58,8 @@ PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
 
 def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
     """Build the contender `name`: ours (DeepSpeed's ZeRO-1 on one process), a peer, or matmul, the bf16 product whose
-    rate serves as the peak. The returned function takes a step, and returns its seconds and the growth of the peak
-    memory."""
+    rate serves as the peak. The returned function takes a step, and returns its seconds and, in bytes, the process's
+    peak memory minus its memory before the build."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
     one_step: Callable[[], object]

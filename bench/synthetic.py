@@ -12,7 +12,7 @@ from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
     """Make `count` rows of ids that follow a Zipf-like law. One item fills a row; if `pairs`, a row has several pairs,
-    and each side of a pair is about a ninth of the row long."""
+    and each side of a pair has between 1/16 and 1/6 of the row's tokens."""
     tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
     items, lengths = np.zeros(count, dtype=np.int64), []
     for row in range(count):
@@ -35,8 +35,8 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
 def synthetic_batch(
     rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0, pseudo_fractions: tuple[float, ...] = ()
 ) -> Batch:
-    """Make a micro-batch with `rows[task]` rows of each task, masked as in training. With `pseudo_fractions`, the rows
-    have open positions (`PseudoSides`)."""
+    """Make a micro-batch with `rows[task]` rows of each task, masked as in training. With `pseudo_fractions`, each
+    row has a second side whose positions are open: the model fills them (`PseudoSides`)."""
     rng = np.random.default_rng(seed)
     parts = [
         (task, synthetic_rows(rng, count, row_tokens, vocabulary, pairs=task == 1), np.arange(count))
@@ -48,14 +48,14 @@ def synthetic_batch(
 
 
 class SyntheticSource:
-    """A `BatchSource` of one process of `run` that gives the same micro-batches in every step."""
+    """A `BatchSource` for one of the `world` processes of `run`. It returns the same micro-batches in every step."""
 
     phases = (Phase(0, 0.0, None),)
 
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
-        # A step of an alternating run has rows of one task only, and all steps here are like step 0.
+        # A step of an alternating run has rows of one task only. Every step here has the rows of step 0: task 0.
         rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)

@@ -36,7 +36,7 @@ from data_prep.parallel import barrier, is_root
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.help import read_command
 
-_WARM_LANGUAGES = "de en es fr it nl pt ru"  # a task for every rank, so that each loads its model
+_WARM_LANGUAGES = "de en es fr it nl pt ru"  # enough tasks for every rank to get one and load the model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
 _ENDING = ".txt.xz"
 
@@ -45,7 +45,7 @@ class Seconds(NamedTuple):
     """The wall time and the CPU time of one piece of work."""
 
     wall: float
-    cpu: float  # CPU time of this process, which other work on the machine disturbs less
+    cpu: float  # CPU time of one process (rank 0 under MPI), which other work on the machine disturbs less
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class TokenizeSettings:
 
 
 def timed(work: Callable[[], Any]) -> Seconds:
-    """The times of `work`."""
+    """Run `work`, and return its times."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def read_lines(mono: Path) -> dict[str, list[str]]:
-    """The cleaned lines of a folder's files, by language. The reader of stage encode is not used. Raises ValueError if
-    there are no lines."""
+    """The cleaned lines, none of them empty, of a folder's files <lang>.txt.xz, by language. The reader of stage encode
+    is not used. Raises ValueError if there are no such files."""
     lines: dict[str, list[str]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
         with lzma.open(path) as file:

@@ -1,4 +1,5 @@
-"""Processes that measure one case after another. A process receives a case, sends its rows, and then an empty row."""
+"""Processes that measure one case after another. A process receives a case, sends the rows of figures that it measures,
+and then an empty row."""
 
 import atexit
 import contextlib
@@ -27,7 +28,7 @@ class Worker:
         self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
-        atexit.register(self.connection.close)  # ends the process, for which Python waits when it exits
+        atexit.register(self.connection.close)  # ends the process: Python waits for it at exit
         self.loaded = False
 
     def load(self, seconds: float) -> None:
@@ -55,7 +56,7 @@ class Worker:
             yield {"failed": f"the process ended with code {self.process.exitcode}"}
 
     def ask(self) -> Figures:
-        """Run a case that needs no description and has one row; returns the row. Ends the program if the process
+        """Run the case None, which has one row; returns the row. Ends the program with an error if the process
         fails."""
         self.load(600)
         (row,) = self.rows(None, 3600)
@@ -64,7 +65,8 @@ class Worker:
         return row
 
     def close(self, kill: bool = False) -> None:
-        """End the process and its children; returns when their memory is free."""
+        """End the process and its children: at once if `kill`, otherwise after at most 10 s. Returns when their memory
+        is free."""
         assert self.process.pid is not None
         self.connection.close()
         self.process.join(0 if kill else 10)

@@ -28,7 +28,7 @@ STAGES = {
 # Setting -> its largest value.
 _LIMITS = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _LIMITS |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
-_OTHER_LIMIT = 10**15  # the largest value of all other settings
+_OTHER_LIMIT = 10**15  # the largest value of every other setting
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
@@ -74,16 +74,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError if an argument is not UTF-8: Python reads it with lone surrogates, which neither Arrow nor JSON
-    can hold."""
+    """Raise ValueError if an argument is not UTF-8: Python turns the invalid bytes into lone surrogates, which neither
+    Arrow nor JSON can hold."""
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")
 
 
 def _check_numbers(config: object) -> None:
-    """Raise ValueError if a setting is too large for any stage. Each stage itself checks for numbers that are too
-    small."""
+    """Raise ValueError if a setting is above its limit, which is equal in all stages. Each stage itself checks for
+    numbers that are too small."""
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
         if isinstance(value, int | float) and value > limit:

@@ -1,8 +1,8 @@
 """Lists CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
 
 A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
-before them and do not count: a text has the same number of letters in composed and in decomposed form. Digits, signs
-and punctuation do not count either.
+before them and do not count: é is one letter in composed and in decomposed form. Digits, signs and punctuation do not
+count either.
 """
 
 import difflib
@@ -70,7 +70,7 @@ zh-Hant zho_hant cmn_hant
 _ALIASES |= {alias: code for code, *aliases in map(str.split, _THREE_LETTERS.split(",")) for alias in aliases}
 # Spelling, in lower case with `_` -> CC-100's code.
 _CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
-_LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # spellings without script and region
+_LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # the language part of every spelling
 
 # The scripts of ISO 15924.
 _SCRIPT_CODES = """
@@ -97,7 +97,8 @@ sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv
 vn vu wf ws ye yt za zm zw
 an cs dd eu su tp uk xk xx yu zr zz
 """
-# A language code, with `_` or `-` between its parts. The region may also be a number (es_419) or the language (en_EN).
+# A language code, with `_` or `-` between its parts. The region may be a number (es_419) or repeat the language
+# (en_EN).
 _CODE = re.compile(
     r"(?P<language>[a-z]{2,3})"
     rf"(?:[-_](?P<script>(?i:{'|'.join(f'{_SCRIPT_CODES} {_VARIANTS}'.split())})))?"
@@ -161,7 +162,7 @@ def canonical(code: str) -> str:
                 return _CANONICAL[spelling]
         if usual_script:  # a region that the tables do not list does not change the language
             return cc100
-    # Suggest codes of the same language only: nearly all other combinations of two or three letters are codes too.
+    # Suggest only codes of the same language: nearly any two or three letters are the code of some other language.
     spellings = [spelling for spelling in _CANONICAL if cc100 and spelling.split("_")[0] == language]
     similar = [_CANONICAL[spelling] for spelling in difflib.get_close_matches(key, spellings, n=1, cutoff=0.0)]
     advice = f"did you mean {similar[0]!r}?" if similar else "write one of CC-100 or ISO 639, such as de or zh-Hant"
@@ -190,7 +191,7 @@ def language_of(code: str) -> str:
     """CC-100's spelling of a language code (`canonical`). For a language that CC-100 does not have, its ISO 639 code,
     with the script if the code has one: `qu`, `gsw-Latn`.
 
-    Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown script or region.
+    Raises ValueError for a text that is no code, and for a language of CC-100 in a script that is not its own.
     """
     match = _CODE.fullmatch(code)
     if not match or match["language"] in _LANGUAGE_PARTS or (match["script"] or "") in _VARIANTS.split():
@@ -251,8 +252,8 @@ SCRIPTS = tuple(_RANGES)
 
 @cache
 def script_numbers() -> np.ndarray:
-    """A uint8 table with an entry for each code point: 1 + the script's index in SCRIPTS for a letter, 0 for any other
-    character."""
+    """A uint8 table with an entry for each code point: 1 + the script's index in SCRIPTS for a letter of one of
+    SCRIPTS, 0 for any other character."""
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
@@ -264,7 +265,7 @@ def script_numbers() -> np.ndarray:
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns two int64 arrays with an entry for each line: the number of its letters that belong to `scripts`, and the
-    number of all its letters. No line may be empty, because `reduceat` has no empty sums."""
+    number of its letters that belong to any of SCRIPTS. No line may be empty, because `reduceat` has no empty sums."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True

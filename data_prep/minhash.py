@@ -122,8 +122,8 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """Yield the text of one document of each cluster of near duplicates, in input order. Counts all documents in
-    `counts`, and writes intermediate files to the folder `work`."""
+    """Yield the text of every document that is kept, one of each cluster of near duplicates, in input order. Counts all
+    documents in `counts`, and writes intermediate files to the folder `work`."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig
@@ -147,7 +147,7 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
     minhash.MinhashDedupSignature(signatures, datatrove_config, Words())(read(Counts("documents")))
     for bucket in range(datatrove_config.num_buckets):
         finder = minhash.MinhashDedupBuckets(signatures, buckets, config=datatrove_config)
-        finder(None, bucket, datatrove_config.num_buckets)  # None: it reads the signatures, no documents
+        finder(None, bucket, datatrove_config.num_buckets)  # None: the finder reads signatures, not documents
     with contextlib.redirect_stderr(io.StringIO()):  # hides tqdm's progress bar
         minhash.MinhashDedupCluster(buckets, remove, datatrove_config)(None)
     for document in minhash.MinhashDedupFilter(remove)(read(counts)):

@@ -1,4 +1,4 @@
-"""Independent tasks on all processor cores: over MPI ranks under mpiexec or srun, else over local processes.
+"""Runs independent tasks on all processor cores: on MPI ranks under mpiexec or srun, else in local processes.
 
 An error ends the whole run, on every rank. If the user can act on it, it is printed as one sentence, else as a
 traceback. Nothing hangs: after an error, local processes are ended at once, and each MPI rank finishes the task that it
@@ -54,7 +54,7 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
-    # not subclasses such as UnicodeDecodeError, whose texts were not written for a user
+    # Subclasses such as UnicodeDecodeError do not match: their texts were not written for a user.
     if type(error) in (ValueError, UserError):
         return UserError(str(error))
     if isinstance(error, RetryError):
@@ -103,7 +103,7 @@ def run_tasks(
 ) -> list[R]:
     """Apply `function` to every task; returns the values in task order, on every rank.
 
-    `sizes` has the size of each task, in any unit. It is used to balance the work and, if `visible`, to show progress.
+    `sizes` has the size of each task, in any unit. Sizes serve to balance the work and, if `visible`, to show progress.
     The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks.
     `function` must be picklable. If a task fails, its error is raised: the UserError or RetryError that `explain`
     returns, or else a TaskError. If tasks fail on several ranks, the error of the first one in task order is raised.
@@ -175,7 +175,7 @@ _worker_job: tuple[Callable[[Any], Any], Sequence[Any]]  # (function, tasks); on
 def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
     global _worker_job
     _worker_job = function, tasks
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     # A worker must die when its parent is killed, because the next run may already write into the same folder.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -79,8 +79,8 @@ class Status:
         self.live: Live | None = None
 
     def show(self, text: Callable[[], str]) -> None:
-        """Print `text()`, unless the last line is less than 10 s old. On a terminal, the line shows the new value of
-        `text()` every second until `stop`."""
+        """On a terminal, the first call shows `text()`, computed anew every second, until `stop`. Elsewhere, each call
+        prints `text()` if 10 s have passed since the last line, or since the start."""
         if sys.stderr.isatty():
             if self.live is None:
                 self.live = Live(

@@ -31,8 +31,8 @@ _CHECKSUMS = ".files.json"
 PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
 # CC-100's code of a language, and the names of its files in the package. Pairs use only a language's first file; the
-# others hold another orthography or edition. Nine languages of CC-100 have no file: as or sd bn_rom hi_rom my_zaw
-# ta_rom te_rom ur_rom.
+# others hold another orthography or edition. Nine languages of CC-100 have no file: `as`, `or`, `sd`, `bn_rom`,
+# `hi_rom`, `my_zaw`, `ta_rom`, `te_rom` and `ur_rom`.
 _FILES = """
 af:afr am:amh ar:arb az:azj_latn,azj_cyrl be:bel bg:bul bn:ben br:bre bs:bos_latn,bos_cyrl ca:cat cs:ces cy:cym da:dan
 de:deu_1996,deu_1901 el:ell_monotonic,ell_polytonic en:eng eo:epo es:spa,042 et:est eu:eus fa:pes_1,pes_2 fi:fin,067
@@ -81,7 +81,8 @@ class SampleConfig:
 def run(config: SampleConfig) -> None:
     """Write the sample corpus in both layouts. If a launcher started several ranks, only one of them writes.
 
-    Raises ValueError if the package cannot be fetched, if its checksum differs, or if `out` has other files.
+    Raises ValueError if the package cannot be fetched, if its checksum differs, or if `out` has train/, heldout/ or
+    SOURCE.md from elsewhere.
     """
     on_root(lambda: _run(config))
 

@@ -14,7 +14,8 @@ def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
     """p_j = m_j^alpha / sum_k m_k^alpha for each language j with m_j = `examples[j]`; 0 if m_j is 0.
 
     alpha 1 is the natural distribution, 0 the uniform one (Conneau & Lample, 2019, section 3.1). The powers are rounded
-    floats, but each share is an exact fraction of their sum, so that the shares sum to exactly 1.
+    floats, but each share is an exact fraction of their sum, so that the shares sum to exactly 1. Raises ValueError if
+    alpha is not between 0 and 1.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
@@ -46,10 +47,9 @@ class Sampling:
     examples, which is divided among them by temperature `alpha`. The languages that no entry names divide the rest by
     `alpha`.
 
-    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. What its share has above this
-    limit goes to languages that are below their own limits, in proportion to their shares. All of it goes to the first
-    of these groups that has a language below its limit: the languages of the same entry, the languages that no entry
-    names, all languages.
+    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The excess of its share over
+    this limit goes to languages below their own limits, in proportion to their shares: to those of the same entry; if
+    there are none, to those that no entry names; if there are none either, to all others.
     """
 
     alpha: float
@@ -86,8 +86,8 @@ class Sampling:
         """The share of each language in `names`; `examples` has the number of each one's examples. `max_repeats` is
         applied only if `total`, the number of sampled examples, is given.
 
-        Raises ValueError if the entries of `share` leave too little or too much for the other languages, and if `total`
-        is larger than the sum of all limits.
+        Raises ValueError if an entry of `share` is malformed or has no text, if the entries leave too little or too
+        much for the other languages, or if `total` is larger than the sum of all limits.
         """
         entries = self.set_shares()
         entry_of = {name: number for number, entry_names in enumerate(entries, 1) for name in entry_names}

@@ -1,7 +1,7 @@
 """A stage's output folder: settings first, shards by atomic rename, a marker for every finished task, manifest last.
 
 OUT/.lock                    held by the one process that works in the folder
-OUT/settings.json            stage name and settings, to which those of a later run must be equal
+OUT/settings.json            stage name and settings; a later run must have the same
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
@@ -41,8 +41,8 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open the folder of an interrupted run, and lock it for the `with` block. Collective
-        under MPI: every rank must call this method.
+        """Create the folder, or open the folder of an earlier run, and lock it for the `with` block. Collective under
+        MPI: every rank must call this method.
 
         Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
@@ -77,8 +77,9 @@ class Stage:
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
 
-        If not, a warning names the missing or damaged files, and the markers of their tasks are removed, so that the
-        tasks run again. `moved` names files that the stage has moved elsewhere; they are not checked.
+        If not, a warning names the missing or damaged files, and the manifest and the markers of their tasks are
+        removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
+        checked.
         """
         manifest, any_damaged, files = on_root(self._read_records)
         files = [(task, shard) for task, shard in files if shard.name not in moved]

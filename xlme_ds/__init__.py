@@ -8,8 +8,8 @@ model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
-`mixed` and `heldout` are folders that the command `xlme prep mix` writes. Those that fit this recipe, data/train and
-data/heldout, come from `xlme quickstart --out runs/first`, in runs/first.
+`mixed` and `heldout` are folders that the command `xlme prep mix` writes. `xlme quickstart --out runs/first` writes two
+that fit this recipe: runs/first/data/train and runs/first/data/heldout.
 
 `evaluate`, `export`, `plan`, `finetune`, `recipes` and `translate` are modules: `xlme.plan.run(...)`,
 `xlme.finetune.run(...)`, `xlme.translate.lines(...)`. `load` returns a `TextModel`, `recipe` a `RunConfig`.

@@ -177,7 +177,7 @@ class TextModel:
         self._run = None if is_export(self.folder) else load_run(self.folder)
 
     def __fspath__(self) -> str:
-        """The path of this model, as RUN@STEP if the run was not finished: its newest checkpoint may change."""
+        """The path of this model; RUN@STEP if it is a checkpoint's, because the run's newest checkpoint may change."""
         step = None if self._run is None else self._run.step
         return str(self.folder) if step is None else f"{run_and_step(self.folder)[0]}@{step}"
 

@@ -36,7 +36,7 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
-_LOSSY = (  # these round the numbers that ranks send each other
+_LOSSY = (  # these round numbers that ranks send each other, or the master weights
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
@@ -99,9 +99,10 @@ def zero_stage(engine: EngineConfig) -> int:
 def choose_engine(config: Config, world: int) -> Config:
     """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
-    If a step has one micro-batch, the file is zero3: it sends as many bytes as zero1, but overlaps more of them with
-    computing. If a step has several, the file is zero1, because ZeRO-3 sends the parameters again for each micro-batch.
-    Raises ValueError if the rows do not divide among the processes.
+    If a step has one micro-batch, the file is zero3: ZeRO-3 sends as many bytes as ZeRO-1 if it can hold the gathered
+    weights until the backward pass, and overlaps more of them with computing. If a step has several, the file is zero1,
+    because ZeRO-3 sends the parameters again for each micro-batch. Raises ValueError if the rows do not divide among
+    the processes.
     """
     if config.engine.deepspeed != "auto":
         return config

@@ -56,13 +56,13 @@ class _Start(NamedTuple):
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
-    """Returns a function from a parameter's name to its first value. For a parameter that starts at random, the
-    function returns None. If `config.start` names no folder, or if the engine loads the weights later, there is no
-    function and the result is None.
+    """Returns a function from a parameter's name to its first value, or to None if the parameter starts at random.
+    Returns None instead of the function if `config.start` names no folder, or if the engine loads the weights later
+    (`start.take state`).
 
-    `vocabulary` is that of the data. `sources`: each of `source_folders` with a step, as `pin_step` returns it; by
-    default the folders themselves. Raises ValueError for a model of another shape, or with a vocabulary that is not the
-    beginning of the data's vocabulary.
+    `vocabulary` is that of the data. `sources`: what `pin_step` returned for each of `source_folders`; by default the
+    folders themselves. Raises ValueError for a model of another shape, or with a vocabulary that is not the beginning
+    of the data's vocabulary.
     """
     folders = source_folders(config)
     take = config.start.take
@@ -97,14 +97,14 @@ def _from_encoders(
     """First values if `start.take` names an encoder. The embedding and the heads come from the encoder `take`, and each
     part of the run's model starts from the encoder that the objective chooses for it.
 
-    `folders` maps each source folder to its path with a step, which `pin_step` returned.
+    `folders`: source folder -> what `pin_step` returned for it.
     """
     objective = objective_of(config.objective)
     main_folder = Path(config.start.folder)
 
     def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
-        """Returns (encoder, state, settings). The state and the settings have rows for all pieces of the data's
-        vocabulary."""
+        """Returns (encoder, state, settings). The state has rows for all pieces of the data's vocabulary, and the
+        settings have the size of that vocabulary."""
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
@@ -156,8 +156,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
     _check_layout(folder, cfg, config)
     _check_shape(folder, cfg, config, f", or start.take to {encoders}")
-    # Not missing are the relative bias and the language embeddings, which the other model may lack, and the vocabulary
-    # tables, which it may store in other blocks.
+    # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
+    # other blocks: these do not count as missing.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
     tables = "embedding_", "difference_"
@@ -207,7 +207,8 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
 
 
 def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
-    """One encoder of a run, an export or XLM-R, by default its main one, with the heads that were trained on it."""
+    """One encoder of a run, an export or XLM-R, by default its main one, with the encoder's heads. A fine-tuning run
+    gives no heads."""
     config_file = read_config(folder)
     if "config" in config_file:
         run = load_run(folder)
@@ -267,7 +268,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
 def _with_new_pieces(
     state: Mapping[str, Tensor], cfg: ModelConfig, old: Vocabulary, new: Vocabulary
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Returns (state, cfg) with rows for all pieces of `new`. If `new` does not extend `old`, both are unchanged."""
+    """Returns (`state` with rows for all pieces of `new` and with vocabulary tables in one block, `cfg` to match). If
+    `new` does not extend `old`, both are unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
     # `<mask>` has the last id of a vocabulary, so the new pieces have the ids from `old.mask` on. For each new piece,
@@ -292,7 +294,7 @@ def _with_new_pieces(
 
 def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
     """Raise ValueError if a model of `config` with the vocabulary `new` cannot start from the model in `folder`, whose
-    settings are `their_cfg` and whose vocabulary is `old`."""
+    vocabulary is `old`. `their_cfg`: the settings of that model, after `_with_new_pieces`."""
     named = f"the model in {folder}"
     languages = their_cfg.language_embeddings
     if old.sha256 != new.sha256 and not (old.size < new.size and new.begins_with(old)):

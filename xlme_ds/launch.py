@@ -21,13 +21,13 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N
                      --master_addr HOST"""
 
-# Options that choose processes. --gpus excludes the others.
+# Options that choose processes. `--gpus` cannot be combined with the others.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 
 def command(argv: list[str]) -> list[str]:
-    """The launcher's command line. Raises ValueError for a mistake, also for a hostfile that does not exist: DeepSpeed
-    would ignore the option and train on this machine alone."""
+    """The command line that runs COMMAND, under DeepSpeed's launcher unless it is one process. Raises ValueError for
+    wrong options, also for a missing hostfile: DeepSpeed would ignore it and train on this machine alone."""
     index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
     if index is None:
         near = [name for word in argv for name in get_close_matches(word, LAUNCHED, n=1)]
@@ -54,9 +54,9 @@ def command(argv: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process by the launcher; a user's mistake ends in one sentence and exit code 2.
+    """Replace this process by that of `command`; a user's mistake ends in one sentence and exit code 2.
 
-    The flags of COMMAND are checked here, because the launcher would add warnings and an error of its own.
+    The flags of COMMAND are checked here, because the launcher adds warnings and an error to those of COMMAND.
     """
     prog = program("launch")
     argv = sys.argv[1:] if arguments is None else arguments
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         fail(prog, error)
     variables = environment()
-    os.environ["PATH"] = variables["PATH"]  # where execvpe looks for the launcher
+    os.environ["PATH"] = variables["PATH"]  # has no effect: execvpe searches the PATH of `variables`
     os.execvpe(launcher[0], launcher, variables)
 
 

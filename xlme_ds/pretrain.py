@@ -47,8 +47,8 @@ def _with_decay_steps(config: RunConfig) -> RunConfig:
 
 
 def check_flags(argv: list[str]) -> None:
-    """Raise ValueError, or end the program, for a mistake in a command line; asked for help, print it and exit. Folders
-    are not looked for."""
+    """Check a command line without looking for its folders. A mistake raises ValueError or ends the program. If the
+    command line asks for help, print the help and exit."""
     argv, branch = take_flag(argv, "--branch")
     parse(program("pretrain"), Pretrain, __doc__ or "", argv, None if branch is None else RunConfig(name="custom"))
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
-    # The stop request is made before torch is loaded, which takes a while: a signal to stop may come at any time.
+    # Loading torch takes a while, and a signal to stop may come at any time: the request is made before.
     stop = None if {*HELP_FLAGS, "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
         flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
             command = replace(command, run=_with_decay_steps(command.run))
-        for folder in (*command.data_folders, command.heldout):  # named at once, before torch is loaded
+        for folder in (*command.data_folders, command.heldout):  # a missing one is reported before torch is loaded
             if folder is not None:
                 require_folder(folder, "name the folder that `xlme prep mix` wrote")
     except ValueError as error:

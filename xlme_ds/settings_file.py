@@ -74,20 +74,20 @@ def _unknown(key: str, hints: Mapping[str, Any], path: Path | str, section: str)
 
 
 def dotted(hints: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of the settings in the sections that are among `hints`, by names such as model.width."""
+    """The types of the settings in all sections among `hints`, by dotted names such as model.width."""
     sections = {name: get_type_hints(hint) for name, hint in hints.items() if is_dataclass(hint)}
     return {f"{section}.{name}": kind for section, kinds in sections.items() for name, kind in kinds.items()}
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. `prefix`, such as `model.`,
-    precedes the setting's name in an error."""
+    """Raise ValueError for a setting of a dataclass that is outside the choices or the range in its type. `prefix`,
+    such as `model.`, precedes the setting's name in an error."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         check_value(f"{prefix}{name}", getattr(settings, name), hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
+    """Raise ValueError if a setting, or a number of a tuple, is outside the choices or the range in its type `hint`."""
     if get_origin(hint) is Union:  # the setting may be None
         if value is None:
             return

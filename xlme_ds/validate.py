@@ -52,8 +52,8 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_class(config: Any) -> None:
-    """Raise ValueError unless `config` is an object with a run's settings, not the name of a recipe, and each of its
-    sections has the class that it must have."""
+    """Raise ValueError if `config` is not an object with a run's settings (but, say, the name of a recipe), or if one
+    of its sections has the wrong class."""
     if not isinstance(config, Training):
         given = config if isinstance(config, str) else "base"
         raise ValueError(f'config is a {type(config).__name__}: give a RunConfig, such as xlme.recipe("{given}")')
@@ -232,7 +232,7 @@ def _check_pipeline(config: Training) -> None:
 
 
 def check_processes(engine: EngineConfig, world: int) -> None:
-    """Check that `engine` runs on `world` processes."""
+    """Raise ValueError if `engine` cannot run on `world` processes."""
     if engine.kind == "plain" and world != 1:
         raise ValueError(f"engine.kind plain runs on one process, but {world} run: set engine.kind to deepspeed")
     if world % engine.processes_per_replica:

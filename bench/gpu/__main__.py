@@ -166,7 +166,7 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # while the next process loads, a step takes 1.2 times as long (measured)
+        if section not in SHARED:  # wait: while the next process loads, a step takes 1.2 times as long (measured)
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
         # The case has 2 s less than `limit`, after which its process is killed.

@@ -30,9 +30,9 @@ print(len(model.judge("ba ce di")), model.fill("ba <mask> di", top=2), model.enc
 
 
 def write_text(folder: Path) -> None:
-    """Write 100 documents in each of two made-up languages, 1,000 sentence pairs, and four files of tagged sentences.
-    A "German" word of documents and pairs is an "English" word spelled backwards. A word's tag follows from its
-    length."""
+    """Write 100 documents in each of two made-up languages, 1,000 sentence pairs, the first 20 of them once more as
+    text to translate, and four files of tagged sentences. In documents and pairs, a "German" word is an "English" word
+    spelled backwards. A word's tag follows from its length."""
     rng = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfgklmnprst" for vowel in "aeiou"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(600)]
@@ -160,7 +160,7 @@ def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Run every command, and yield a row for each. The commands of one wave run at the same time."""
+    """Run the commands of all waves, and yield a row for each. The commands of one wave run at the same time."""
     deadline, out = time.monotonic() + seconds, folder / "smoke"
     prepare(folder / "data", quick)
     out.mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
 """Finds the fastest form of each attention kernel on one GPU. A form is a choice of tile, warps and pipeline stages.
 
-Every legal form of each kernel is compared with a float64 reference and timed, on inputs of Base's shape. The result
-also serves Large and XL, whose heads have the same size. torch's attention is timed too. The fastest forms are written
-into a copy of `xlme_ds/models/tilings.json`, as the entry of this GPU's compute capability.
+The results of each form are compared with a float64 reference, on inputs of Base's shape. Forms whose errors are small
+enough are timed, and so is torch's attention. The fastest forms are written into a copy of
+`xlme_ds/models/tilings.json`, as the entry of this GPU's compute capability. They also serve Large and XL, whose heads
+have the same size.
 """
 
 import functools
@@ -60,8 +61,9 @@ def forms(kernel: str) -> list[Tiling]:
 def inputs(
     device: torch.device, rows: int, heads: int, tokens: int, size: int, half: torch.dtype = torch.bfloat16
 ) -> dict[str, Any]:
-    """The kernels' inputs by name, drawn at random: `qkv`, the gate's three weights, the bias by `distance` and its
-    `skewed` copy, the bounds `first` and `end` of each token's item, and the output's gradient `grad`."""
+    """The kernels' inputs by name, drawn at random: `qkv`, `gate` (the gate's three weights), `distance` (the bias of
+    each distance), `skewed` (a skewed copy of that bias), `first` and `end` (the bounds of each token's item), and
+    `grad` (the output's gradient)."""
     from xlme_ds.models.attention_triton import skew
 
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +125,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     def queries(form: Tiling) -> None:
         _, _, grad_far, grad_gates, grad_scale = parts(form)
         tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key counts as far
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # every key counts as near
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
@@ -180,7 +182,7 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
 
 def _compile(kernel: str, form: Tiling) -> Figures:
     """Compile a form into the cache that all processes share. Returns an empty dict, or `left_out` with a message if
-    the form needs more than the GPU has, or `failed` with a message after any other error."""
+    the form needs more memory or threads than the GPU has, or `failed` with a message after any other error."""
     try:
         torch.set_num_threads(1)
         launches(_process_inputs)[kernel].run(form)

@@ -1,8 +1,8 @@
-"""Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
+"""Compares the model's kernels on a device with torch's kernels on the CPU in float64, on the same inputs.
 
-The inputs are numbers that bf16 represents exactly, so that rounding them adds no error. The error of a tensor is
-(largest difference) / (largest number of the reference); the error of a tensor of integers is the share of them that
-differ. B rows, T tokens, M masked positions, D width, V vocabulary.
+The inputs are numbers that bf16 represents exactly, so that rounding them adds no error. The error of a floating-point
+tensor is (largest absolute difference) / (largest absolute number of the reference); the error of an integer tensor is
+the fraction of its elements that differ. B rows, T tokens, M masked positions, D width.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
 Case = Callable[[torch.device, torch.dtype], Tensors]
-# Upper bounds of errors. fp32: sums of up to thousands of terms are added in another order. bf16: each number is
-# rounded by up to 2^-9 of itself, several times in a row.
+# Upper bounds of errors. fp32: the terms of a sum, up to thousands, are added in another order. bf16: each number is
+# rounded by up to 2^-8 of itself, several times in a row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
 # Upper bound of the error of integers. A uniform random number may lie so near the border of two tokens in the CDF that
 # rounding decides which token is the sample.
@@ -44,8 +44,8 @@ MODERN = replace(
 
 
 def parity(case: Case, device: Device, dtype: str) -> Figures:
-    """Run `case` on the device and on the CPU in float64. Returns the figures of the tensor with the largest error /
-    bound, and `ok`: whether all tensors are within their bounds."""
+    """Run `case` on the device and on the CPU in float64. Returns the figures of the tensor whose error is largest
+    relative to its bound; `ok`, whether all tensors are within their bounds; and `compared`, the number of tensors."""
     reference = case(torch.device("cpu"), torch.float64)
     errors = []
     for key, value in case(device.torch, DTYPES[dtype]).items():
@@ -70,8 +70,8 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
 
 
 def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors that `compute` returns. With Triton's kernels, `compute` is called a second time, and RuntimeError is
-    raised if its tensors have other bits."""
+    """The tensors that `compute` returns. With Triton's kernels, `compute` is called a second time. Raises RuntimeError
+    if the two calls return different tensors."""
     tensors = compute()
     if kernels == "triton":
         again = compute()
@@ -84,7 +84,7 @@ def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
 
 
 def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """Attention with gated bias, block-diagonal mask and padding. On a GPU it runs in the kernels `kernels`."""
+    """Attention with gated bias, block-diagonal mask and padding. `kernels` is the setting `model.kernels`."""
     cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
@@ -102,8 +102,8 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The lookup of token embeddings, with one frequent token and the table in one block and in three. It is done for
-    2,048 and for 8,192 ids, because torch on a GPU computes the gradient in another kernel for more than 3,072 ids."""
+    """The lookup of token embeddings, with one frequent token and the table in one block and in three. Both 2,048 and
+    8,192 ids are looked up, because torch on a GPU computes the gradient in another kernel for more than 3,072 ids."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
         table = random_numbers((600, 64), ids, 1.0, device, dtype)
@@ -117,8 +117,8 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 
 def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """The masked head, which computes in chunks, with its table in one block and in three: its losses, predictions,
-    samples from the same uniforms, and gradients."""
+    """The masked head, with its table in one block and in three: losses, gradients, predictions and samples. The
+    uniform random numbers of the samples are equal on all devices."""
     outputs: Tensors = {}
     for blocks in (1, 3):
         tensors = _repeatable(partial(_masked_head, device, dtype, kernels, blocks), kernels)
@@ -141,15 +141,15 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
-    # In bf16 a CPU rounds the logits. That moves the borders of tokens in the CDF so far that samples differ.
+    # In bf16 a CPU rounds the logits. The rounding moves the borders of tokens in the CDF so far that samples differ.
     if dtype != torch.bfloat16 or device.type == "cuda":
         tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
     return tensors
 
 
 def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tensors:
-    """The whole model, forward and backward. In bf16 samples differ, so only the losses and the norm of the gradient
-    are compared."""
+    """The whole model, forward and backward. In bf16 some samples differ from the reference's, so only the losses and
+    the norm of the gradient are compared."""
     objective = ElectraObjective(ObjectiveConfig())
     model = objective.build(cfg)
     initialise(model, 0, cfg.init_std)
@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
     "whole model": partial(electra, cfg=SMALL),
     "whole model, modern": partial(electra, cfg=MODERN),
 }
-ON_A_GPU: dict[str, Case] = {  # elsewhere they would compare the CPU with itself
+ON_A_GPU: dict[str, Case] = {  # without a GPU these cases would run torch's kernels again
     "attention in Triton kernels, twice": partial(attention, kernels="triton"),
     "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
 }

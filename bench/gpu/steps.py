@@ -1,4 +1,4 @@
-"""Measures training steps on synthetic rows: speed, memory, other libraries' speed, and where a step's time goes."""
+"""Measures matrix products, and training steps on synthetic rows: speed, memory, peers' speed, where time goes."""
 
 import importlib
 import os
@@ -97,7 +97,7 @@ class Device:
 
 
 def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
-    """Rate of the product [M, K] × [K, N] of normal random numbers (zeros would run faster), in TFLOP/s."""
+    """Rate in TFLOP/s of the product [M, K] × [K, N] of normal random numbers (zeros would run faster)."""
     m, k, n = shape
     a, b = (torch.randn(size, device=device.torch).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
     products = 10  # timed together
@@ -106,7 +106,7 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
 
 
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
-    """The recipe `name` on one process, with `rows` rows of each task in a step. If `quick`, its model is tiny.
+    """The recipe `name` in bf16 on one process, with `rows` rows of each task in a step. If `quick`, its model is tiny.
     `settings` replace settings of the model."""
     run = recipe(name)
     model = run.model
@@ -149,8 +149,8 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
 
 
 def planner_options(device: str, tflops: float) -> Figures:
-    """`plan_with`: the options of `xlme plan` for GPUs of this kind that reach `tflops`. Empty if the planner does not
-    know the device."""
+    """Returns `plan_with`, the options of `xlme plan` for GPUs of this kind that reach `tflops`, or no figure if the
+    planner does not know the device."""
     name = PLANNER_NAMES.get(device)
     return {"plan_with": f"--gpu {name} --utilisation {tflops / GPUS[name].tflops:.2g}"} if name else {}
 
@@ -164,8 +164,8 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
     """Yield a row with the tokens/s of our step, and a row for each peer's step. The steps take turns. If a peer fails,
     its row says so, and the others run.
 
-    Hugging Face's ELECTRA runs with SDPA, and computes logits at masked positions only.
-    Raises ModuleNotFoundError if transformers is not installed.
+    A step of ours has twice the rows of a peer's. Hugging Face's ELECTRA runs with SDPA, and computes logits at masked
+    positions only. Raises ModuleNotFoundError if transformers is not installed.
     """
     importlib.import_module("transformers")
     torch.set_float32_matmul_precision("high")
@@ -230,8 +230,8 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
 
 
 def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:
-    """Maps each line of code to how often `run` made the host wait for the GPU there, by torch's synchronisation check.
-    On the CPU, a remark in place of the counts."""
+    """Returns how often `run` made the host wait for the GPU, by line of code, as torch's synchronisation check finds
+    it. On the CPU, returns a remark in place of the counts."""
     if device.kind == "cpu":
         return "not on the CPU"
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The code of a process of bench.gpu, which loads the libraries and then measures the cases that it receives."""
+"""The code of a bench.gpu process: load the libraries, then measure each case that the main process sends."""
 
 import contextlib
 import importlib
@@ -14,16 +14,16 @@ from bench.gpu.parity import CASES, ON_A_GPU, parity
 from bench.gpu.steps import Device, matmul, peers, run_config, step, where_time_goes
 from bench.measure import Figures
 
-# (M, K, N) of the products. The last one is Base's feed-forward product on 32 rows of 512.
+# (M, K, N) of the matrix products. The last one is in the feed-forward part of Base, for 32 rows of 512 tokens.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # rows of each task in a step: one GPU's share if 32 GPUs split the published batch
-# Modules that are otherwise imported while a case runs.
+# Modules that would otherwise be imported while a case is measured.
 LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 
 def rows(case: Figures) -> Iterator[Figures]:
-    """Measure a case, and yield its rows of figures. If the case fails, its last row has `failed`, `out_of_memory`, or
-    `left_out` if a library is not installed."""
+    """Measure a case, and yield its rows of figures. If the case fails, its last row has `out_of_memory`, `left_out`
+    (a library is not installed) or `failed`."""
     try:
         yield from _rows(case, Device(case["device"]), case["quick"])
     except torch.cuda.OutOfMemoryError as error:

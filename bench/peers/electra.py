@@ -58,7 +58,7 @@ class Peer(HuggingFacePeer):
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
         self.run = run
-        # With a padding id, transformers' embedding would give the row of this id no gradient. Ours gives it one.
+        # With a padding id, transformers' embedding would give that id's row no gradient; ours gives it a gradient.
         settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
         self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
         self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
@@ -71,8 +71,8 @@ class Peer(HuggingFacePeer):
         super().__init__(_by_our_names(self.generator, self.discriminator), our_model.state_dict(), run.optimizer)
 
     def losses(self, batch: Batch) -> list[Tensor]:
-        """The summed losses [MLM, TLM, MRTD, TRTD] of a micro-batch (XLM-E equations (1) to (5)). They carry
-        gradients."""
+        """The losses [MLM, TLM, MRTD, TRTD] of a micro-batch, each a sum over tokens (XLM-E equations (1) to (5)), for
+        a backward pass."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
         other_item_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
         bias_B1TT = other_item_B1TT * torch.finfo(torch.float32).min
@@ -107,7 +107,7 @@ class Peer(HuggingFacePeer):
 
 
 def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
-    """The peer's parameters by our names. Its token-type embeddings are left out: they are set to 0 and stay 0."""
+    """The peer's parameters by our names. Sets the token-type embeddings to 0, and leaves them out: they stay 0."""
     parts: PeerParameters = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)

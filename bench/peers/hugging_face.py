@@ -1,4 +1,4 @@
-"""Loads our weights into models of Hugging Face's transformers, and trains them with torch's AdamW."""
+"""Loads our weights into models of Hugging Face's transformers, and trains these models with torch's AdamW."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -11,7 +11,7 @@ from xlme_ds.config import ModelConfig, OptimizerConfig
 from xlme_ds.models.init import has_weight_decay
 
 PeerParameters = dict[str, Sequence[nn.Parameter]]
-"""Maps the name of each of our parameters to the peer's parameters whose concatenation, in this order, equals it."""
+"""The name of our parameter -> the peer's parameters that, concatenated in this order, equal our parameter."""
 
 
 def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:

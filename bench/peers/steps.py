@@ -1,6 +1,6 @@
 """Training steps of other libraries: Hugging Face's ELECTRA, and a transformer of plain torch.
 
-B rows, T tokens, M masked positions, V vocabulary.
+B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -132,7 +132,7 @@ class ModernBert(HuggingFaceStep):
 
 
 class PlainTorchStep(PeerStep):
-    """Two `nn.TransformerEncoder`. The logits, at the masked positions only, are one matrix product."""
+    """Two `nn.TransformerEncoder`. One matrix product gives the generator's logits, at the masked positions only."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         def encoder(layers: int) -> nn.Module:

@@ -67,7 +67,7 @@ class Rehearsal:
 
     @property
     def vocabulary(self) -> int:
-        """The size of vocap's vocabulary, for which the text must suffice: 0.06 GB have 333,158 pieces."""
+        """The size of vocap's vocabulary. The text must have that many pieces: 0.06 GB have 333,158."""
         return min(round(2_500_000 * self.gigabytes), 524_288) if self.ids is None else self.ids
 
 
@@ -78,7 +78,7 @@ class BatchJob:
     number: int
 
     def field(self, name: str) -> str:
-        """A field of `scontrol show job`; empty if Slurm does not know it."""
+        """A field of `scontrol show job`; empty if Slurm does not know the job or the field."""
         match = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "--oneliner", str(self.number)))
         return match[1] if match else ""
 
@@ -163,7 +163,7 @@ class Jobs:
         **variables: object,
     ) -> None:
         """Run a script as a job with environment `variables`. When `ready()` is true, call `kill` on the job, once.
-        Stores the job's seconds, the number of files in `out`, and the name of the kill.
+        Stores the job's seconds, the number of files in `out`, and the name of the `kill` function.
 
         Raises ValueError if the job fails.
         """
@@ -232,7 +232,7 @@ def audit(run: Path, mixed: Path) -> str:
 
 
 def prepare(rehearsal: Rehearsal) -> Jobs:
-    """Rehearse data preparation, from text to mixed rows. Returns the jobs that have run, to add the training."""
+    """Rehearse data preparation, from text to mixed rows. Returns the `Jobs`, with which `run` then trains."""
     corpus = files(rehearsal.gigabytes, rehearsal.source)  # a wrong source fails here, before a folder is made
     jobs, out = Jobs(rehearsal), rehearsal.out
     ids, rows, sentences = rehearsal.vocabulary, rehearsal.rows, rehearsal.sentences

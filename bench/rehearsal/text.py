@@ -39,21 +39,22 @@ from xlme_ds.io.help import read_command
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
 _DOCUMENT_ENDS = 0.1  # fraction of the lines that end a document
-_DUPLICATES, _DAMAGED = 0.02, 0.001  # fractions of the lines that are duplicates, and that are damaged
-_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # fractions of the words that another word replaces, and that a new form does
+_DUPLICATES, _DAMAGED = 0.02, 0.001  # fractions of the lines: duplicates, damaged lines
+_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # fractions of the words: replaced by another word, by a new form
 _HEAPS_EXPONENT = 0.6
 _REMEMBERED_LINES = 10_000  # a duplicate repeats one of the last 10,000 lines
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
 _SPACES = re.compile(r"\s")  # each white-space character becomes a plain space
 _BLOCK = 4_000_000  # bytes of text that are compressed at once
-_REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage that is repaired: the lines stay
+_REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage -> its bytes; encode repairs the line
 _DAMAGE = {
     "cc100": ("boilerplate_length", "script", *_REPAIRED),
     "ccaligned": ("empty_side", "identical_sides", "score", *_REPAIRED),
 }
 
-# Reasons to drop a line that depend on the vocabulary; such lines are not planted.
+# Reasons for which encode drops a line by its number of tokens. Such lines are not planted, because the number depends
+# on the vocabulary.
 BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")
 # corpus -> (task, the manifest's key of the number of lines, the manifest's key of the dropped lines by reason)
 TASKS = {"cc100": ("mono", "paragraphs_in", "removed"), "ccaligned": ("para", "pairs_in", "dropped")}
@@ -75,7 +76,7 @@ class TextFile:
 
 
 def note_of(file: TextFile, out: Path) -> Path:
-    """The path of the note about a file. The note has the counts of its planted lines."""
+    """The path of a file's note, which has the counts of the file's planted lines."""
     return out / "planted" / f"{file.path}.json"
 
 
@@ -99,8 +100,8 @@ class Language:
     it, and a real line is a list of words."""
 
     def __init__(self, lines: Sequence[str], language: str):
-        """Cut lines into words of at most 64 characters: a longer one, such as a list without spaces, could fill a
-        row."""
+        """Cut `lines` into words, and leave out words with letters of another script. A longer text without spaces is
+        cut every 64 characters, because as one word it could fill a training row."""
         language = canonical(language)
         word_pattern = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
         split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
@@ -181,7 +182,7 @@ class Planter:
         return sides
 
     def blocks(self, size: int) -> Iterator[list[bytes]]:
-        """Yield blocks of records, `size` bytes in all. In monolingual text, an empty line ends a document."""
+        """Yield blocks of records, at least `size` bytes in all. In monolingual text, an empty line ends a document."""
         written = 0
         while written < size:
             block, end = [], min(written + _BLOCK, size)
@@ -194,7 +195,7 @@ class Planter:
 
 
 def _read_mono(file: TextFile, max_lines: int) -> list[Language]:
-    """Read the first `max_lines` lines of a monolingual file; returns its one language."""
+    """Read the first `max_lines` lines of a monolingual source; returns its language, as the only entry."""
     with lzma.open(file.source, "rt", encoding="utf-8") as stream:
         lines = [line.strip() for line in islice(stream, max_lines)]
     return [Language([line for line in lines if len(line.encode()) > _MIN_LINE_BYTES], file.name)]
@@ -228,8 +229,9 @@ def write_text(file: TextFile, out: Path) -> None:
 
 
 def check_planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, int]:
-    """Check that stage encode counted the planted defects and duplicates of each language and pair, and no others.
-    Returns the number of planted lines of each kind, over all files. Raises ValueError at the first difference."""
+    """Check that stage encode counted the planted duplicates and damaged lines of each language and pair, and no others
+    except lines that it dropped for their tokens. Returns the number of planted lines of each kind and of lines dropped
+    for their tokens, over all files. Raises ValueError at the first difference."""
     total = Counter[str]()
     for file in files:
         task, lines_key, dropped_key = TASKS[file.corpus]

@@ -65,7 +65,7 @@ class Settings:
 
 
 class _Gpu(CPU_Accelerator):
-    """DeepSpeed's accelerator of a machine with a fake GPU."""
+    """The accelerator that DeepSpeed sees: one fake GPU."""
 
     on_synchronize = staticmethod(lambda: None)
 
@@ -89,7 +89,7 @@ class _Gpu(CPU_Accelerator):
 
 
 class _EfficientAttention(TorchFunctionMode):
-    """Chooses the attention kernel that torch chooses on a GPU if a bias has a gradient."""
+    """Calls the attention kernel that torch chooses on a GPU if the bias needs a gradient."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -107,8 +107,8 @@ def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Modu
 
 
 def _fill(model: nn.Module, whole: Any) -> None:
-    """Create the weights on the fake GPU in bf16. Nothing is left to do with ZeRO-3 (`whole` is not None), because
-    DeepSpeed has created them."""
+    """Create the weights on the fake GPU in bf16. Under ZeRO-3 (`whole` is not None) DeepSpeed has created them
+    already."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and whole is None:
@@ -122,7 +122,7 @@ def _part(module: str) -> str:
     if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
     sublayer = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
-    if re.fullmatch(r"\w+\.layers\.\d+", module):  # what a layer computes itself, outside its submodules
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # operators of the layer itself, outside its submodules
         sublayer = "layers"
     return f"{match[1]}: {sublayer}"
 
@@ -132,8 +132,8 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
     lie in computed tiles at most `distance` tiles from the diagonal.
 
     The forward pass has two matrix products. The backward pass has seven, in two kernels that both read q, k, v and the
-    output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own. It
-    runs at half the rate of the other kernels, so its two products count as four.
+    output's gradient. With a bias, a third kernel computes the gradient of the bias near the diagonal (`near_tiles`),
+    with two more products. This kernel runs at half the rate of the others, so its two products count as four.
     """
     rows, tokens, _, heads, head_size = args[0].shape
     product_flops = 2.0 * rows * heads * tokens**2 * head_size
@@ -162,8 +162,8 @@ def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of a kernel that multiplies the hidden states by a tile of the table, and writes the gradient of these
-    logits."""
+    """The cost of a kernel that computes logits, the hidden states times a tile of the table, and writes their
+    gradient."""
     hidden_MD, rows_CD = args[:2]
     moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
     return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "masked_head"
@@ -199,7 +199,8 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_group_sums": _group_sums,
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
-        # SplitMix64 as integer operations of torch, each of which reads and writes all of its words.
+        # SplitMix64 in integer operations of torch. Each operation of `dropped` reads and writes 2 bytes per element.
+        # The keys of `derive` are too few to count.
         "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
@@ -223,8 +224,8 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 
 def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
-    """Count the second step, because the first step also creates the optimizer's state. Returns (counter, run, the
-    seconds that the host needs to call modules under ZeRO-3)."""
+    """Count the second step, because the first step also creates the optimizer's state. Returns (counter, the run as
+    counted, seconds that the host needs to call the modules under ZeRO-3, else 0)."""
     if not bench.roofline.fake_cuda.READY:
         raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
@@ -292,7 +293,7 @@ def figures(settings: Settings) -> dict[str, Any]:
 
 
 def text(counted: dict[str, Any]) -> str:
-    """The figures as a Markdown table, whose slowest parts come first, and as sentences."""
+    """The figures as text: a Markdown table of the parts, the slowest first, and then sentences."""
     rows = sorted(counted["by_part"].items(), key=lambda item: -item[1]["ms"])
     cells = [
         [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",

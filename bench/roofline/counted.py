@@ -3,12 +3,12 @@
 A dispatch mode sees each call of an operator below autograd, with the shapes of all tensors. An operator counts as one
 kernel that reads its inputs and writes its outputs once; the tables here list the exceptions.
 
-    time = max(slowdown · bytes / memory rate, FLOPs / FLOP rate, launch floor) + gap to the next kernel
+    time = max(slowdown · bytes / memory rate, FLOPs / FLOP rate, kernels · floor) + kernels · gap
 
-The rates were measured in profiled training steps. torch.compile is not run. In layers that a run would compile, the
-operators with FLOPs take their eager time, and all other operators take `_COMPILED_SHARE` of it.
+The rates were measured in profiled training steps. torch.compile is not called. In layers that training would compile,
+an operator without FLOPs takes `_COMPILED_SHARE` of its eager time; an operator with FLOPs takes all of it.
 
-The count cannot know whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
+The count cannot know whether kernels reach these rates at other shapes, whether the host can launch as fast as the GPU
 computes, and what other processes cost.
 """
 
@@ -46,20 +46,20 @@ class Rates:
     memory: float
     floor: float  # time of the shortest kernel
     gap: float  # time from one kernel to the next
-    zero3_call: float  # time that the host needs for each call of a module under ZeRO-3, while the GPU computes
+    zero3_call: float  # host time of each call of a module under ZeRO-3; host and GPU work at the same time
     sheet_bf16: float  # dense bf16 peak of the data sheet
     sheet_memory: float  # bandwidth of the data sheet
 
     def scaled(self, bf16: float, memory: float) -> "Rates":
-        """The rates of a GPU that was not measured, from the two peaks of its data sheet, `bf16` and `memory`. Each
-        rate is the same fraction of its peak as on this GPU."""
+        """Estimate the rates of a GPU whose data sheet has the peaks `bf16` (FLOPs/s) and `memory` (bytes/s). FLOP
+        rates are scaled by the ratio of the bf16 peaks, the memory rate by that of the memory peaks; times are kept."""
         flops = {name: getattr(self, name) * bf16 / self.sheet_bf16 for name in _FLOP_RATES}
         memory_rate = self.memory * memory / self.sheet_memory
         return replace(self, **flops, memory=memory_rate, sheet_bf16=bf16, sheet_memory=memory)
 
 
 # Rate = counted FLOPs or bytes / measured time of the kernels, in a step of Base on one H200 at commit 104603e (torch
-# 2.11.0+cu130, docs/results/performance.md). The rates of our attention come from a later profile, of its present
+# 2.11.0+cu130, docs/results/performance.md). The rates of our attention come from a later profile of its present
 # kernels. Two values are fitted to one measured step each: `torch_attention` to a step of Base with model.kernels
 # torch, `zero3_call` to a step of XL.
 _H200 = Rates(
@@ -79,7 +79,7 @@ _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _ATTENTION = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
 # Gathers read only as many bytes of their first input as they write.
 _GATHERS = {"embedding", "index", "index_select", "gather"}
-# Scatters write only as many bytes as their other inputs hold.
+# Scatters read and write only as many bytes of their first input as their other inputs hold.
 _SCATTERS = {"index_put_", "index_put", "index_add_", "scatter_add_", "index_copy_", "scatter_", "index_fill_"}
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 _NO_KERNEL = {
@@ -98,11 +98,11 @@ TOTALS = ("kernels", "gigabytes", "tflops", "ms")
 _TENSORS_PER_KERNEL = 50  # tensors that one kernel of a `_foreach_` operator processes
 
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
-"""(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of its rate in `Rates`)."""
+"""(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of the FLOP rate in `Rates`)."""
 
 
 class OperationCounter(TorchDispatchMode):
-    """A context manager that counts the operators that run in it, by module.
+    """A context manager that counts the operators that run in it, by part of the model.
 
     An operation of the backward pass belongs to the module that was running when its autograd node was made. The node's
     sequence number tells which module that was.
@@ -111,15 +111,15 @@ class OperationCounter(TorchDispatchMode):
     def __init__(self, rates: Rates, formulas: dict[str, Formula], part_of: Callable[[str], str]):
         super().__init__()
         self.rates, self.formulas, self.part_of = rates, formulas, part_of
-        self.parts: dict[str, dict[str, float]] = {}  # part of the model -> its `TOTALS`
-        self.waits: dict[str, int] = defaultdict(int)  # reason and line -> how often the host waits for the GPU there
+        self.parts: dict[str, dict[str, float]] = {}  # part of the model, or other phase of the step -> its `TOTALS`
+        self.waits: dict[str, int] = defaultdict(int)  # phase, reason and line -> how often the host waits for the GPU
         self.module_calls = 0
-        self.phase = ""  # "" inside forward and backward passes
+        self.phase = ""  # phase of the step; "" inside forward and backward passes
         self.counting = True
         self.compiled = False
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
-        # (n, module): the module made the autograd nodes whose numbers are below n, and not below the previous n.
+        # (n, module) in ascending order of n: the module made the autograd nodes from the previous n to n - 1.
         self._nodes: list[tuple[int, str]] = []
         self._hooks: list[Any] = []
 
@@ -187,8 +187,8 @@ class OperationCounter(TorchDispatchMode):
         self.add(name, flops, bytes_moved(name, func, args, kwargs, out), kernels, rate)
 
     def add(self, name: str, flops: float, size: float, kernels: int, rate: str) -> None:
-        """Add an operator of the module that runs. It moves `size` bytes, and `rate` names the rate of its FLOPs in
-        `Rates`."""
+        """Add an operator to the totals of the phase, or else of the running module's part of the model. The operator
+        moves `size` bytes; `rate` names the rate of its FLOPs in `Rates`."""
         rates = self.rates
         traffic, compute = _SLOWDOWN.get(name, 1.0) * size / rates.memory, flops / getattr(rates, rate)
         seconds = max(traffic, compute, rates.floor * kernels)
@@ -238,7 +238,7 @@ def bytes_moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     if name in _GATHERS:
         return 2 * write_bytes + sum(map(_bytes, inputs[1:]))
     if name in _SCATTERS:
-        copy_bytes = 0.0 if written else 2 * _bytes(inputs[0])  # an operator not in place copies its input first
+        copy_bytes = 0.0 if written else 2 * _bytes(inputs[0])  # an out-of-place operator copies its input first
         return copy_bytes + 3 * sum(map(_bytes, inputs[1:]))
     if name == "embedding_dense_backward":
         return 3 * _bytes(inputs[0]) + _bytes(outputs[0]) + 8 * _bytes(inputs[1])

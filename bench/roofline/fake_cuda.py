@@ -1,7 +1,8 @@
 """Lets a CPU build of torch make fake tensors on the device cuda. Import this module before torch.
 
-A CPU build has no guard and no hooks for the device cuda; fake_cuda.cpp registers a guard and hooks that do nothing. It
-is compiled with g++ at first use, once per version of torch. A build of torch with CUDA needs neither g++ nor a GPU.
+A CPU build has no guard and no hooks for the device cuda; fake_cuda.cpp registers a guard and hooks that do nothing.
+The first import compiles that file with g++, once per version of torch and of the file. A build of torch with CUDA
+needs neither g++ nor a GPU.
 """
 
 import ctypes
@@ -33,8 +34,8 @@ def _compiled(torch: Path) -> Path:
 
 
 def _load() -> bool:
-    """Register the guard and the hooks. Returns False if it is too late, because torch is loaded already."""
-    if "torch" in sys.modules:  # torch looks for hooks only while it is loaded
+    """Register the guard and the hooks, if torch needs them. Returns False if torch is imported already: too late."""
+    if "torch" in sys.modules:  # torch looks for hooks only during its import
         return False
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None

@@ -14,7 +14,7 @@ paragraphs.
 
     <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
     <block>.hash.npy          the hashes of the paragraphs, sorted
-    <block>.position.npy      in the same order, the paragraphs' positions in the block
+    <block>.position.npy      the paragraphs' positions in the block, in the order of <block>.hash.npy
     <slice>.duplicates.npy    positions of the duplicates whose hash is in the slice, block by block
     <slice>.ends.npy          for each block, where its positions end in <slice>.duplicates.npy
 """
@@ -43,10 +43,10 @@ class BlockHashes:
     def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
         """Find paragraphs or pairs that repeat an earlier one of the block, in this batch or an earlier batch.
 
-        `forms[side][i]` is the normal form of one side of paragraph or pair i, and `candidates` (bool [paragraphs])
-        says which paragraphs count. Returns (repeated, hashes): `repeated` (bool [paragraphs]) is True where a
-        candidate repeats an earlier one, and `hashes` has each candidate's hash, b"" elsewhere. The hashes are
-        remembered for later batches.
+        `forms[side][i]` is the normal form of one side of paragraph or pair i, and `candidates` (bool [paragraphs]) is
+        True for those to check. Returns (repeated, hashes): `repeated` (bool [paragraphs]) is True where a candidate
+        repeats an earlier one, and `hashes` has each candidate's hash, b"" elsewhere. The hashes are remembered for
+        later batches.
         """
         is_repeated = np.zeros(len(candidates), bool)
         hashes = [b""] * len(candidates)
@@ -78,7 +78,7 @@ class BlockHashes:
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
-        """Write the block's three files next to `path`. Returns their manifest entries, with names relative to
+        """Write the block's three files next to `path`. Returns the files' entries for a marker, with names relative to
         `root`."""
         lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
@@ -97,8 +97,8 @@ def number_of_slices(paragraphs: int) -> int:
 
 
 def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write the positions of the duplicates in all `blocks` whose hash is in slice `slice_number` (from 0) of `slices`.
-    Returns the manifest entries of the two files."""
+    """Find the duplicates in all `blocks`, for the hashes in slice `slice_number` (from 0) of `slices`, and write their
+    positions. Returns the two files' entries for a marker."""
     lowest = np.uint64(slice_number * 2**64 // slices)
     highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array

@@ -4,8 +4,8 @@
     OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: each record is a pair, with a's side first
     OUT/{mono,para}/manifest.json          written when all shards of the task are written
 
-A shard has the text of one block of an input, which is about `block_bytes` bytes. The shard's bytes do not depend on
-the number of workers.
+A shard has the token ids of one block of an input: about `block_bytes` bytes of text. The shard's bytes do not depend
+on the number of workers.
 """
 
 import shutil
@@ -131,7 +131,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    """Encode the inputs of one kind of text that are not finished, and write the manifest."""
+    """Encode the unfinished inputs of one kind of text, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
@@ -165,8 +165,9 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
-    """Returns the inputs to encode, in order: the unfinished inputs, and all inputs of a language whose duplicates must
-    be found again. Removes the results of finished inputs that are encoded again."""
+    """Returns the inputs to encode, in the order of `tasks`: the unfinished inputs and, if the duplicates of a language
+    or pair must be found again, all of its inputs with that filter. Removes the results of finished inputs that are
+    encoded again."""
     unfinished = [task for task in tasks if stage.task_result(task.name) is None]
     for task in unfinished:
         forget_encoded(stage, task)
@@ -181,7 +182,7 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    """Remove temporary files and markers, warn of doubtful inputs, and write the manifest."""
+    """Remove temporary files and the markers of blocks, warn of doubtful inputs, and write the manifest."""
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:

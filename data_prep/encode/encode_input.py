@@ -1,12 +1,14 @@
 """Encodes inputs to shards. Each input is read as blocks, and the next free process or rank encodes each block.
+<file> is the input's index among those of its language or pair, and <task> is <name>-<file>.
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed
 OUT/tasks/<task>.begun.json              names and sizes of the input's files, recorded before its first block is read
 OUT/tasks/<task>.<block>.json            marker: the block is encoded
 OUT/tasks/<task>.encoded.json            marker: all blocks are encoded, but duplicates are not yet removed
+OUT/tasks/<task>.<block>.final.json      marker: the block's duplicates are removed (remove_duplicates.py)
 OUT/tasks/<task>.json                    marker: the input is finished; its other markers are then removed
-OUT/work-<number>/                       files by which processes share the work (shared_work.py); removed at the end
+OUT/work-<process>-<time>/               files by which processes share the work (shared_work.py); removed at the end
 """
 
 import os
@@ -35,7 +37,7 @@ from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
 _BLOCK_FILE = re.compile(r"\d+-\d+\..+")
-_vocabulary = cache(Vocabulary)  # each process reads it once
+_vocabulary = cache(Vocabulary)  # each process reads the vocabulary once
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode as process or rank `member` of those that share the work, until all inputs are encoded or a member fails.
+    """Encode the inputs of `tasks` together with other processes or ranks, as number `member` of these. Returns when
+    all inputs are encoded, or when a member has failed.
 
-    `without` are files of text to leave out. Raises ValueError if the vocabulary or one of these files changed since
+    `without` are files whose text is left out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
     """
     shared = SharedWork(shared_folder, member)
@@ -177,14 +180,14 @@ def begin_input(stage: Stage, task: EncodeTask) -> None:
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Discard the blocks of unfinished inputs whose files changed since an interrupted run. Only one process calls
-    this, before any block is encoded."""
+    """Discard the blocks of those unfinished `tasks` whose input files changed since an interrupted run. Only one
+    process calls this function, before any block is encoded."""
     begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove all blocks and markers of unfinished inputs. Lists each folder once, because inputs may be many."""
+    """Remove the block files and the markers of `tasks`, except <task>.json. Lists a folder once: tasks may be many."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
@@ -212,7 +215,7 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Forget the blocks of an encoded input whose marker or shard is missing, so that they are encoded again."""
+    """Remove the markers of those blocks of an encoded input that lack a marker or shard: they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
@@ -232,6 +235,6 @@ def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any
         counts = add_counts(counts, block_result["counts"])
         shards += [block_result["shard"]] if block_result["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    # Flush the result before the blocks' markers are removed: if a crash lost it, all blocks would be encoded again.
+    # Flush the result before the blocks' markers are removed: if both were lost, all blocks would be encoded again.
     stage.finish_task(task.name, result, flush=len(shards) > 1)
     stage.forget_tasks(markers)

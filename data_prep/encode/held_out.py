@@ -1,5 +1,5 @@
-"""Finds text to keep out of training: the other part of a split, and test sets. Two texts count as the same text if the
-model reads them alike."""
+"""Finds text that `encode` leaves out: the other part of a split, and the lines of test sets. Texts that the model
+cannot tell apart count as the same text."""
 
 import re
 from collections import Counter
@@ -24,14 +24,14 @@ _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines,
 @dataclass(frozen=True)
 class Split:
     """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form
-    decides which part the text is in. So texts that the model cannot tell apart are in the same part, even if they are
-    in different files."""
+    (`Vocabulary.normal_forms`) decides which part the text is in. So texts that the model cannot tell apart are in the
+    same part, even if they are in different files."""
 
     part: str
     share: float  # share of all texts that is held out
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
-        """bool [texts]: True for each text (in normal form) that is in the part that is not encoded."""
+        """bool [texts]: True for each text, given in normal form, of the part that is not encoded."""
         digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
         limit = int(self.share * 2**64)
         held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """Lines that no encoded text may have, such as a test set; `digests` are hashes of the lines' token ids."""
+    """Lines that encoded text must not have, such as those of a test set; `digests` are hashes of their token ids."""
 
     digests: frozenset[bytes]
 
@@ -48,8 +48,8 @@ class HeldOutText:
     def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
         """Read the lines of UTF-8 files, compressed or not.
 
-        Raises ValueError for a file that is not UTF-8 or has no lines of text. Raises ValueError for a pipe too,
-        because every process and every later run must read the files again.
+        Raises ValueError for a file that is not UTF-8 or does not have one sentence per line. Raises ValueError for a
+        pipe too, because every process and every later run must read the files again.
         """
         digests: set[bytes] = set()
         for path in paths:

@@ -1,4 +1,5 @@
-"""The second half of filter `exact_duplicates`: write staged shards again without the duplicates of their language.
+"""Finishes filter `exact_duplicates`: finds the duplicates in all blocks of a language or pair, and writes the staged
+shards again without them.
 
 OUT/staged/<name>/<slice>.*.npy       the duplicates whose hash is in one slice of the range of hashes (dedup.py)
 OUT/tasks/<name>.<slice>.json         marker: the duplicates in the slice are found
@@ -40,8 +41,8 @@ class _Language:
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
-    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, all ranks call
-    this."""
+    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, every rank must
+    call this function."""
     by_name = groupby(tasks, lambda task: task.source.name)
     languages = on_root(lambda: [_language(stage, list(inputs)) for _, inputs in by_name])
     slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
@@ -113,7 +114,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
 
 def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
     """Write the staged shard to `path` with only the paragraphs or pairs to `keep` (bool for each). `counts` are the
-    block's counts with duplicates.
+    block's counts, duplicates included.
 
     Returns the entries of the block's result that change.
     """
@@ -153,7 +154,7 @@ def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep
         next_document = first_document + batch.num_rows
         next_paragraph = int(np.searchsorted(document_of, next_document))
         documents, paragraphs = slice(first_document, next_document), slice(first_paragraph, next_paragraph)
-        # The parts of a batch are paragraphs and one `</s>` for each document, after the document's paragraphs.
+        # The parts of a batch's ids: each paragraph is a part, and so is the `</s>` after a document's paragraphs.
         document_ends = np.arange(first_document, next_document, dtype=np.uint32)
         order = np.argsort(np.concatenate([document_of[paragraphs], document_ends]), kind="stable")
         part_lengths = np.concatenate([lengths["tokens"][paragraphs], np.ones(batch.num_rows, np.uint32)])[order]
@@ -175,7 +176,7 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
 
 
 def _add_duplicates(reasons: dict[str, int], duplicates: int) -> dict[str, int]:
-    """Add a number of duplicates to counts by reason; returns them sorted by reason."""
+    """Returns the counts in `reasons` with a number of duplicates added, sorted by reason."""
     return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: duplicates})).items()))
 
 

@@ -31,14 +31,16 @@ class SharedWork:
 
     1. Each member claims inputs, the largest first, and reads them block by block (`claim`).
     2. A member that finds no input left waits for blocks (`take_until_all_finished`).
-    3. A reader that sees others waiting offers its next blocks and continues reading; with nobody waiting, it encodes
-       the block itself (`offer`).
-    4. At the end of an input, its reader encodes the blocks that nobody took, and waits for all others (`take_back`).
+    3. A member that reads an input offers each block to the waiting members (`offer`). If nobody waits, or enough
+       blocks are on offer, it encodes the block itself.
+    4. At the end of the input, it encodes the blocks that nobody took, and waits until the taken ones are encoded
+       (`take_back`).
 
-    Every step creates or renames one file in `folder`. Both are atomic, so members need only a shared file system:
+    Each of these actions creates, renames or removes one file in `folder`, which is atomic. So members need only a
+    shared file system:
 
         claimed/<input>           a member reads this input
-        waiting/<member>          this member has no input to read
+        waiting/<member>          this member found no input left to read
         offered/<input>.<block>   a pickled block that any member may take
         taken/<input>.<block>     the same file, renamed by the member that encodes it, until its shard is written
         finished/<input>          all blocks of this input are encoded
@@ -56,8 +58,8 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before the
-        other processes start.
+        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before any
+        member begins.
 
         Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """

@@ -1,4 +1,4 @@
-"""Turns cleaned text into Arrow record batches of token ids. SentencePiece is called with many lines at once."""
+"""Turns cleaned text into Arrow record batches of token ids. Many lines are encoded at once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,8 @@ from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
-_BATCH_PAIRS = 4_000  # most pairs in one SentencePiece call, and so in one record batch
-_BATCH_CHARACTERS = 1_000_000  # a call ends with the pair that reaches this many characters
+_BATCH_PAIRS = 4_000  # at most this many pairs are encoded at once, into one record batch
+_BATCH_CHARACTERS = 1_000_000  # a batch ends with the pair that reaches this many characters
 
 T = TypeVar("T")
 Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after the other; length of each, int64)
@@ -25,11 +25,11 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 
 @dataclass(frozen=True)
 class IdEncoder:
-    """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
+    """Filters the text of one block and encodes it to ids. `languages` are those of the sides.
 
-    `hashes`, `split` and `without` may be None. `hashes` finds exact duplicates: a repeat in this block is dropped at
-    once; the stored hashes of the written text serve to remove repeats in other blocks later. `split` selects the
-    texts of one part of the corpus. Paragraphs and pairs with a line of `without` are dropped.
+    `hashes`, `split` and `without` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
+    at once; repeats in other blocks are removed later, by the stored hashes of the written text. `split` selects the
+    texts of one part of the corpus. Paragraphs that are a line of `without`, and pairs with such a side, are dropped.
     """
 
     vocabulary: Vocabulary
@@ -50,7 +50,7 @@ class IdEncoder:
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split_side=0)
-            # The part of a document is decided by all its paragraphs, before the filters: which paragraphs a filter
+            # All paragraphs of a document, unfiltered, decide its part of the split, because which paragraphs a filter
             # removes may depend on other documents.
             if self.split is not None:
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
@@ -85,7 +85,8 @@ class IdEncoder:
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
-            # The English side decides the part, so that all translations of an English sentence are in the same part.
+            # The English side decides a pair's part of the split, so that all translations of an English sentence are
+            # in the same part.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split_side)
             if self.split is not None:
@@ -131,8 +132,8 @@ class IdEncoder:
         return hashes
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
-        """Encode the lines that no reason drops so far, then add the reasons of held-out text and token filters.
-        Returns the ids of each side, without the lines that the added reasons drop."""
+        """Encode the lines that have no reason to drop them yet, then add the reasons of held-out text and token
+        filters. Returns the ids of each side, without the lines that the added reasons drop."""
         is_encoded = reasons.kept
         encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
@@ -155,7 +156,7 @@ class IdEncoder:
         records: np.ndarray,
         counts: Counts,
     ) -> None:
-        """Add the written paragraphs or pairs to `counts` and `self.hashes`.
+        """Add the written text to `counts` (its paragraphs, characters and bytes) and to `self.hashes`.
 
         `is_written`, `hashes` and each side of `texts` have an entry for every paragraph or pair. `tokens` has the
         number of tokens of every written one, and `records` the index of its record in the shard.
@@ -171,7 +172,7 @@ class IdEncoder:
 
 
 class _Reasons:
-    """The first reason to drop each of many paragraphs or pairs. `kept` is a bool for each: it has no reason."""
+    """The first reason to drop each of many paragraphs or pairs. `kept` (bool) is True for those without a reason."""
 
     def __init__(self, units: int):
         self.names: list[str] = []
@@ -212,7 +213,7 @@ def _select(lines: list[T], selected: np.ndarray) -> list[T]:
 
 
 def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
-    """Group the pairs into lists of about the size of one SentencePiece call."""
+    """Group the pairs into lists that are encoded at once."""
     batch: list[ScoredPair] = []
     characters = 0
     for pair in pairs:

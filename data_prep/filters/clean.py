@@ -5,13 +5,13 @@ No text is lost silently: damage is repaired and counted by reason, and useless 
     invalid_utf8            bytes that are not UTF-8 become U+FFFD
     carriage_return         CR at the end of a line is removed
     carriage_return_inside  CR elsewhere becomes a space (it ends no line)
-    control_character       NUL and the other C0 and C1 controls but tab and U+0085 are removed
+    control_character       NUL, DEL and all other C0 and C1 controls except tab and U+0085 are removed
     byte_order_mark         U+FEFF at the start of a line, also after white space, is removed
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
-A corpus description names its filters and their settings: `[filters.NAME]`. They run in the order of the description,
-but `column` runs first, while the file is read, and filters that need token counts run after the others.
+A corpus description names its filters and their settings in tables `[filters.NAME]`. The filters run in the order of
+the tables, except that `column` runs first, while the file is read, and filters of token counts run last.
 `exact_duplicates` is in dedup.py, because it needs all text of a language.
 """
 
@@ -52,7 +52,8 @@ _HALVED_BYTES = 4_000  # text over this size that needs a repair is halved, beca
 
 @dataclass
 class Counts:
-    """Counts of the text that one task read, repaired, dropped and wrote. `unit` is "documents" or "pairs".
+    """Counts of text that was read, repaired, dropped and written. `unit` is "documents", "pairs" or, in `vocab`,
+    "lines".
 
     `units_in` counts the documents or pairs that were read, `units` those that were written. `paragraphs`,
     `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) count the content of the written units; `tokens`
@@ -106,8 +107,8 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Yield a warning if a file is probably no text in UTF-8, because many of its `lines` were repaired, and a warning
-    if many of its `tokens` are `unknown`."""
+    """Yield a warning for each repair that many of a file's `lines` needed, so that the file is probably no text in
+    UTF-8, and a warning if many of its `tokens` are `unknown`."""
     for repair, threshold, warning_end in _SUSPICIOUS_REPAIRS:
         share = repaired.get(repair, 0) / max(lines, 1)
         if share > threshold:
@@ -224,8 +225,8 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """All languages but that of the paragraph or side together have a probability of more than `probability`, by the
-    model file `model`, or by py3langid's model if none is named."""
+    """The languages other than that of the paragraph or side have a total probability of more than `probability`, by
+    the model file `model`, or by py3langid's model if none is named."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
@@ -245,8 +246,9 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of one input. `text` and `tokens` have (name under which dropped text is counted, filter) for each
-    filter of texts and of token counts, which takes, for each side, the number of tokens of each text."""
+    """The filters of one input: (name under which dropped text is counted, function) for each filter of texts, in
+    `text`, and of token counts, in `tokens`. A function of token counts takes, for each side, the number of tokens of
+    each text."""
 
     text: tuple[tuple[str, Callable[[Sides], np.ndarray]], ...] = ()
     tokens: tuple[tuple[str, Callable[[Sequence[np.ndarray]], np.ndarray]], ...] = ()

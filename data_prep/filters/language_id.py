@@ -25,8 +25,8 @@ _LABEL_PREFIX = "__label__"  # before the code in a label of fastText
 
 
 class Py3langid:
-    """The model in the package py3langid, which gives the probability of each language for a line. `labels` are its
-    names for the languages."""
+    """The model in the package py3langid, which gives the probability of each language for a line. `labels` are the
+    model's names of the languages."""
 
     def __init__(self) -> None:
         """Load the model, which takes 1.6 s. Raises ValueError if the package is missing."""
@@ -39,7 +39,8 @@ class Py3langid:
         self.name = f"py3langid {version('py3langid')}"
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line, the sum of the probabilities of `labels`. The caller compares the sum with `threshold`."""
+        """For each line, the sum of the probabilities of `labels`. `threshold`, with which the caller compares the sum,
+        matters only to `FastText`."""
         return [sum(share for label, share in self._model.rank(line) if label in labels) for line in lines]
 
 
@@ -47,7 +48,8 @@ class FastText:
     """A classifier in fastText's format, such as GlotLID or lid.176, with the interface of `Py3langid`."""
 
     def __init__(self, path: str) -> None:
-        """Load the model file `path`. Raises ValueError if the package is missing or the file is no whole model."""
+        """Load the model file `path`. Raises ValueError if the package is missing or the file is not a complete
+        model."""
         try:
             import fasttext
         except ImportError:
@@ -73,8 +75,8 @@ class FastText:
 
 
 def _ends_with(path: str, matrix: np.ndarray) -> bool:
-    """True if a file ends with the numbers of `matrix` as float32, as the file of a whole model does. False for an
-    empty matrix."""
+    """True if a file ends with the numbers of `matrix` in float32, which a complete model file does. False for an empty
+    matrix."""
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# The numbers of "records" and of "tokens". Encoded text also has the number of "unknown" ids. Training rows also have
-# the number of items for each combination of languages: the key is a sorted tuple of the sides' language indices.
+# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). For training rows, each sorted tuple
+# of the language indices of an item's sides is a key too; its value is the number of such items.
 RecordCounts = Counter[Any]
-Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
+Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], a fault): True for the records that have the fault
 
 
 def schema_and_checks(
@@ -76,7 +76,7 @@ def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 def _row_faults(
     batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
 ) -> Faults:
-    """Find faults of training rows. An item has 1 or 2 `sides`. A row that is not `packed` has one item."""
+    """Yield the faults of training rows. An item has 1 or 2 `sides`. A row that is not `packed` has one item."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
@@ -84,7 +84,7 @@ def _row_faults(
     used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)  # tokens of a row's items
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
-    yield (  # an item has at least one token per side, and 1 + `sides` special tokens
+    yield (  # an item has at least one text token per side and 1 + `sides` special tokens
         _records_with(row_of_item, lengths < 1 + 2 * sides, len(rows)) | (used > width),
         "lengths that the row cannot have",
     )
@@ -135,7 +135,7 @@ def _item_faults(
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
         faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
-        # Positions in `flat` of the first </s> after each item's first token.
+        # For each item, the position in `flat` of the first </s> after the item's first token.
         first_separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]
         last_separator = np.minimum(first_separator + len(layout.between) - 1, flat.size - 1)
         faulty |= _records_with(row_of_item, flat[last_separator] != EOS, len(rows))

@@ -47,8 +47,8 @@ class ShowConfig:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One training row: its index in the task, its `tokens` int32 [T], the `lengths` of its items, and `languages`,
-    which has a code for each side of each item."""
+    """One training row: its index among the rows of its task, its `tokens` int32 [T], the `lengths` of its items, and
+    a language code in `languages` for each side of each item."""
 
     index: int
     tokens: np.ndarray
@@ -118,8 +118,8 @@ def _show(config: ShowConfig, task: str) -> str:
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
-    """Yield the rows from index `start` on; if `language` is given, only rows that have an item in it. Raises
-    ValueError for a damaged shard."""
+    """Yield the rows from index `start` on; if `language` is given, only rows that have an item in this language.
+    Raises ValueError for a damaged shard."""
     rows_before, layout = 0, LAYOUTS[manifest.layout]
     for shard in manifest.shards:
         if rows_before + shard.rows <= start:
@@ -176,10 +176,10 @@ def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, i
 def text_of(
     tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, brackets: bool
 ) -> Text:
-    """Decode the tokens at positions [first, stop); `</s>` is written out.
+    """The text of the tokens at positions [first, stop), including each `</s>`.
 
-    The tokens at `masked` positions have reversed colours. With `brackets`, for output without colour, they are also
-    put in ⟦⟧.
+    Tokens at `masked` positions have reversed colours. With `brackets`, for output without colour, these tokens are
+    in ⟦⟧ too.
     """
     line = Text()
     for position in range(first, stop):

@@ -42,8 +42,8 @@ class StatsConfig:
 
 
 class Section(NamedTuple):
-    """The numbers of one task. `lines` and `lengths` have a line and a histogram of lengths for each language or pair;
-    `losses` are tables of lost text. `packed` is True if monolingual rows have several documents or sentences."""
+    """The numbers of one task. For each language or pair, `lines` has a line and `lengths` a histogram of lengths;
+    `losses` are tables of lost text. `packed` is True if documents or sentences are packed into monolingual rows."""
 
     task: str
     lines: list[StatsLine]

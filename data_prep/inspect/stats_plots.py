@@ -1,4 +1,4 @@
-"""The plots of stage `stats`, as SVG images that have the same bytes each time."""
+"""Draws the plots of stage `stats` as SVG images. The same data always give the same bytes."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
-    """Plot five numbers of each language or pair as an SVG image: its share of the data, natural and as sampled with
-    the exponent α (log scale), how often its text is repeated (used / available), its share of unknown tokens, and its
-    tokens per character."""
+    """Plot five numbers of each language or pair as an SVG image: its share of the data before and after sampling with
+    the exponent α (log scale), the repeats of its text (used / available), the percentage of its tokens that are
+    unknown, and its number of tokens per character."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
@@ -43,8 +43,11 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
-    """Plot the lengths in tokens (log scale) as an SVG image. Each language is a column, whose shades show the share of
-    its records in each bin. Bars at the right show the number of records of all languages in each bin."""
+    """Plot the lengths of records in tokens (log scale) as an SVG image. Each column is a language or pair; its shades
+    show the share of its records in each bin. Bars at the right show the number of records of all columns in each bin.
+
+    `histograms` maps a language or pair to the number of its records in each bin, int64 [len(EDGES)].
+    """
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
@@ -63,7 +66,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 
 def loss_plot(table: LossTable) -> bytes:
-    """Plot the percentage of each language's text that was lost, stacked by reason, as an SVG image."""
+    """Plot the percentage of each language's or pair's text that was lost, stacked by reason, as an SVG image."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))

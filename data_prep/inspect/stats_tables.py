@@ -19,11 +19,12 @@ _LOST_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped
 
 
 class StatsLine(NamedTuple):
-    """The numbers of one language or pair, or their sums over many.
+    """The numbers of one language or pair, or their sums over several.
 
-    `read` counts the documents or pairs that encode read. Encode `dropped` some of them, mix left out those that are
-    `too_long`, and `units` remain, which give `available` rows or items. The training data have `used` rows or items,
-    so some may be repeated. The shares are fractions of all rows or items, available and used.
+    Encode read `read` documents or pairs, and dropped `dropped` of them. Mix left out `too_long` more, and `units`
+    remain. From these, mix can make `available` rows or items. The training data have `used` rows or items; if these
+    are more, some are repeated. `share_before` is the fraction of all available rows or items, `share_after` the
+    fraction of all used ones.
     """
 
     name: str
@@ -41,8 +42,8 @@ class StatsLine(NamedTuple):
     available: int
 
     def cells(self, task: str, packed: bool = False) -> dict[str, str]:
-        """A dict from a column's heading to its human-readable value. `packed` says that documents or sentences were
-        packed into rows."""
+        """A dict from a column's heading to its human-readable value. `packed` tells whether documents or sentences
+        were packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
         used = "rows" if task == "mono" and not packed else units
         return {
@@ -63,8 +64,8 @@ class StatsLine(NamedTuple):
 
 
 def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[StatsLine]:
-    """A line for each language or pair, largest first. Raises ValueError if `data_folder` was not mixed from
-    `encoded_folder`."""
+    """A line for each language or pair, the largest `share_before` first. Raises ValueError if `data_folder` was not
+    mixed from `encoded_folder`."""
     encoded = read_manifest(encoded_folder / task, "`xlme prep encode`")
     mixed = read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
@@ -103,8 +104,8 @@ def total(lines: list[StatsLine]) -> StatsLine:
 
 
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
-    """Maps each language or pair to the number of its records in each bin of lengths in tokens, int64 [len(EDGES)]. The
-    length of a pair is the sum of both sides.
+    """Count the records of each language or pair in each bin of lengths in tokens. Returns counts by name, int64
+    [len(EDGES)] each. The length of a pair is the sum of both sides.
 
     Raises ValueError for a shard that cannot be read.
     """
@@ -131,8 +132,8 @@ def median(histogram: np.ndarray) -> int:
 
 
 class LossTable(NamedTuple):
-    """The lost documents, paragraphs or pairs of the languages or pairs `names`. The name with the largest share of
-    lost text comes first.
+    """A table of lost units (documents, paragraphs or pairs) of the languages or language pairs `names`. The name with
+    the largest share of lost units comes first.
 
     `rows` has one dict per table row, from a column's heading to the row's cell; the last row is the sum.
     `percents[reason]` has, for each of `names`, the percentage that was lost for the reason. The reason with the
@@ -146,8 +147,8 @@ class LossTable(NamedTuple):
 
 
 def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
-    """Make the table of lost `units`. For each language or pair, `read` has the number of units that were read, and
-    `lost` the numbers of lost units by reason."""
+    """Make the table of lost `units`: documents, paragraphs or pairs. For each language or pair, `read` has the number
+    of units that were read, and `lost` the numbers of lost units by reason."""
     names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
     lost_in_all = sum(lost.values(), Counter[str]())
     reasons = sorted(lost_in_all, key=lambda reason: (-lost_in_all[reason], reason))
@@ -163,7 +164,8 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
-    """A table for each unit of text (documents, paragraphs, pairs) of which encode lost some, with the reasons."""
+    """Make the tables of the documents, paragraphs and pairs that encode lost. Languages, pairs and tables without a
+    loss are left out."""
     tables = []
     for units, key in _LOST_KEYS.items():
         by_language = encoded.counts["by_language"].items()

@@ -78,7 +78,8 @@ def _readable_manifest(folder: Path) -> Manifest:
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
-    """Check that the folder has the manifest's vocabulary, and exactly the shards that the manifest lists."""
+    """Check the stage and the vocabulary, that the manifest lists all shards in the folder, and, after `mix`, that its
+    rows per shard follow from the settings."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
@@ -190,7 +191,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    # `fill_rows` tries sample sizes until the rows are full, and puts the size into its markers' names.
+    # `fill_rows` raises the number of sampled examples until the rows are full; its markers' names have the number.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,

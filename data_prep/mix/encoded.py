@@ -1,8 +1,8 @@
 """Reads ids from any place in encoded shards. Only the bytes that are needed are read, and no file stays open.
 
-Rows are not read through memory maps, because the kernel would read 128 KiB or more around every row, and a process may
-have only 65,530 maps. So each read opens its file again. Only the positions of a shard's record batches stay in memory;
-`index_batches` reads them once from the file's metadata.
+Ids are not read through memory maps, because the kernel would read 128 KiB or more around every id, and a process may
+have only 65,530 maps. Instead, each call of `copy_words` opens the file. Only the sizes and positions of a shard's
+record batches stay in memory; `index_batches` reads them once from the file's metadata.
 """
 
 import mmap
@@ -82,7 +82,7 @@ class BatchIndex:
         batch_starts, batch_stops = starts_of(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
-        batches = np.searchsorted(batch_stops, stops) - first_batch + 1  # the number of batches that a slice crosses
+        batches = np.searchsorted(batch_stops, stops) - first_batch + 1  # number of batches that hold the ids of each i
         slice_of = np.repeat(np.arange(len(starts)), batches)
         batch = first_batch[slice_of] + within(batches)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
@@ -134,12 +134,12 @@ def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
-    """Start of each run, if runs of these lengths follow one another from 0: [0, 2] for `counts` [2, 3]."""
+    """Start of each run, if runs of `counts` elements follow one another from 0: [0, 2] for `counts` [2, 3]."""
     return np.cumsum(counts) - counts
 
 
 def within(counts: np.ndarray) -> np.ndarray:
-    """Index of every element within its run: [0, 1, 0, 1, 2] for `counts` [2, 3]."""
+    """Index of every element within its run of `counts` elements: [0, 1, 0, 1, 2] for `counts` [2, 3]."""
     return np.arange(counts.sum()) - np.repeat(starts_of(counts), counts)
 
 
@@ -187,8 +187,8 @@ class EncodedShard:
     """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
     `tokens` is the number of tokens of all examples: special tokens included, except for slices. If the unit is not
-    slices, most records are one example each. `irregular` has the indices of all other records, ascending. `pieces` has
-    the number of examples of each irregular record: several, or 0 if the record is too long for a row and is left out.
+    slices, most records are one example each. `irregular` has the indices of the exceptions, ascending. `pieces` has
+    the number of examples of each exception: several, or 0 if the record is too long for a row and is left out.
     """
 
     group: str
@@ -209,7 +209,8 @@ class EncodedShard:
         # An imaginary record -1 of one piece is put first, so that every example has an irregular record before it.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
         first_examples = irregular + starts_of(pieces - 1)  # index of the first example of each irregular record
-        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one at or before the example
+        # Index of the last irregular record whose first example is at or before the example.
+        latest = np.searchsorted(first_examples, examples, side="right") - 1
         steps = examples - first_examples[latest]
         pieces_of_latest = pieces[latest]
         # The example is piece number `steps` of the irregular record, or else a whole record after it.
@@ -249,8 +250,8 @@ def survey(
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for an unknown group, and for a pair whose name does not have the order of `in_order`: both names
-    of the pair may be present, and its text would count twice.
+    Raises ValueError for an unknown group, and for a pair whose languages are not in the order of `in_order`: if the
+    pair is present in that order too, its text would count twice.
     """
     if group in languages:
         return (languages.index(group),)

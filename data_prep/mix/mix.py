@@ -36,7 +36,7 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
-_TABLE_ROWS = 5  # most languages or pairs in the printed table
+_TABLE_ROWS = 5  # the printed table has at most this many languages or pairs
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has another vocabulary, which the copy of this one would replace. Raise ValueError if
-    --out has rows of `other_tasks` that training could not read together with the new rows."""
+    """Raise ValueError if --out has another vocabulary, which the copy of --vocab would replace, or rows of
+    `other_tasks` that training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -257,7 +257,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
-    """The unit of the task's examples: slices of the text, or records (or pieces of records) to pack."""
+    """The unit of the task's examples: slices of a token stream, or pairs, sentences or documents to pack."""
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
@@ -276,7 +276,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # --split decides for each sentence, or for the part of a document in a block of this size in bytes.
+        # What --split never divides: a sentence, or the part of a document in one block, given by the block's bytes.
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -315,7 +315,8 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
 
 
 def _say_shares(order: Order, examples_name: str) -> None:
-    """Print the shares of the largest languages or pairs, which have `examples_name`; `xlme prep stats` shows all."""
+    """Print the shares of the largest languages or pairs; `xlme prep stats` shows all. `examples_name` names the
+    examples in the heading."""
     available, heading = sum(order.examples), "language" if order.label == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     say(f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}")
@@ -328,7 +329,7 @@ def _say_shares(order: Order, examples_name: str) -> None:
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The manifest's counts, from the results of the shards."""
+    """The manifest's counts, summed over the `results` of `write_shard`."""
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)

@@ -1,5 +1,4 @@
-"""Makes training rows from encoded shards: plans the sampled order of their examples, and writes any range of its
-rows."""
+"""Makes training rows from encoded shards: plans the sampled order of the examples, and writes any shard of rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +18,11 @@ from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 # A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
-# of a packed row. A block is this number of slots, which are shuffled together; they fill about 30,000 rows or more.
+# of a packed row. A block is this number of consecutive slots, which are shuffled together; their examples fill about
+# 30,000 rows or more.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-# Examples that are neighbours in a file and together have about this many ids of each side (a stretch) go into the same
-# block, so that one read gets them.
+# A stretch is a run of neighbouring examples of a file, with about this many ids of each side. It usually goes into one
+# block, so that one read gets its examples.
 STRETCH = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
@@ -58,7 +58,7 @@ class MixPlan:
 
     @cached_property
     def _examples_before(self) -> np.ndarray:
-        """The number of examples in all shards before each shard, and last the number in all shards: int64
+        """For each shard, the number of examples in the shards before it; last, the number in all shards: int64
         [shards + 1]."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
@@ -199,8 +199,7 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     """Read the slice of each example. Returns (the ids of its row, int32 [examples, row tokens]; the number of ids of
     the row's text, int64 [examples]).
 
-    `shards` has the index of each example's shard, and `examples` the example's index in it. The shards are read one
-    after the other.
+    `shards` has the index of each example's shard, and `examples` the example's index in that shard.
     """
     ids = np.empty((len(shards), plan.row_tokens), dtype=np.int32)
     lengths = np.empty(len(shards), dtype=np.int64)
@@ -244,11 +243,11 @@ def _packed_rows(
 
 
 def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
-    """Pack the windows [first, end), several consecutive windows at a time.
+    """Pack the items of each of the windows [first, end) into rows, a chunk of consecutive windows at a time.
 
-    Yields (the index of the first of several windows, their items, the rows of each window). A row is given by the
-    indices of its items. The items of several windows fit into memory. They are in one or two blocks of the order, so
-    that their ids are near one another in the files.
+    Yields (the index of the chunk's first window, the chunk's items, the rows of each window of the chunk). A row is an
+    array of the indices of its items in the chunk. The ids of a chunk fit into memory. Its items are in one or two
+    blocks of the order, so that their ids are near one another in the files.
     """
     windows_at_once = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")

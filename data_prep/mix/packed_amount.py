@@ -1,4 +1,4 @@
-"""Chooses how many examples to sample if rows are packed, so that they fill the requested rows."""
+"""Chooses the number of examples to sample, so that they fill the requested number of packed rows."""
 
 from functools import partial
 from typing import Any
@@ -9,14 +9,14 @@ from data_prep.mix.mixed_rows import WINDOW, MixPlan, count_rows, with_total
 from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
-_WINDOWS_PER_TASK = 64  # a window is a number of sampled examples that are packed together (mixed_rows.WINDOW)
+_WINDOWS_PER_TASK = 64  # a window is `WINDOW` consecutive examples of the sampled order, which are packed together
 _MAX_ROUNDS = 20  # rounds of refining the total
 
 
 def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
-    """Returns a copy of the plan whose examples have, by their mean length, about as many tokens as `rows` rows hold.
+    """Returns a copy of the plan with enough sampled examples, by their mean length, to fill `rows` rows without gaps.
 
-    Raises ValueError if --max-repeats makes that impossible.
+    Raises ValueError if --max-repeats allows too few examples.
     """
     order = plan.order
     # (index, number of tokens, number of examples) of each group with text
@@ -33,7 +33,8 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     # With limits, the shares depend on the total, and the total on the shares. Repeat until the total stays the same.
     for _ in range(_MAX_ROUNDS):
         mean_tokens = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
-        total = int(rows * plan.row_tokens / mean_tokens) + 1  # nearly always enough, because packing leaves gaps
+        # Nearly always enough: packing leaves gaps, so these examples take more than `rows` rows.
+        total = int(rows * plan.row_tokens / mean_tokens) + 1
         total = min(total, sum(limits)) if limits is not None else total
         if total == plan.order.total:
             break

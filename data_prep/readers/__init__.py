@@ -38,7 +38,7 @@ READERS: dict[str, CC100 | PairReader] = {
     "tmx": Tmx(),
 }
 # The names of the files that `find_documents` and `find_pairs` take, as regular expressions and as messages show them.
-# In the name of a document file, the last group is named after the format.
+# The last group that matches in `_DOCUMENT` is named after the format.
 _DOCUMENT = re.compile(
     rf"(?P<code>[^.]+)\.(?:(?P<cc100>txt){COMPRESSED}|(?P<jsonl>jsonl){COMPRESSED}|(?P<parquet>parquet))"
 )
@@ -50,8 +50,8 @@ _BLOCK_BYTES = 1 << 18  # bytes of a block in `documents`
 
 
 def make_input(codes: Sequence[str], paths: tuple[Place, ...], file_format: str, **described: Any) -> Input:
-    """The input of a set of files. `codes` are its languages as the file names spell them; `described` are values from
-    a corpus description."""
+    """The input of a set of files. `codes` are the files' languages as the file names spell them; `described` are
+    further fields of `Input`, from a corpus description."""
     reader, languages = READERS[file_format], tuple(map(language_of, codes))
     ordered = in_order(languages)
     return Input(
@@ -69,7 +69,8 @@ def find_documents(folder: Path | str) -> list[Input]:
     """Make an input of each file `<lang>.txt`, `<lang>.jsonl` (compressed or not) and `<lang>.parquet` of a folder. The
     inputs are sorted by language.
 
-    Raises ValueError on an unknown language code.
+    Raises ValueError on a language code that is unknown or may be a pair, two files of one text, and a folder without
+    such files.
     """
     inputs = []
     for path in files_in(str(folder)):
@@ -89,9 +90,11 @@ def find_documents(folder: Path | str) -> list[Input]:
 
 
 def find_pairs(folder: Path | str) -> list[Input]:
-    """An input for each file `a-b.txt.zip` of a folder, and for each two files `X.a-b.a` and `X.a-b.b`, sorted by pair.
+    """Make an input of each file `a-b.txt.zip` of a folder, and of every two files `X.a-b.a` and `X.a-b.b`. The inputs
+    are sorted by pair.
 
-    Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
+    Raises ValueError on a side without the other, a damaged zip file, an unknown language code, two files of one text,
+    and a folder without such files.
     """
     inputs = []
     sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
@@ -129,8 +132,8 @@ def _undirected(name: str, pair: str) -> str:
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
-    """The two codes of `a-b` as written. Raises ValueError, naming `where`, unless exactly one hyphen divides `pair`
-    into known codes of two languages."""
+    """The two codes of `a-b` as written. If several hyphens divide `pair` into known codes of two languages, codes that
+    languages.py lists come first. Raises ValueError, naming `where`, unless exactly one division is left."""
     problems, readings = [], []
     for hyphen in re.finditer("-", pair):
         a, b = pair[: hyphen.start()], pair[hyphen.end() :]
@@ -141,7 +144,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
                 problems.append(f"both sides are {a!r}")
         except ValueError as error:
             problems.append(str(error))
-    readings = list(filter(all_listed, readings)) or readings  # pt-br-en: pt-br and en, not pt and br-en
+    readings = list(filter(all_listed, readings)) or readings  # pt-br-es: pt-br and es, not pt and br-es
     if len(readings) > 1:
         choices = " or of ".join(" and ".join(codes) for codes in readings)
         raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")

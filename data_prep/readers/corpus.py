@@ -44,7 +44,8 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of one task (mono or para), sorted by name; inputs of the same name are in the order given.
+    """The inputs of one task (mono or para), sorted by name. If names are equal, inputs of --mono or --para come
+    before those of --corpus.
 
     `settings` holds the values of the corpus descriptions on which a stage's output depends. The names of files and
     places are left out: the output does not depend on them.
@@ -118,8 +119,8 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if the same files are named twice for one language or pair, or the same text for two of them. A
-    text is what an input reads from its files: their members, columns and chosen rows."""
+    """Raise ValueError if the same files are named twice for one language or pair, or if the same text (files, members,
+    columns and chosen rows) is named for two of them, unless its format marks the language of each text."""
     origin_of: dict[tuple[str, ...], str] = {}  # (language or pair, files) -> the flag or corpus that named them
     name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
     for source in inputs:
@@ -176,8 +177,8 @@ def _file_identity(place: Place) -> str:
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a described corpus, found by file names and the listings of zip files. Warns of files of the
-    corpus's folder that are no input.
+    """The inputs of a described corpus, found by file names and the listings of zip files. Warns of files in the
+    corpus's folder that are not read.
 
     Raises ValueError if no file name fits the description, or if a language or pair that it lists has no file. With
     `allow_missing` such a language or pair only gives a warning.

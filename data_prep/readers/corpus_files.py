@@ -27,7 +27,7 @@ from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
-WINDOW = 1_000_000  # bytes: a block is this much longer than wanted, at most, to end at a boundary
+WINDOW = 1_000_000  # bytes: most by which a block is longer than wanted, to end at a boundary
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -50,7 +50,7 @@ class Place:
 
     @cached_property
     def size(self) -> int:
-        """The file's size in bytes. Raises ValueError for what is neither a file nor a named pipe."""
+        """The file's size in bytes. Raises ValueError if the place is neither a file nor a named pipe."""
         if self.local is None:
             system, root = filesystem(self.folder)
             info = system.get_file_info(f"{root}/{self.name}")
@@ -83,7 +83,7 @@ class Place:
         return self.local is not None and self.local.is_fifo()
 
     def open(self) -> Any:
-        """The file's bytes as a seekable binary file."""
+        """Open the file for reading bytes. The result is seekable, unless it is a named pipe."""
         if self.local is not None:
             return open(self.local, "rb")
         system, root = filesystem(self.folder)
@@ -92,8 +92,8 @@ class Place:
 
 @cache
 def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
-    """Returns (file system, path): the file system of a folder, which is a URI or a local path, and the folder's path
-    in it. Raises ValueError if the file system cannot be reached."""
+    """Returns (the file system of `folder`, the folder's path in that file system). `folder` is a URI or a local path.
+    Raises ValueError if the file system cannot be reached."""
     try:
         if "://" in folder:
             system, path = fs.FileSystem.from_uri(folder)
@@ -136,8 +136,8 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
     """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. A link to a folder
-    is followed, unless it leads back to a folder that contains the link, which would never end."""
-    # folder -> the real path of each folder from the root to it, itself included
+    is followed, unless it leads to a folder that contains the link: the walk would never end."""
+    # folder -> the real paths of the folders from the root down to this folder
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:
@@ -216,10 +216,11 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield the `parts` of a text, with lines over `limit` bytes cut: readers still see that such a line is too long.
+    """Yield the `parts` of a text, and shorten lines over `limit` bytes. Such a line keeps more than `limit` bytes, so
+    that readers see that it is too long.
 
-    Only the first line of each part is cut. So if each part has fewer than `limit` bytes, no line keeps more than
-    `limit` + 1 bytes.
+    Only the first line of each part is shortened. So no line keeps more bytes than the larger of `limit` + 1 and the
+    length of a part.
     """
     open_bytes = 0  # bytes so far of the line that continues in the next part
     for part in parts:
@@ -258,7 +259,7 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 
 
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield lines without LF. A line over `limit` bytes may lose its end, but stays recognizably over `limit`."""
+    """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
     for part in clip_lines(parts, limit):
         first, *lines = part.split(b"\n")

@@ -41,7 +41,7 @@ ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _CountingFile:
-    """A binary file that counts the bytes read from it in `taken`, and keeps the error of a failed read in `error`.
+    """A binary file that counts in `taken` the bytes read from it, and keeps in `error` the error of a failed read.
     pyarrow closes this object, but the file inside stays open."""
 
     def __init__(self, file: IO[bytes]):
@@ -117,6 +117,6 @@ def _zstandard(source: _CountingFile) -> Iterator[bytes]:
     try:
         yield from iter(partial(stream.read, CHUNK), b"")
     except (OSError, pa.ArrowException) as error:
-        if source.error is not None:  # of the file system or the network
+        if source.error is not None:  # the read failed: the data need not be damaged
             raise source.error from None
         raise _Damage(f"{error}, before byte {source.taken}") from None

@@ -5,18 +5,19 @@ where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; a relative path is
 format = "cc100"                one of readers.READERS
 files = "{lang}.txt.xz"         a file name, with {lang} for the language's code; pairs have {src} and {tgt} for both
                                 codes, and {side} for the code of the side that a file holds; * matches any text.
-                                May be a list of names: all their files are read, but of a text that comes in several
-                                compressions only the file of the earliest name
+                                May be a list of names: the files of all names are read. If a text comes in several
+                                compressions, only the file of the earliest name is read
 languages = ["af", "zh|zh_CN"]  the codes as the files spell them; "zh|zh_CN" takes the first spelling that has a file;
                                 languages = "any" takes all languages in the file names
 pairs = ["en-hi"]               in place of `languages`, for a corpus of pairs
 columns = ["score", "source", "target"]     wikimatrix_tsv, ccaligned_tsv: the names of all columns from left to right;
-                                filters may use names of your own
+                                names of your own are allowed, for filters
                                 jsonl, parquet, arrow: a list of one name, the column that has the text
                                 tsv: column numbers, as in {source = 1, target = 2, score = 3}
-                                pairs in records: column names, as in {source = "text.{src}", target = "text.{tgt}"};
-                                {src} and {tgt} are replaced by the codes; `score` is optional
-line_end = '\\n'                 a text that ends a line inside a record, as a line feed does
+                                jsonl_pairs, parquet_pairs, arrow_pairs: column names, as in
+                                {source = "text.{src}", target = "text.{tgt}"}; {src} and {tgt} are replaced by the
+                                codes; `score` is optional
+line_end = '\\n'                 jsonl, parquet, arrow: characters that, like a line feed, end a line inside a record
 [filters.length]                settings of a filter; filters/clean.py describes the filters
 min_characters = 10
 """
@@ -160,8 +161,8 @@ def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: 
 
 
 def _spellings(code: str, task: str, label: str) -> list[Codes]:
-    """The possible spellings of a language, which | separates, or the one of a pair. Raises ValueError for unknown
-    codes."""
+    """Split `code` at | into the possible spellings of a language; a pair has one spelling. Raises ValueError for
+    unknown codes, or for spellings of several languages."""
     if task == "para":
         return [split_pair(code, label)]
     languages = {named_code(spelling, label) for spelling in code.split("|")}

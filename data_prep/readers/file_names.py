@@ -1,8 +1,8 @@
-"""Read the languages of a corpus's files from their names. A corpus description gives patterns of the names, with
-{lang}, or {src} and {tgt}, in place of the language codes.
+"""Reads the languages of a corpus's files from their names. A corpus description gives patterns of the names: {lang},
+or {src} and {tgt}, stand for the language codes, {side} for the code of a file's side, and * for any text.
 
 Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
-several ways, codes that languages.py lists come first (en and pt_br before en_pt and br).
+several ways, codes that languages.py lists come first: `en_pt_br` has en and pt_br, not en_pt and br.
 """
 
 import re
@@ -35,15 +35,16 @@ _Reading = dict[str, _Code]  # one way to read a name: placeholder (without its 
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places` are all files of the corpus's folder, by name. `wanted` are the codes whose files are read. None takes all
-    codes of CC-100 languages in the names, and then raises ValueError for a name that may be of several languages or
-    pairs.
+    `places` are all files of the corpus's folder, by name. `wanted` are the codes whose files are read; None means all
+    codes of CC-100 languages in the names. Raises ValueError if `wanted` is None and a name may be of several languages
+    or pairs.
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
         self.places = places
         listed = frozenset(code for codes in wanted or () for code in codes)
-        # Pattern -> name -> the codes of every way to read the name by the pattern, and only the likely codes.
+        # Both map pattern -> name -> codes: `every` has those of every reading of the name, `whole` only the likely
+        # ones.
         self.every, self.whole = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
         for pattern in patterns:
             readings = {name: _readings(pattern, name, listed) for name in places}
@@ -62,11 +63,11 @@ class FileNames:
         return next(filter(None, (whole[name] for whole in self.whole.values())), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
-        """The inputs of a language or pair by all patterns, each as the names of its files: two for a pattern with
-        {side}, one for any other.
+        """The inputs of a language or pair by all patterns. An input is given as the names of its files: two for a
+        pattern with {side}, one for any other.
 
         If a text comes in several compressions, the file that fits the earliest pattern is read. Raises ValueError if
-        several of them fit the same pattern, or if a pair has files in both directions.
+        several files of the text fit that pattern, or if both directions of a pair are wanted and have files.
         """
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, inputs in self.inputs.items():
@@ -104,10 +105,10 @@ class FileNames:
         return inputs
 
     def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
-        """The inputs of a pattern with *: one for each file that is not `taken`.
+        """The inputs of a pattern with *: one for each file that fits the pattern and is not in `taken`.
 
-        A file also belongs to a wanted code if the code in its name is longer, begins with the wanted code and is of
-        the same language: `en_US_0` belongs to en. It does not if the longer code is wanted too.
+        If the code in a file's name is longer than a wanted code, begins with it and is of the same language, the file
+        belongs to the wanted code, unless the longer code is wanted too: `en_US_0` belongs to en.
         """
         # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.
         wanted: dict[Codes, list[Codes]] = {}
@@ -173,8 +174,8 @@ def _codes(reading: _Reading) -> Codes:
 
 
 def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, without repeats, found from left to right. The strings in `listed` count
-    as codes even if no language is known by them."""
+    """Every way to read a name by a pattern, without repeats. The strings in `listed` count as codes even if they do
+    not have the form of a code."""
     parts = list(filter(None, _SPECIAL_PART.split(pattern)))  # placeholders, stars and the text between them
     readings: list[_Reading] = []
     # A state: the index of the next part, the position in the name where it begins, and the codes before it.
@@ -198,9 +199,10 @@ def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]
 def _ends_of_part(
     parts: list[str], index: int, name: str, start: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """Yield the positions where part `index` may end if it begins at `start`, each with the code that it reads, if any.
+    """Yield (end, new codes) for each position where part `index` may end if it begins at `start`; a part has at most
+    one new code.
 
-    `codes` are the codes of the parts before it: a placeholder that occurs again must match the same code again.
+    `codes` are the codes of earlier parts: a placeholder that occurs again must match the same code.
     """
     part = parts[index]
     key = part[1:-1] if part in _PLACEHOLDERS else ""
@@ -220,9 +222,10 @@ def _ends_of_part(
 
 
 def _ends_of_star(next_parts: list[str], name: str, start: int) -> Iterator[int]:
-    """Yield the positions where a star that begins at `start` may end: before each occurrence of the text after it."""
+    """Yield the positions where a star that begins at `start` may end: before each occurrence in the name of the text
+    that follows the star in the pattern."""
     text = next_parts[0] if next_parts and next_parts[0] not in ("*", *_PLACEHOLDERS) else ""
-    if next_parts in ([], [text]):  # the text is the end of the name
+    if next_parts in ([], [text]):  # the pattern ends with the text, so the name must too
         yield from [len(name) - len(text)] if name.endswith(text, start) else []
         return
     end = start
@@ -234,12 +237,12 @@ def _ends_of_star(next_parts: list[str], name: str, start: int) -> Iterator[int]
 def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
     """The likely codes of a name.
 
-    1. Take the codes of the readings that cut no code short, the longest first.
-    2. If some of these are codes of CC-100 alone, leave out all others that are shorter than the longest of them, or
-       cannot be meant (`_may_be_meant`).
-    3. If all remaining codes are of one language or pair, return the first. Else, if the longest codes that
-       languages.py lists are of one language or pair, return the first of these. Else the name is ambiguous: return all
-       remaining codes.
+    1. The candidates are the codes of the readings that cut no code short, the longest first.
+    2. If some candidates have only codes of CC-100, leave out every other candidate that is shorter than the longest of
+       these, or cannot be meant (`_may_be_meant`).
+    3. If all remaining candidates are of one language or pair, return the first. Else, of the longest candidates, take
+       those that languages.py lists; if they are of one language or pair, return the first. Else the name is ambiguous:
+       return all remaining candidates.
     """
     uncut = [reading for reading in readings if not any(_is_cut_short(reading, other) for other in readings)]
     candidates = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)
@@ -259,8 +262,9 @@ def _length(codes: Codes) -> int:
 
 
 def _may_be_meant(codes: Codes) -> bool:
-    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100. This
-    holds if all are known codes and those outside CC-100 have a language of two letters (se_no, but not foo_br)."""
+    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100. True if
+    `languages_of` knows and changes them, and those outside CC-100 have a language of two letters: se_no, but neither
+    foo_br nor plain se."""
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 

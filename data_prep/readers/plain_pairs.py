@@ -56,7 +56,8 @@ class MosesZip(Moses):
     """Two line-aligned members of a zip file, one for each side."""
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the members X.a-b.a and X.a-b.b. Raises ValueError if a side has no member or several."""
+        """The names of the members X.a-b.a and X.a-b.b. Raises ValueError if a side has no member or several, or if the
+        zip file is damaged."""
         if place.size == 0:
             raise ValueError(f"{place} is empty: fetch it again")
         try:
@@ -85,7 +86,7 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
         raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have exactly one")
-    archive.open(names[0]).close()  # raises zipfile's error if it cannot be read
+    archive.open(names[0]).close()  # raises zipfile's error if the member cannot be read
     return names[0]
 
 
@@ -164,8 +165,8 @@ class NumberedTable(TableReader):
     more_columns = True
 
     def read_columns(self, columns: Any) -> tuple[str, ...]:
-        """The name of each column from the first to the last named one, empty for a column without a name. Raises
-        ValueError unless `columns` maps names to column numbers."""
+        """The names of the columns from number 1 to the last one with a name; a column without a name has "". Raises
+        ValueError unless `columns` maps names, source and target among them, to different column numbers."""
         numbers = columns if isinstance(columns, dict) else {}
         in_range = all(type(number) is int and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):

@@ -1,5 +1,5 @@
-"""Base classes of the corpus formats (file names, cutting into blocks of bytes, parsing to documents or pairs), and the
-format of CC-100."""
+"""The base classes of the readers of corpus formats, which cut files into blocks and parse blocks to documents or
+pairs; the reader of CC-100's format; and checks of file names."""
 
 import re
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, read_text
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
-_PIECE_BYTES = 1 << 20  # at most this many bytes are cleaned and tokenized in one step
+_PIECE_BYTES = 1 << 20  # about this many bytes are cleaned and tokenized in one step
 MAX_DOCUMENT = 1_000_000  # characters; a longer document is split
 
 # Both sides of a pair in UTF-8 without LF, or the reason to drop the pair.
@@ -29,9 +29,10 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or a file for each side of the pairs. `members`: the names of both sides in a zip file. The codes
-    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.in_order`. `swapped`: the files have
-    the sides in the opposite order. `columns`: the columns to read, in formats with columns (`Reader.read_columns`).
-    `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF does.
+    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.in_order`. `swapped`: in the
+    files, the sides are in the opposite order to `languages`. `columns`: the columns to read, in formats with columns
+    (`Reader.read_columns`). `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF
+    does.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Reader(ABC):
 
     task: ClassVar[str]
     says_languages: ClassVar[bool] = False  # whether the files themselves mark the language of each text
-    any_column: ClassVar[bool] = False  # whether files may have columns to filter by that `columns` does not name
+    any_column: ClassVar[bool] = False  # whether the filter `column` may use columns that `columns` does not name
     columns: tuple[str, ...] = ()
 
     def read_columns(self, columns: Any) -> tuple[str, ...]:
@@ -100,8 +101,8 @@ class Reader(ABC):
 
     @abstractmethod
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Yield blocks of about `size` bytes that end between documents or pairs. Where they end depends on the input's
-        bytes alone.
+        """Yield blocks of about `size` bytes. A block ends between documents or pairs, or inside a document that is too
+        long for one block. Where blocks end depends on `size` and the input's bytes alone.
 
         Raises ValueError on a damaged file.
         """
@@ -180,7 +181,7 @@ def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -
 def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
     """Yield (the cleaned lines of about `_PIECE_BYTES` of `data`, whether more lines follow).
 
-    A line over MAX_LINE bytes is cut into several, after white space if it has any there.
+    A line over MAX_LINE bytes is cut into several lines, after white space where `cut_point` finds any.
     """
     begin = 0
     in_long_line = False  # `begin` is inside a long line, which `repaired` has counted
@@ -297,7 +298,7 @@ def without_compression(name: str) -> str:
 
 
 def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
-    """Raise ValueError if two files, or members of files, have the same name apart from compression and case."""
+    """Raise ValueError if two files or members of files have the same name apart from folder, compression and case."""
     by_name: dict[str, Place] = {}
     for path, name in files:
         key = without_compression(name.rpartition("/")[2]).lower()

@@ -1,4 +1,4 @@
-"""The columns of files of records: JSON Lines, Parquet and Arrow, read record by record in bounded memory.
+"""Reads columns of JSON Lines, Parquet and Arrow files, one record at a time, in bounded memory.
 
 A column named `a.b` is the column of that name or, if there is none, the field `b` of the column `a`.
 """
@@ -25,17 +25,17 @@ _ARROW_FILE_START, _ARROW_STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 # One record: its values in the columns of text, and its values in the other columns that were asked for.
 Record = tuple[list[str], list[Any]]
-# A function of (file, columns of text, other columns) that yields each record of the file. Texts must be strings; None
-# in another column means that the record has no value. It raises ValueError if a column is missing, a text is no string
-# or the file is damaged.
+# A function of (file, names of the columns of text, names of other columns) that yields each record of the file. A
+# record without a value in one of the other columns has None there. The function raises ValueError if a column is
+# missing, a text is no string or the file is damaged.
 ReadRecords = Callable[[Place, Sequence[str], Sequence[str]], Iterator[Record]]
 # Names of columns -> the parts of a file in order, each as batches of rows that have at least these columns.
 _Parts = Callable[[list[str]], Iterator[Iterable[pa.RecordBatch]]]
 
 
 def json_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
-    """Read JSON Lines: one object per line; empty lines are skipped. A column `a.b` is a field of a nested object."""
-    # Column of `others` -> error message for the first record without this column. Raised if all records lack it.
+    """Read JSON Lines: one object per line; blank lines are skipped. A column `a.b` is a field of a nested object."""
+    # Column of `others` -> error message for the first record without it. Raised if no record has the column.
     absent = dict[str, str]()
     columns_seen = set[str]()
     for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
@@ -69,8 +69,8 @@ def json_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> I
 
 
 class _AmbiguousObject(dict[str, Any]):
-    """A JSON object in which each field name in `repeated` occurs more than once. `_field` raises an error only if the
-    path to its column has such a name."""
+    """A JSON object in which each field name in `repeated` occurs more than once. `_field` raises an error only if it
+    reads a field with such a name."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
@@ -83,7 +83,7 @@ def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
-    """The value of a column. Raises KeyError if the record lacks it, ValueError if the field occurs twice."""
+    """The value of a column. Raises KeyError if the record lacks the column, ValueError if its field occurs twice."""
     current: Any = record
     path = column  # the rest of the column's name, to look up in `current`
     while isinstance(current, dict):
@@ -109,12 +109,12 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
 
 
 def parquet_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
-    """Read the rows of a Parquet file, by row groups."""
+    """Read the rows of a Parquet file, one row group after another."""
     return _table_records(place, texts, others, _open_parquet, "a Parquet", "row group")
 
 
 def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
-    # A buffer, because pre_buffer would hold a whole row group in memory.
+    # Read through a small buffer (`buffer_size`), because `pre_buffer` would hold a whole row group in memory.
     file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
 
     def parts(names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
@@ -159,7 +159,7 @@ def _table_records(
             schema, parts_of = open_table(stream)
             paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
             parts = parts_of(list(dict.fromkeys(path[0] for path in paths)))
-            for index in count():  # no `for` over `parts`: errors in reading a part must find its `where` set
+            for index in count():  # not `for part in parts`: `where` must name a part before it is read
                 where = f"{place}, {part_name} {index}"
                 if (part := next(parts, None)) is None:
                     break
@@ -183,7 +183,7 @@ def _table_records(
 def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[str, ...]:
     """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
 
-    Raises ValueError if the column is missing or ambiguous, or if `is_text` and it has no strings.
+    Raises ValueError if the column is missing or ambiguous or, with `is_text`, if the column's type is not string.
     """
     outer, fields, rest = tuple[str, ...](), list(schema), column
     while True:
@@ -204,8 +204,8 @@ def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[
 
 
 def _check_offsets(column: pa.Array) -> None:
-    """Raise ArrowInvalid if an offset points outside the column's memory, before any value is read. Invalid UTF-8
-    raises no error here: the later conversion of its row to Python raises one, which can name the row."""
+    """Raise ArrowInvalid if an offset points outside the column's memory, before any value is read. Invalid UTF-8 in
+    a column of strings passes: `_value` raises the error later, when the row is known."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -14,8 +14,8 @@ from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import CC100, Input, ScoredPair, TextBlock, in_blocks
 from data_prep.readers.record_files import ReadRecords
 
-# Lines inside a text that cleaning would leave empty. A match begins with the LF before the first empty line and ends
-# before the LF at the end of the last one.
+# Consecutive lines inside a text that are empty after cleaning. A match begins with the LF before the first of these
+# lines and ends before the LF of the last.
 _EMPTY_LINES = re.compile(
     "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
@@ -24,8 +24,8 @@ _TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 
 
 class RecordDocuments(CC100):
-    """Records that are documents, with the text in one column. A record is never cut, so a long one makes a large
-    block."""
+    """Reads records that are documents, with the text in one column. Blocks end between records, so a long record makes
+    a large block."""
 
     columns = ("text",)
     any_column = True
@@ -34,14 +34,15 @@ class RecordDocuments(CC100):
         self.records = records
 
     def read_columns(self, columns: Any) -> tuple[str, ...]:
-        """The column that has the text, as the only entry. Raises ValueError unless `columns` lists one name."""
+        """Returns the name of the column that has the text, in a tuple. Raises ValueError unless `columns` lists one
+        name."""
         if not isinstance(columns, list | tuple) or len(columns) != 1 or not isinstance(columns[0], str):
             raise ValueError(f"columns are {columns}: name the one column that has the text")
         return tuple(columns)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Yield blocks of whole documents in CC-100's format, in which an empty line ends a document: empty lines
-        inside a document are removed."""
+        """Yield blocks of whole documents in CC-100's format. Empty lines inside a document are removed, because an
+        empty line ends a document."""
         repaired = Counter[str]()
         for block in in_blocks(self._documents(source, repaired), (_DOCUMENT_END,), size, repaired):
             yield replace(block, sides=(block.sides[0].removesuffix(_DOCUMENT_END),))
@@ -63,7 +64,7 @@ class RecordDocuments(CC100):
 
 
 class RecordPairs(TableReader):
-    """Records with the sides of a pair in two columns, and perhaps a score in a third column."""
+    """Reads records that are pairs, with the sides in two columns, and perhaps a score in a third column."""
 
     any_column = True
 
@@ -72,8 +73,8 @@ class RecordPairs(TableReader):
         self.records = records
 
     def read_columns(self, columns: Any) -> tuple[str, ...]:
-        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `columns`
-        has another key, or lacks a side."""
+        """Returns the names of the columns of source, target and, if `columns` has it, score. Raises ValueError if
+        `columns` lacks a side, or has another key or a name that is no string."""
         names = columns if isinstance(columns, dict) else {}
         if not {"source", "target"} <= set(names) <= set(self.columns) or not all(
             isinstance(name, str) for name in names.values()
@@ -109,7 +110,8 @@ class RecordPairs(TableReader):
                 yield (b"\t".join([a, b, *scores]),)
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield the pairs of one block. `blocks` has already applied the filters, whose columns its rows lack."""
+        """Yield the pairs of one block, unfiltered: `blocks` has applied the filters, and left out the filters'
+        columns."""
         return super().scored(replace(source, filters={}), block, counts)
 
 

@@ -1,4 +1,4 @@
-"""Read TMX as a stream, in bounded memory: from each translation unit, the segments of two languages.
+"""Read the segments of two languages from each translation unit of a TMX file, as a stream in bounded memory.
 
 We handle the events of the XML parser expat, because a tree of elements would need memory for a whole unit, however
 large. Expat opens no other files. A file that is not XML or declares entities is an error. Bytes that are invalid in
@@ -24,7 +24,7 @@ from data_prep.readers.reader import AlignedReader, Input, Unit
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MAX_DEPTH = 100  # largest depth of nested elements; TMX needs about ten
 _MAX_TAG_BYTES = 8_000_000  # largest size of a tag or a comment, which expat keeps in memory until its end
-_HEAD_BYTES = 1000  # bytes at the start of the file in which the encoding is declared
+_HEAD_BYTES = 1000  # the encoding is declared in this many bytes at the start of the file
 
 # First bytes of a file -> its encoding.
 _STARTS = {
@@ -46,10 +46,10 @@ class Tmx(AlignedReader):
     says_languages = True
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """Yield the units of a TMX file, each as the first segment of either language, without tags.
+        """Yield the units of a TMX file, each as the first segment of each of the two languages, without tags.
 
-        A unit that lacks a language or has an unknown entity is dropped as malformed, and one with a long segment as
-        long_line. Raises ValueError for a file that cannot be read.
+        For a unit that lacks a language or has an unknown entity, yields the reason "malformed" to drop it; for one
+        with a segment over MAX_LINE bytes, "long_line". Raises ValueError for a file that cannot be read.
         """
         name = str(source.paths[0])
         handler = _UnitHandler(name, source.languages)
@@ -88,9 +88,9 @@ class _UnitHandler:
         self.languages = languages
         self.units: list[Unit] = []
         self.open_tags: list[str] = []
-        # The depth of an element is the number of open tags from <tmx> to it. These are the depths of the open <seg>,
-        # and of the outermost open element whose text is skipped (0 without such an element). If a segment's language
-        # is none of `languages`, its <seg> is this outermost element.
+        # Depths of the open <seg>, and of the outermost open element whose text is skipped; 0 if there is none. An
+        # element's depth is the number of open tags from <tmx> to the element. A <seg> whose language is none of
+        # `languages` is itself skipped.
         self.segment_depth = self.skipped_depth = 0
         self.language = ""  # the language of the latest <tuv>; empty for an unknown one
         self.segments: dict[str, str] = {}  # segments of the open unit, by language
@@ -137,7 +137,8 @@ class _UnitHandler:
             self.length += len(text)
 
     def entity(self, name: str, is_parameter: bool) -> None:
-        """Handle an entity that the file does not declare: one of HTML's is text, any other makes the unit invalid."""
+        """Handle an entity that the file does not declare: HTML's entities become text, others make the unit
+        invalid."""
         if self.segment_depth and not self.skipped_depth:
             text = html.entities.html5.get(f"{name};")
             self.valid &= text is not None
@@ -174,7 +175,7 @@ def _language(tag: str) -> str:
 
 def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
     """Yield the file's text in pieces, repaired to be legal in XML. No piece ends inside a numeric character
-    reference, so that the repair sees each one complete."""
+    reference, so that the repair sees each reference complete."""
     chunks = read_text(place)
     head = b""
     while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
@@ -210,13 +211,13 @@ def _encoding(head: bytes, place: Place) -> str:
     try:
         codec = codecs.lookup(encoding)
         # The pattern of the declaration matches only text with one byte per ASCII character. So a file that matches
-        # but declares UTF-16 or UTF-32 was converted after it was declared, most likely to UTF-8.
+        # but declares UTF-16 or UTF-32 was converted after the declaration was written, most likely to UTF-8.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts and removes them
+_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts them and clears this
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

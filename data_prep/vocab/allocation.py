@@ -49,7 +49,7 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """The number of pieces that each language gets: so many of the first pieces in the language's order. Together the
+    """The number of pieces that each language gets; these are the first ones in the language's order. Together the
     languages get `size` different pieces.
 
     `orders` holds each language's pieces as `piece_order` sorts them. Every language gets all its characters. Raises

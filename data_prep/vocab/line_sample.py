@@ -155,8 +155,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
-    """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. The counts in `read`
-    grow by the text as it is before the filters."""
+    """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. The text before the
+    filters is counted in `read`."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK_BYTES):
@@ -227,8 +227,8 @@ def _read_lines(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: its upper half by CRC-32, its lower half by BLAKE2b. BLAKE2b is slow, so the lower half
-    stays 0 where the upper half alone is over `limit`."""
+    """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. BLAKE2b is slow, so
+    the lower half stays 0 where the upper half alone is over `limit`."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
@@ -254,8 +254,8 @@ def _choose_lines(
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
     distinct, first_index = np.unique(hashes, return_index=True)
-    # Up to the smallest limit, all lines of every input are candidates. `distinct` is sorted, so the first `eligible`
-    # indices have the smallest hashes.
+    # Up to the smallest limit, all lines of every input are candidates. `distinct` is sorted, so the first entries
+    # of `eligible` have the smallest hashes.
     eligible = first_index[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
     limited = [index for index, read in by_input.items() if read["limits"][code] < _MAX_HASH]
     if len(eligible) < quota[code] and limited:

@@ -39,7 +39,7 @@ from data_prep.vocab.word_counts import SPACE, WordCounts
 # Nats by which the unknown character's log-probability is below that of the least likely piece, as in SentencePiece.
 UNKNOWN_PENALTY = 10.0
 # Training begins with max(_SEEDS, _SEEDS_PER_PIECE × size of the largest vocabulary) pieces, the seeds. The first
-# expectation maximisation drops half of them.
+# expectation maximisation drops about half of them.
 _SEEDS = 1_000_000
 _SEEDS_PER_PIECE = 4
 # Seeds are substrings of the most frequent distinct words, which together have at most this many characters.

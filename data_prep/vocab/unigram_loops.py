@@ -125,8 +125,8 @@ def extend(
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
 def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Build a trie of the longer pieces. `singles` is the number of pieces of one character, so the first longer piece
-    has the number `singles` + 1.
+    """Build a trie of the longer pieces. Here `characters` and `starts` hold these pieces, not words. `singles` is the
+    number of pieces of one character, so the first longer piece has the number `singles` + 1.
 
     Returns (keys, values, ends). `keys` and `values` are a hash table from (node, character) to the next node;
     `ends[node]` is the number of the piece that ends at the node, or 0. The root is node 0.

@@ -130,7 +130,7 @@ def _train(config: VocabConfig) -> None:
                     on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
                 else:
                     on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
-            except ValueError:  # the sampled text does not allow --size: the folder must accept another
+            except ValueError:  # the sampled text does not allow --size: the folder must accept another size
                 on_root((config.out / "settings.json").unlink)
                 on_root(lambda: discard_work(stage, SAMPLE))
                 raise
@@ -211,8 +211,8 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove `folders`, which hold the working files of a finished stage. The tasks' markers list these files, so they
-    are removed first."""
+    """Remove `folders`, which hold the working files of a stage that has ended. The tasks' markers list these files, so
+    the markers are removed first."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-# Rare pieces are dropped once, from a vocabulary of `largest` times this size, so that enough other pieces are left.
+# Rare pieces are dropped once, from a vocabulary of `largest` × this factor, so that enough other pieces are left.
 _RARE_REMOVED_AT = 1.25
 _MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes its text
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
@@ -205,8 +205,8 @@ def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _scored_pieces(stage: Stage, code: str, points: Curve, pieces: Sequence[str]) -> Pieces:
-    """Each of `pieces`, the first ones in a language's order, with its log-probability. It comes from the smallest
-    vocabulary on the language's curve that has all these pieces."""
+    """Each of `pieces`, the first ones in a language's order, with its log-probability in the smallest vocabulary on
+    the language's curve that has all these pieces."""
     vocabulary = _read_pieces(stage, code, min(size for size, _ in points if size >= len(pieces)))
     return {piece: vocabulary[piece] for piece in pieces}
 

@@ -16,7 +16,7 @@ import sentencepiece as spm
 
 NORMALIZATION = "nmt_nfkc"
 SPACE = "▁"  # SentencePiece writes it before every word
-_BATCH_LINES = 20_000  # normalised in one step
+_BATCH_LINES = 20_000  # lines that are normalised in one step
 # Memory of training in bytes, per distinct word and per character of the distinct words; a little more than measured.
 _WORD_BYTES, _CHARACTER_BYTES = 60, 45
 

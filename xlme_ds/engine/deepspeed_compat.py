@@ -148,7 +148,7 @@ def _wait_until(done: Callable[[], bool], message: str, patience: float = 10.0) 
 
 
 def _compiler_runs_in(folder: Path) -> bool:
-    """Whether a compiler runs in `folder`: a compiler may outlive the process that started it and held the lock."""
+    """Whether a compiler works in `folder`: it may outlive the process that started it and held the lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             command = (process / "cmdline").read_bytes().split(b"\0")[0]
@@ -160,8 +160,8 @@ def _compiler_runs_in(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_ninja_first() -> Iterator[None]:
-    """Context in which PATH begins with the folder of this environment's ninja. Another version of ninja may not accept
-    the folder's build log, and would compile everything anew."""
+    """Context in which PATH begins with the folder of this environment's ninja. Another version of ninja may reject the
+    build folder's log, and would then compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
@@ -186,9 +186,9 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients into parts. Returns (parts, offsets). The aligned part of a gradient goes to the disk, the
-    short parts before and after it stay in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient
-    only at its end."""
+    """Cut flat gradients into parts. Returns (parts, the parts' offsets); `offsets` are the gradients' in their group's
+    buffer. DeepSpeed writes the aligned part of a gradient to the disk if it is large enough, and keeps the short parts
+    before and after it in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient only at its end."""
     parts, part_offsets = [], []
     alignment = swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):

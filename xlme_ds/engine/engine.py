@@ -43,8 +43,9 @@ class StepStats:
 
 
 class Engine:
-    """A model with its optimizer, in plain torch on one process. Every public method is collective: all ranks call it
-    with equal arguments. Subclasses for DeepSpeed override the backward pass, the update and reductions.
+    """A model with its optimizer, in plain torch on one process. Every public method but `named_parameters` is
+    collective: all ranks call it at the same point. Subclasses for DeepSpeed override the backward pass, the update and
+    the sums over ranks.
     """
 
     rank = 0
@@ -71,19 +72,20 @@ class Engine:
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
         self._reads_rows = True
-        self._counts_rows = True  # false in a pipeline's last stage: the first stage reads and counts the same rows
+        self._counts_rows = True  # false in a pipeline's later stages: the first stage counts the rows
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
         return self.module.named_parameters()
 
     def _backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss`, this micro-batch's contribution to the step's loss."""
+        """Compute the gradient of `loss`, this micro-batch's contribution to the step's loss, and add it to the step's
+        gradient."""
         loss.backward()
 
     def _update(self, context: StepContext) -> float:
-        """Clip, take the optimizer step if `_accepts` allows the norm, and clear the gradients. Sets `context.applied`,
-        and returns the global norm before clipping."""
+        """Clip the gradients, take the optimizer step if `_accepts` accepts their norm, and clear the gradients. Sets
+        `context.applied`, and returns the global norm before clipping."""
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
         context.applied = self._accepts(context, norm)
         if context.applied:
@@ -97,7 +99,7 @@ class Engine:
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Copy the weights that `load` wrote into the buckets to the module; collective."""
+        """Copy the weights from the buckets, which `load` has filled, to the module; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Add up `values` over the ranks in place, and return them."""
@@ -112,7 +114,8 @@ class Engine:
         use_rotary_base(self.module, self.loader.phases[phase_index(self.loader.phases, step)].rotary_base)
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
-        """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
+        """Take optimizer step `step`, counted from 0, on the rows of this step. The step is skipped if its gradient
+        norm exceeds `norm_limit` or is not finite.
 
         `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
         """
@@ -158,19 +161,22 @@ class Engine:
         return counts
 
     def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
-        """Forward and backward pass of every micro-batch, and the update; returns the norm as `_update` does."""
+        """Run the forward and backward pass of every micro-batch, and then the update; returns the norm as `_update`
+        does."""
         self.module.train()
         for batch in batches:
             self._backward(context.loss(self.module(batch), batch))
         return self._update(context)
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
-        """`counts`, and the sums that `context` gathered, added over the ranks; float64, on the CPU."""
+        """Returns a dict, float64 on the CPU: `counts` as they are, and the sums that `context` gathered, added up over
+        the ranks."""
         totals = context.totals(self.device)
         return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:
-        """Whether to take a step with this global gradient norm (−1: DeepSpeed's value if it is not finite)."""
+        """Whether to take a step with the global gradient norm `norm`. DeepSpeed gives −1 for a norm that is not
+        finite."""
         if not (math.isfinite(norm) and norm >= 0):
             return False
         return math.isinf(context.norm_limit) or not self.any(norm > context.norm_limit)
@@ -224,7 +230,8 @@ class Engine:
         number of ranks."""
         batch = self.objective.as_probe(on_all_ranks(self.loader.probe))
         totals = self._evaluate([batch])
-        # Every rank evaluates this batch, so sums and counts are both multiplied by the number of ranks.
+        # Every rank, or every replica of a pipeline, evaluates this batch, so sums and counts have the same extra
+        # factor.
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 

@@ -1,7 +1,7 @@
 """DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
-Besides the activations, these two stages exchange the tied embedding and predictions.
+These two stages also send each other the tied embedding, its gradient and predictions.
 
 The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
 last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
@@ -97,7 +97,7 @@ class PipelineEngine(ZeroEngine):
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """The loss of a micro-batch, on the last stage."""
+        """The loss of a micro-batch, times `_loss_factor`. DeepSpeed calls this function on the last stage."""
         batch = self._batch(labels)
         return context.loss(self._last_part.output(outputs, batch), batch) * self._loss_factor
 
@@ -148,7 +148,8 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches`, with their open positions filled on the process that holds the first part.
+        """`batches`; if the model needs two passes, with their open positions filled on the process that holds the
+        first part, and without their added tensors on the others.
 
         `micro_batches`: the number of micro-batches that the schedule runs, equal on all processes. Collective over the
         stages.
@@ -184,7 +185,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0: the first process of every other stage sends its stage's parameters to rank 0."""
+        """All parameters, on rank 0: the first process of each later stage sends the stage's parameters to rank 0."""
         state = super().full_state()
         shapes_by_rank = gather({name: value.shape for name, value in state.items()})
         for source in range(1, self.world):
@@ -201,7 +202,7 @@ class PipelineEngine(ZeroEngine):
 class _TiedTable:
     """The tied embedding on a process that holds `parts`. The process with the first part owns the table; the process
     with the last part, the borrower, has a copy. `blocks` are empty where there is nothing to send: on any other
-    process, and if one process has both parts."""
+    process, if one process has both parts, and if the model ties nothing."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
@@ -220,7 +221,8 @@ class _TiedTable:
             self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.blocks]
             for block, gradient in zip(self.blocks, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-        # Runs between the last backward pass and the reduction over the replicas; DeepSpeed binds it to its engine.
+        # DeepSpeed calls `_add_gradients`, with its engine, between the last backward pass and the reduction over the
+        # replicas.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def share(self) -> None:

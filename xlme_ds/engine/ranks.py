@@ -1,8 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
-translated into torch's. Several processes that do not know of each other would each become a run of its own without a
-word, so they are an error.
+translated into torch's. Without these variables, each of several processes would silently become a run of its own, so
+this is an error.
 """
 
 import datetime
@@ -27,7 +27,7 @@ from ..run_commands import AGENT_STORE, FIRST_PORT, PORT_COUNT, TORCH_VARIABLES,
 # A Slurm job's port is computed from the job's id, so that jobs on one node have different ports.
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
-_SLOW_SECONDS = 30.0  # a longer wait prints a message; on a busy machine, imports take less time than this
+_SLOW_SECONDS = 30.0  # a longer wait prints a message; imports take less time, even on a busy machine
 _UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 
 
@@ -82,7 +82,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of Slurm's list of nodes, where rank 0 is: gpu-001 of `gpu-[001-004,007],login1`."""
+    """The first node in Slurm's list `nodes`, on which rank 0 runs: gpu-001 of `gpu-[001-004,007],login1`."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
 
 
@@ -102,7 +102,7 @@ class SharedError(ValueError):
 
 
 def _is_not_cpu_warning(record: logging.LogRecord) -> bool:
-    """False for DeepSpeed's warning, when it is imported, that there is no GPU: a run's first line says so."""
+    """False for the warning, at DeepSpeed's import, that there is no GPU: a run's first line names the CPU."""
     return "Setting accelerator to CPU" not in record.getMessage()
 
 
@@ -181,13 +181,15 @@ def _printing_if_slow(message: str) -> Iterator[None]:
 
 
 def _alone() -> dict[str, str]:
-    """torch's five variables for a process that runs alone, at a free port."""
+    """torch's five variables for a process that runs alone, with a free port. Also removes torchrun's variable
+    AGENT_STORE from the environment."""
     os.environ.pop(AGENT_STORE, None)
     return dict(zip(TORCH_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
 
 
 def _device() -> int:
-    """The index of this process's GPU. Sets LOCAL_RANK, which DeepSpeed reads, to this index."""
+    """The index of this process's GPU. Sets LOCAL_RANK, which DeepSpeed reads, to this index. Raises SharedError if the
+    node has too few GPUs."""
     index = int(os.environ["LOCAL_RANK"])
     visible = torch.cuda.device_count()
     if visible == 1:  # a launcher may show each process only one GPU (srun --gpus-per-task=1)

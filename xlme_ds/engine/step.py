@@ -29,11 +29,11 @@ class StepContext:
     languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
     gathered: list[Gathered] = field(default_factory=list)  # by micro-batch
-    losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
+    losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's contribution to the step's loss. If the loss is not finite, its gradient is made NaN, so
-        that all ranks see the fault in the gradient's norm."""
+        """Returns the micro-batch's contribution to the step's loss, and gathers its sums. If the loss is not finite,
+        its gradient is made NaN, so that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
             by_language = None

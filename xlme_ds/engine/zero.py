@@ -74,8 +74,8 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
-        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm. Most steps with an
-        infinite norm are skipped by DeepSpeed itself, without this call."""
+        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm. DeepSpeed itself skips
+        most steps with a norm that is not finite, and then does not call `step`."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -95,8 +95,8 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients. DeepSpeed is asked only if `_step_if_accepted` has not stored the norm,
-        because the question waits for the update on the GPU."""
+        """The norm of the step's gradients. It is read from DeepSpeed only if `_step_if_accepted` has not stored it,
+        because that read waits for the update on the GPU."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 

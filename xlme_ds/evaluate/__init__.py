@@ -2,15 +2,15 @@
 the command writes.
 
 A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one model
-or a list, which run on the GPU if there is one. All functions raise ValueError for unsuitable models and data.
+or a list. Models run on the GPU if there is one. All functions raise ValueError for unsuitable models and data.
 
-All layers are scored. The tables show the scores of one layer, `layer`: 0 is the embeddings, and the default is three
-quarters of the depth. In a run that has two encoders, `which` names the one to score. With `random`, an untrained
-model of equal shape is scored, too, for each model.
+`tatoeba`, `pairs` and `align` score all layers. Their tables show the scores of one, `layer`: 0 is the embeddings, and
+the default is three quarters of the depth. In a run that has two encoders, `which` names the one to score. With
+`random`, untrained models are scored, too, one for each shape, objective, seed and vocabulary among the models.
 
-In the returned dictionary, `models` has a dictionary for each model, whose `overall` maps the name of a score to its
-mean. In `tatoeba`, `pairs` and `align` this mean is a list of fractions: one for the embeddings, then one for each
-layer. The accuracy from English at layer 9 is
+In the returned dictionary, `models` has a dictionary for each model. There, except in `words`, `overall` maps the name
+of a score to its mean. In `tatoeba`, `pairs` and `align` this mean is a list of fractions: one for the embeddings, then
+one for each layer. The accuracy from English at layer 9 is
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]["en_xx"][9]
 """

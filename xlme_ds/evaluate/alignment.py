@@ -1,7 +1,7 @@
 """Word alignment by optimal transport between the subwords of one layer (XLM-Align section 3.1; XLM-E section 4.6),
 and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
-Of arrays: S source subwords and T target subwords of a pair, D width.
+Sizes of arrays: S source subwords and T target subwords of a pair, D width.
 """
 
 import re
@@ -165,7 +165,7 @@ def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray
     """Sinkhorn's algorithm: divide by column sums and by row sums in turn. Returns two transport plans, float64 [S, T]:
     in the first the rows sum to 1, in the second the columns.
 
-    The iteration starts from the similarity itself, not from its exponential, as in XLM-Align's code; values that are
+    As in XLM-Align's code, the iteration starts from the similarity itself, not from its exponential; values that are
     not positive become 1e-6.
     """
     rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, 1e-6).astype(np.float64)
@@ -187,8 +187,8 @@ def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
 def align_words(
     source_SD: np.ndarray, target_TD: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
 ) -> Links:
-    """Links between words: two words are linked if any of their subwords are aligned. `source_SD` and `target_TD`: the
-    vector of each subword; `source_words` and `target_words`: the index of each subword's word."""
+    """Links between words: two words are linked if a subword of one is aligned with a subword of the other. `source_SD`
+    and `target_TD`: the vector of each subword; `source_words` and `target_words`: the index of each subword's word."""
     return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
@@ -302,7 +302,7 @@ def score_tests(
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """One table per model: the tests' scores at the layer `--layer`, by default at three quarters of the depth."""
+    """One table per model: the tests' scores at the layer that the model's entry names."""
     return [
         table_at_layer(
             model,

@@ -38,7 +38,7 @@ class ComparedModel:
     folder: Path
     cfg: ModelConfig
     vocabulary: Vocabulary
-    step: int | None  # step of the checkpoint that was read; None: a finished model was read
+    step: int | None  # step of the checkpoint that was read; None: a finished or untrained model
     untrained: bool
 
     @property
@@ -56,7 +56,7 @@ class ComparedEncoder(ComparedModel):
 
     @property
     def layers_description(self) -> dict[str, Any]:
-        """`description` in the results of tests that score every layer."""
+        """`description` with more entries, for the results of tests that score every layer."""
         layers = {"depth": self.cfg.discriminator_layers, "layer": self.layer}
         return self.description | {"weights": weights_sha256(self.encoder)} | layers
 
@@ -83,7 +83,7 @@ def paper_layer(depth: int) -> int:
 def load_encoders(
     models: Models, layer: int | None, untrained: bool, which: EncoderName | None = None
 ) -> list[ComparedEncoder]:
-    """The encoders in the folders; with `untrained`, followed by an untrained one for each shape and seed.
+    """The encoders in the folders; with `untrained`, followed by one for each of `_untrained_variants`.
 
     Raises ValueError for a folder without a model and for a layer that a model does not have.
     """
@@ -106,7 +106,7 @@ def load_encoders(
 
 
 def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
-    """The whole models in the folders; with `untrained`, followed by an untrained one for each shape and seed.
+    """The whole models in the folders; with `untrained`, followed by one for each of `_untrained_variants`.
 
     Raises ValueError for a folder whose model predicts no tokens.
     """
@@ -138,7 +138,8 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
 
 def trained_on(model: ComparedModel, store: RowStore) -> dict[str, bool]:
     """Returns {"trained_on": True}, to be added to the model's entry in the results, and prints a note, if the model's
-    run read the text in `store`. Else returns an empty dict."""
+    run read the text in `store`, or if this is the training part of a split. Else, and for an untrained model, returns
+    an empty dict."""
     manifest = store.manifest
     run_data: dict[str, Any] = read_config(model.folder).get("data") or {}
     fingerprints_of_run = {

@@ -186,7 +186,7 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
 
 
 def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Correlations of the cosines with the human scores (Pearson and Spearman), and the task's score: the harmonic mean
+    """Correlations of the cosines with the human scores (Pearson and Spearman), and SemEval's score: the harmonic mean
     of the two correlations if both are positive, else 0."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
     cosines = (unit_length(first_ND) * unit_length(second_ND)).sum(1)

@@ -85,10 +85,10 @@ class CommonOptions:
         measure: str = "",
         note: str = "",
     ) -> None:
-        """Write the results and their tables into `out`, the plot last, and print them.
+        """Print the results or their tables. If `out` is set, first write both, and then the plot, into this folder.
 
-        The plot shows all `curves`. A table that is added shows the curves that are not centred, with `note` below.
-        `measure` is the plot's axis label and is in the title of this table.
+        The plot shows all `curves`. One more table shows the curves that are not centred, with `note` below it.
+        `measure` is the label of the plot's vertical axis, and part of this table's title.
         """
         tables, test = tables_of(results), results["test"]
         if curves:

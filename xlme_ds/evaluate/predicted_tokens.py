@@ -66,7 +66,7 @@ def perplexity(
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
-    """The monolingual rows of a mixed data folder. `languages` is that of `RowStore`. Raises ValueError for a folder
+    """The monolingual rows of a mixed data folder. `languages`: as in `RowStore`. Raises ValueError for a folder
     without such rows, and for rows that hold texts of several languages."""
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
@@ -142,7 +142,7 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 
 
 def check_numbers(seed: int, **counts: int | None) -> None:
-    """Raise ValueError for a count below 1, and for a seed that does not fit into the 64-bit random counters: it would
+    """Raise ValueError for a count below 1, and for a seed that is negative or not below 2^63: cut to 64 bits, it could
     act as another seed."""
     for name, count in counts.items():
         if count is not None and count < 1:
@@ -199,7 +199,7 @@ def _means(totals: Mapping[str, np.ndarray]) -> Costs:
 
 
 def _exp(nll: float) -> float:
-    """e ** `nll`; infinity if that is no float, as for a model whose training diverged."""
+    """e ** `nll`; infinity if this is too large for a float or NaN, as for a model whose training diverged."""
     return math.exp(nll) if nll < 709 else math.inf
 
 

@@ -92,9 +92,9 @@ def pairs(
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training. `data` is a data folder that holds para/, or a
-    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. It scores the first
-    `limit` pairs of each language, without those that repeat a sentence of an earlier pair. `help(xlme.evaluate)`
-    explains the other arguments, the errors and what is returned."""
+    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. The first `limit` pairs of each language
+    are scored, without those that repeat a sentence of an earlier pair. `help(xlme.evaluate)` explains the other
+    arguments, the errors and what is returned."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     results = []
@@ -208,7 +208,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     """Returns (name, content) of an archive's English member, and then of its other member. Raises ValueError if one is
-    missing."""
+    missing or not the only one, or if the archive cannot be read."""
     sides = []
     try:
         with zipfile.ZipFile(path) as archive:

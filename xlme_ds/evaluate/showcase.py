@@ -66,8 +66,8 @@ def shown_step(run: Path) -> int:
 
 
 def _write(run: Path, contents: Mapping[str, Any]) -> None:
-    """Write `contents` into files by name, and the sentences as TensorBoard texts. There a prediction is bold, and the
-    original token follows it in parentheses if it differs."""
+    """Write each of `contents` (file name -> content) into its file, and the sentences as TensorBoard texts. There a
+    prediction is bold, and the original token follows it in parentheses if it differs."""
     for name, content in contents.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:

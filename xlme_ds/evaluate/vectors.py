@@ -1,7 +1,7 @@
 """Hidden states of every layer for many items, and sentence vectors, which are means of hidden states (XLM-E section
 4.6).
 
-B rows, T tokens, D width; layer 0 is the embeddings.
+B rows, T tokens, N vectors, D width; layer 0 is the embeddings.
 """
 
 from collections.abc import Iterator, Sequence

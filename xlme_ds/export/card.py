@@ -133,8 +133,8 @@ def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`rows`, (layer, accuracies) for each layer: the accuracies en → xx and xx → en after training, then the same two
-    before training; the number of `languages`; and the mean number of `candidates`."""
+    """Returns a dict. `rows`: (layer, accuracies) for each layer, where the accuracies are en → xx and xx → en after
+    training, then both before; `languages`: the number of languages; `candidates`: the mean number of candidates."""
     before, after = values["before"]["overall"], values["after"]["overall"]
     columns = zip(after["en_xx"], after["xx_en"], before["en_xx"], before["xx_en"], strict=True)
     return {

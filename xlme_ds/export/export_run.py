@@ -65,14 +65,15 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
     """Returns `model_type`. If it is None, returns one of transformers' own types if one can hold the model, else
     `xlme`.
 
-    Raises ValueError for a type that cannot hold the model, and if `onnx` cannot be written.
+    Raises ValueError for a type that cannot hold the model, and if `onnx` is set but the model cannot be written as
+    ONNX.
     """
     if model_type not in (None, MODEL_TYPE, *FORMATS):
         raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
         require_onnx(model)
     cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
-    unsupported = {  # what each type cannot hold; empty if it can hold the model
+    unsupported = {  # what of the model each type cannot hold; empty if it can hold all
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
     }
     if model_type in FORMATS and unsupported[model_type]:
@@ -103,8 +104,8 @@ def export_xlm_roberta(
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The encoder's first `layer` layers. Its last hidden states are those of layer `layer` in the full encoder.
 
-    Raises ValueError for a layer that does not exist, and for a pre-LN model, because only the output of its last layer
-    is normalised.
+    Raises ValueError for a layer that does not exist, and for any but the last layer of a pre-LN model, because only
+    the last layer's output is normalised.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:

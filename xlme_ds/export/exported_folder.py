@@ -37,8 +37,8 @@ REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
 DECODER_CODE = "modeling_xlme_translation.py"
 
-# For each class of pre-training and of translation, the prefixes of its parts' parameters beyond the encoder. All other
-# classes have one head, with the prefix `head.`.
+# Class of pre-training or translation -> the prefixes of its parameters outside the encoder. All other classes except
+# XLMEModel have one head, with the prefix `head.`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
@@ -58,7 +58,8 @@ def write_folder(
     """Write the folder `out`, which must not exist, with weights in float32 and the model card `card` (Markdown). With
     `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if the folder cannot be written; then no part of it stays.
+    Raises ValueError if `out` exists, and if a model has another vocabulary or lacks its head. After any error nothing
+    of the new folder stays.
     """
     with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary, model_type)
@@ -103,7 +104,8 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
 
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns (settings, parameters) for the classes in `remote/`, and copies their code to `folder`."""
+    """Returns (settings, parameters) for the classes in `remote/`. Copies the code of the classes to `folder` and, for
+    a translation model, writes generation_config.json there."""
     for name in (*CODE, DECODER_CODE) if model.has_decoder else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
     if model.has_decoder:
@@ -123,7 +125,8 @@ def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dic
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`."""
+    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`. Raises
+    ValueError if the model lacks them."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
         for prefix in _HEADS.get(model.architecture, ("head.",)):

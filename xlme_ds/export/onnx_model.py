@@ -1,4 +1,5 @@
-"""model.onnx of an exported folder: the trained model, for any number of texts of any length."""
+"""Writes model.onnx into an exported folder: the encoder, and its head if it was fine-tuned, for any number of texts of
+any length."""
 
 import logging
 import warnings
@@ -28,7 +29,7 @@ _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
 
 
 def require_onnx(model: Exported) -> None:
-    """Raise ValueError if a package is missing, or for a model that is more than an encoder with a head."""
+    """Raise ValueError if a package is missing, or if the model has a decoder."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
@@ -39,7 +40,7 @@ def require_onnx(model: Exported) -> None:
 
 
 class _Graph(nn.Module):
-    """A loaded model with exactly the inputs and outputs of the graph."""
+    """A loaded model with exactly the inputs and outputs of model.onnx."""
 
     def __init__(self, model: nn.Module, outputs: tuple[str, ...]):
         super().__init__()
@@ -55,8 +56,8 @@ class _Graph(nn.Module):
 
 
 def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
-    """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both [B, T], and
-    for a model with language embeddings `language_ids` [B]."""
+    """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both int64 [B,
+    T], and for a model with language embeddings `language_ids`, int64 [B]."""
     loaded, outputs = _load(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
     tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # two rows: torch.export would make a size of 1 a constant
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
@@ -85,11 +86,12 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
 
 
 def _load(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
-    """The model in `folder`, without its head unless it was fine-tuned."""
+    """The model in `folder`. A head of fine-tuning is kept, a head of pre-training is left out."""
     import transformers
 
     if native := FORMATS.get(model_type):
-        # XLMEForMaskedLM is XLMRobertaForMaskedLM there; for XLMEForPreTraining there is only the encoder's class.
+        # For XLMEForMaskedLM transformers has, for example, XLMRobertaForMaskedLM; for XLMEForPreTraining it has only
+        # the encoder's class.
         ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
         model_class = getattr(transformers, native.classes + ending)
     else:

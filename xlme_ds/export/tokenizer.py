@@ -19,7 +19,7 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # NFC composes it with no other character; only the ones before a mark are removed
+_GUARD = "\ue000"  # NFC composes it with no other character; a U+E000 of the text itself stays
 _NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode assigns this code to no character
 
 

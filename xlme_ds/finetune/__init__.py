@@ -28,8 +28,8 @@ def run(
     if there is one.
 
     Returns the scores of every language, as in `out`/scores.json; None if a signal stopped the run. `tuning`: settings
-    of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their published values. A second call
-    with the same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
+    of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their defaults. A second call with the
+    same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
     """
     from ..train.stop import StopRequest
     from .__main__ import run_all

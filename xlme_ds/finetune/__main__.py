@@ -21,7 +21,8 @@ from .settings import FinetuneSettings, Job, jobs, parse
 
 
 def check_flags(argv: list[str]) -> None:
-    """Raise ValueError, or end the program, for a mistake in a command line; asked for help, print it and exit."""
+    """Check a command line. A mistake raises ValueError or ends the program; --help prints the help and ends the
+    program."""
     parse(program("finetune"), argv, __doc__ or "")
 
 
@@ -47,8 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
-    """Do `runs` of a command one after the other. On rank 0 it returns the scores of each run, or None for a run that
-    was stopped; on the other ranks it returns None for each. Collective over the ranks. Raises SharedError."""
+    """Do `runs` of a command one after the other. Returns for each run its scores on rank 0, or None if the run was
+    stopped; on the other ranks always None. Collective over the ranks. Raises SharedError."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 uses old names of torch's collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
     from ..settings_file import check_ranges
@@ -61,7 +62,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
         raise SharedError(str(error)) from None
     # The ranks join once for all runs, because DeepSpeed keeps its process groups.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-        # All runs and ranks start from the same checkpoint, even if its run is still training.
+        # All runs and ranks start from one checkpoint, even if `command.model` is a run that still saves new ones.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
         return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in runs]
 

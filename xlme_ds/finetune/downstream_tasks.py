@@ -23,8 +23,8 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11); the first value of
-    each is the default.
+    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11; `conll` has that
+    of `ner`). The first value of each is the default.
 
     `folders`: the names of the task's folders in XTREME's download, the one with its tests first. If a folder of --data
     has subfolders with these names, only these subfolders are searched.
@@ -40,7 +40,7 @@ class DownstreamTask:
     labels: tuple[str, ...] = ()
     train_files: tuple[str, ...] = ()  # name patterns of the training and dev files of another dataset, if one is used
     max_tokens: int = 128
-    warmup_steps: int = 0  # the published number of steps; 0: a tenth of the steps
+    warmup_steps: int = 0  # the published number of warm-up steps; 0: a tenth of all steps
 
     @property
     def file_name(self) -> str:

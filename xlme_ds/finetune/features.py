@@ -25,7 +25,7 @@ from .downstream_tasks import DownstreamTask, Kind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
-IGNORED = -100  # the label of tokens for which no label is predicted
+IGNORED = -100  # the label that the loss ignores
 
 
 class Feature(NamedTuple):
@@ -36,8 +36,8 @@ class Feature(NamedTuple):
     `labels`: a sentence has one label per token, which is IGNORED unless the token is the first subword of a word. A
     pair has one label. A question has two, the positions of the answer's first and last token.
     `word_starts`: for a sentence, the positions of the first subword of each word.
-    `characters`: for a question [tokens, 2]: each token's range of characters in the context, [begin, end), or −1 for
-    tokens outside the context.
+    `characters`: for a question, each token's range of characters in the context, [begin, end), or −1 for tokens
+    outside the context; [tokens, 2].
     """
 
     ids: np.ndarray
@@ -79,7 +79,8 @@ def _sentence(
     """The inputs made from a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
-    # (subwords, labels, positions of the words' first subwords) for each input; the first label belongs to <s>.
+    # (subwords, labels, positions of the words' first subwords) for each input. The first label is that of the opening
+    # special token.
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
         word = ids[: max_tokens - 2].tolist() or [UNK]  # a word of white space alone has no subwords
@@ -98,7 +99,8 @@ def _sentence(
 def _pair(
     pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
-    """The input of a pair. A pair of more than `max_tokens` tokens loses tokens at the end of its longer side."""
+    """The input of a pair. If it would have more than `max_tokens` tokens, the ends of texts are cut off; a text that
+    fills at most half of the room stays whole."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
@@ -155,7 +157,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
-    """A batch of features, padded to the longest one. `keys`, one for each feature, seed dropout in training."""
+    """A batch of `features`, padded to the longest of them. `keys`, one for each feature, seed dropout in training."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
     positions_BT, segments_BT = one_item_a_row(tokens_BT)
@@ -206,8 +208,8 @@ class TaskLoader:
         return self.features[self._orders[epoch][index]]
 
     def _draws(self, step: int, micro_batch: int | None) -> list[tuple[int, Feature]]:
-        """(draw, feature) for the draws of one of this rank's micro-batches, or for those of all ranks in the step;
-        short features come first."""
+        """(draw, feature) for each draw in a micro-batch of this rank, or in the step of all ranks if `micro_batch` is
+        None. Short features come first."""
         rows = self.plan.step_rows(step, 0)
         draws = sorted(((draw, self._feature(draw)) for draw in rows), key=lambda pair: len(pair[1].ids))
         if micro_batch is None:

@@ -50,11 +50,11 @@ Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Train, score and predict; steps that an earlier call finished are not repeated. Collective over the ranks, which
-    have joined their process group.
+    """Train, score and predict. Training goes on where an earlier call stopped; scoring starts anew, unless scores.json
+    exists. Collective over the ranks, which have joined their process group.
 
-    Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None, and after a request to stop
-    all do. Raises SharedError.
+    Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None; after a request to stop,
+    all ranks do. Raises SharedError.
     """
     task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
@@ -87,7 +87,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
-        # Users submit this folder as it is, so an earlier call's predictions for other tests must go.
+        # Users submit the folder of predictions as it is, so an earlier call's predictions for other tests must go.
         predictions = job.out / "predictions"
         on_all_ranks(lambda: shutil.rmtree(predictions) if rank == 0 and predictions.exists() else None)
         model = objective.build(config.model)
@@ -107,9 +107,12 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 def _prepare(
     job: Job, folder: RunFolder, rank: int, world: int
 ) -> tuple[TrainedEncoder, TaskSets, FinetuneConfig, TaskLoader, list[str]]:
-    """Read and check all files before training, so that a mistake in a file that is scored after training stops the run
-    now. The last value returned: the languages without labels among the test files that this rank scores. Raises
-    ValueError."""
+    """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
+    run before training.
+
+    Returns (the encoder to start from; the files by purpose; the run's configuration; the loader; the languages whose
+    test files, among those of this rank, have no labels). Raises ValueError.
+    """
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -223,7 +226,7 @@ def _scores(
             break
         if rank == 0:
             print(f"{job.out}: scoring {source.path.name}, {count} of {len(files[::world])}", flush=True)
-        held_out = source.split == "train"  # a tenth of it is the dev set
+        held_out = source.split == "train"  # then a tenth of this training file is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
         features = featurise(
             examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)

@@ -32,8 +32,8 @@ class TaskModel(nn.Module):
     """An encoder and a head. The head reads every token; for pairs, only the first token.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
-    modern` the head is ModernBERT's: dense, GELU, norm and linear. It has `label_count` outputs. The encoder is trained
-    too: `dropout` replaces its dropout rate, and attention weights get no dropout.
+    modern` the head is ModernBERT's: dense, GELU, norm and linear. Every head has `label_count` outputs. The encoder is
+    trained too. `dropout` is the rate in the encoder and before the head; attention weights get no dropout.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, label_count: int, dropout: float = 0.0):
@@ -63,8 +63,8 @@ class TaskModel(nn.Module):
 
 
 class TaskObjective(Objective):
-    """The objective of fine-tuning. A span consists of two predictions, one of its first token and one of its last
-    token, and each of the two counts half."""
+    """The objective of fine-tuning. For a span the model predicts two positions, of the first and of the last token.
+    Each of these two predictions counts half."""
 
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
@@ -78,7 +78,7 @@ class TaskObjective(Objective):
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor that multiplies each parameter's learning rate: layer_decay ** depth (ERNIE-M, Tables 11 and 12).
         The depth is 0 for the parameters after the last layer, 1 in the last layer, 2 in the layer before it, and so
-        on. The embedding is one deeper than the first layer."""
+        on. Parameters before the first layer, such as the embedding, are one deeper than this layer."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
         depths = {name: layers - layer for name, layer in layer_of.items()}
@@ -112,8 +112,8 @@ class TaskObjective(Objective):
         return {"loss": float(sums / counts.clamp(min=1)), "accuracy": float(statistics / counts.clamp(min=1))}
 
     def _flat(self, output: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-        """Returns (logits [N, classes], labels [N]) of N predictions. A span consists of two predictions, and the
-        classes of each are the T token positions."""
+        """Returns (logits [N, classes], labels [N]) of N predictions. A span has two predictions; the classes of each
+        are the T token positions."""
         if self.kind == "span":
             return output.transpose(1, 2).flatten(0, 1), batch.labels.flatten()
         return output.flatten(0, -2), batch.labels.flatten()

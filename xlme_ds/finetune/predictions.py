@@ -2,7 +2,7 @@
 and accuracy, pairs of texts by accuracy, and answers by F1 and exact match.
 
 A context that is longer than the model's input is read in several windows. The answer to a question is the best span in
-all of them. To compare answers, SQuAD v1.1 lower-cases them and drops English articles and ASCII punctuation. MLQA
+all windows. To compare answers, SQuAD v1.1 lower-cases them and drops English articles and ASCII punctuation. MLQA
 (Lewis et al., 2020) drops the articles of the text's own language instead, and all punctuation of Unicode, and splits
 Chinese into characters.
 """
@@ -80,9 +80,12 @@ def predict(
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
-    """The text of the best span in all windows of a question. The best span has the largest sum of two logits: that its
-    first token begins the answer, and that its last token ends it. `logits` has an array [tokens, 2] of these two
-    logits for each window."""
+    """The text of the best span in all windows of a question; empty if there is none. `logits` has an array [tokens, 2]
+    for each window: the logit that a token begins the answer, and the logit that it ends the answer.
+
+    The best span has the largest sum of its first token's first logit and its last token's second logit. Only spans of
+    at most `LONGEST_ANSWER` tokens are compared. Their first and last tokens are each among a window's `N_BEST`.
+    """
     best_sum, answer = -np.inf, ""
     for window, window_logits in zip(windows, logits, strict=True):
         positions = np.flatnonzero(window.characters[:, 0] >= 0)  # where the window has tokens of the context
@@ -118,8 +121,8 @@ def compare(prediction: str, answers: Sequence[str], language: str, words: WordS
     """Returns (F1 over words, exact match) of a predicted answer, each from 0 to 1. If there are several right
     `answers`, each value is the best one over them. `words` splits a text into words.
 
-    F1 is the harmonic mean of precision and recall, which are the fractions of each text's words that the other text
-    has, too.
+    F1 is the harmonic mean of precision (the fraction of the predicted words that the answer has) and recall (the
+    fraction of the answer's words that were predicted).
     """
     predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
     f1 = 0.0

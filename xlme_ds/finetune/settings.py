@@ -175,8 +175,8 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
-    """Parse the command line, after the settings of the --config file. Raises ValueError for a file that has none, and
-    for a setting or a value that only pre-training reads."""
+    """Parse the settings of the --config file and the command line, whose flags replace them. Raises ValueError if the
+    file has no settings of fine-tuning, and for a flag or a value that only pre-training reads."""
     arguments, file_name = take_flag(arguments, "--config")
     if "--config" in arguments:
         raise ValueError("--config has no value: write one after it")
@@ -256,12 +256,13 @@ def run_config(
     features: int,
     base: str,
 ) -> FinetuneConfig:
-    """The configuration of a run that trains on `features` inputs. `tuning` must be what `completed` returned. `base`
-    is the SHA-256 of the weights that the run starts from. Raises ValueError for settings that `validate` refuses."""
+    """The configuration of a run. `tuning` must be what `completed` returned. `features` is the number of inputs that
+    the run trains on, `base` the SHA-256 of the weights that it starts from. Raises ValueError for settings that
+    `validate` refuses."""
     from ..validate import validate  # it loads torch, and --help should not
 
     steps = ceil(features * tuning.epochs / tuning.batch)
-    # A short run warms up for half of its steps at most.
+    # If the published value is a number of steps, a short run warms up for at most half of its steps.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
     return validate(
         FinetuneConfig(

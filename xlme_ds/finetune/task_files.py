@@ -19,7 +19,7 @@ from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
-_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD has only test sets, whose names contain no split
+_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # "": XQuAD's and TyDiQA's tests, whose patterns find no split
 NO_LABEL = ""  # in place of a missing tag or label; a question without a label has an empty list of answers
 HELD_OUT_EVERY = 10  # if a run holds out training examples, it holds out one in this many
 
@@ -201,7 +201,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # an empty line ends the last sentence, too
-        # A bare word may be a space of another kind, such as a no-break space, and is then no empty line.
+        # In a file without tags, a no-break space or the like may be a word, so a line of only that is no empty line.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -223,7 +223,7 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         if not line:
             continue
         columns = line.split("\t")
-        # The first line decides for all.
+        # The first line decides whether all lines have a label.
         column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)
         if len(columns) != column_count:
             wanted = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"

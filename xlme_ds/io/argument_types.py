@@ -14,7 +14,7 @@ from .errors import no_such
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-# A type in an annotation -> the type that is accepted, which has numpy's numbers too, and its name in errors.
+# A type in an annotation -> (the type of the values accepted for it, numpy's numbers among them; its name in errors).
 _TYPES: dict[Any, tuple[type, str]] = {
     Path: (os.PathLike, "path"),
     str: (str, "string"),
@@ -25,8 +25,9 @@ _TYPES: dict[Any, tuple[type, str]] = {
 
 
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
-    """`function`, which first raises ValueError for an argument of the wrong type, and TypeError for one that it does
-    not have. It checks annotations that consist of None, literals, the types of `_TYPES` and sequences of them."""
+    """`function` with a check of its arguments before it runs: ValueError for one of the wrong type, TypeError for an
+    unknown or missing one. The check knows None, string literals, the types of `_TYPES`, and sequences and unions of
+    these; an argument with any other annotation may have any type."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> Result:
@@ -48,7 +49,7 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; any other `hint` alone."""
+    """The members of a union; for any other `hint`, the hint alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 

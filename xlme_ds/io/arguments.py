@@ -1,4 +1,4 @@
-"""How tyro shows and reads the options of all commands, and errors for frequent mistakes, as one sentence."""
+"""Checks a command line before tyro reads it, so that a frequent mistake gives one sentence with advice."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import near_settings, no_such
 
-# (flags of other programs and commands, advice: what to write instead). An advice fits a command that has all flags
-# named in it, except those in backticks. The first one that fits is given.
+# (flags of other programs and commands, advice: what to write instead). The advice fits a command that has all flags
+# which the advice names outside backticks. Of several entries that fit, the error gives the first one's advice.
 _ADVICE = (
     ("output output_dir", "did you mean --out?"),
     ("out output output_dir", "this command prints its result: add `> FILE` to the command"),
@@ -49,8 +49,8 @@ _FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
 
 def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown flag, a flag that is given twice, a value that its flag does not take, a missing
-    value, and a value too many, in the `arguments` before `--`. The message says what to write instead.
+    """Raise ValueError for a mistake in the `arguments` before `--`: an unknown flag, a flag that is given twice, a
+    value that its flag does not take, a missing value, or a value too many. The message says what to write instead.
 
     A list, and a setting with a section (--train.steps), may be given twice: see `join_lists`.
 
@@ -77,7 +77,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
 
 def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
     """`arguments` with the values of each list in one place: `--model A --top 3 --model B` becomes `--model A B --top
-    3`, because the parser would keep only the last. Of a setting with a section (--train.steps) the last one counts.
+    3`, because tyro would keep only B. A setting with a section (--train.steps) is not joined: its last value counts.
 
     `kinds`: for each flag of the command, the type of its value."""
     groups: list[list[str]] = [[]]  # a flag and its values
@@ -104,7 +104,8 @@ def _is_list(kind: Any) -> bool:
 
 
 def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
-    """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value."""
+    """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value. Raises
+    ValueError, with advice, for a flag that the command does not have."""
     name = flag.replace("_", "-")
     if name in kinds or kinds.get(positive(name)) is bool:
         return kinds.get(name, bool)
@@ -126,7 +127,7 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
 
 
 def positive(flag: str) -> str:
-    """The form of a flag without a value that sets it to true."""
+    """The form --x of a flag without a value, which may be given as --no-x."""
     return re.sub(r"^--(.*\.)?no-", r"--\1", flag)
 
 

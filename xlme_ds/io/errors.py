@@ -42,8 +42,8 @@ def in_words(error: Exception) -> str:
 
 
 def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> ValueError:
-    """The error for a `name` that is none of `choices`. It suggests a similar choice, or one that has the name as its
-    initials, or else lists all. `prefix`, such as the section of a setting, is written before the name and the
+    """The error for a `name` that is none of `choices`. It suggests a choice that `near_settings` finds, or a similar
+    one, or else lists all. `prefix`, such as the section of a setting, is written before the name and the
     suggestion."""
     choices = list(choices)
     near = near_settings(name, choices) or get_close_matches(name, choices, n=1)
@@ -52,8 +52,8 @@ def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> V
 
 
 def near_settings(key: str, settings: Iterable[str]) -> list[str]:
-    """The `settings` that `key` names without its section (steps), or by its initials (lr or optimizer.lr for
-    optimizer.learning_rate)."""
+    """The `settings` that `key` may mean: it leaves out their section (steps for train.steps), or has the initials of
+    their name (lr or optimizer.lr for optimizer.learning_rate)."""
     near = []
     for setting in settings:
         section, _, name = setting.rpartition(".")

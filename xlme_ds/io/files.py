@@ -102,7 +102,7 @@ def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush:
 
 def read_signed(path: Path, context: str = "") -> dict[str, Any]:
     """The `value` that `write_signed` wrote. Raises ValueError if the file is damaged, has another format, or was
-    written with another `context`."""
+    written with another `context`; the message does not name the file."""
     try:
         value = json.loads(path.read_bytes())
     except RecursionError:
@@ -161,8 +161,8 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """The sorted paths below `folder` whose names fit `pattern`. Hidden files, and files in hidden folders (whose names
-    start with a dot), are left out."""
+    """The sorted paths of files and folders below `folder` whose names fit `pattern`. Hidden ones (whose names start
+    with a dot), and all that hidden folders contain, are left out."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

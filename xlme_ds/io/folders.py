@@ -154,7 +154,7 @@ def atomic_folder(to: Path) -> Iterator[Path]:
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another output folder")
     partial = to.with_name(to.name + ".partial")
-    # Only a killed process leaves a lock file or an empty folder under the temporary name.
+    # A lock file or an empty folder is from a killed process, or from one that still runs: then `lock` raises.
     abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another output folder")

@@ -1,5 +1,5 @@
-"""Makes tyro's `--help` readable: the usage line names the required flags, the help leaves out the value {None} and
-empty defaults, and its description is wrapped."""
+"""Reads a command's arguments by tyro, and makes tyro's `--help` readable: the usage line names the required flags, the
+help leaves out the value {None} and empty defaults, and its description is wrapped."""
 
 import io
 import shutil
@@ -33,7 +33,7 @@ READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
 empty."""
 _LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
-_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # for a first word that has no flag
+_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # an error suggests one for a first word without flag
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -48,8 +48,8 @@ def read_command(
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
     `command` is a dataclass or a function. The usage line that --help prints names the required flags, unless `usage`
-    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A word without a flag and a
-    mistake that `refuse_mistakes` names end the process with a sentence and exit code 2.
+    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A mistake
+    that `checked` finds ends the process with a sentence and exit code 2.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
@@ -77,7 +77,7 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
     read_docstring = attrdoc.ast_get_constant_value
     attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
     text = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
-    text.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # decides about frames and colours, as the encoding
+    text.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # with the encoding, decides about frames and colours
     try:
         with redirect_stdout(text):
             yield
@@ -114,8 +114,8 @@ def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Seq
 
 
 def flags_of(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
-    """The flags of `command`, each with the type of its value, and as the usage line shows it, such as `--out PATH`;
-    with a default, in brackets. A flag begins with `prefix`."""
+    """Yields (flag, type of its value, text in the usage line) for each flag of `command`. The text is `--out PATH`, or
+    `[--out PATH]` if there is a default. Flags begin with `prefix`."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
         kind, marks = _split(hints[name])
@@ -175,8 +175,8 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
 
 
 def readable(option: StructFieldSpec) -> StructFieldSpec:
-    """A copy of `option` for the help. The name of its value has no {None} and no brackets, and a default that is None
-    or empty is not shown."""
+    """A copy of `option` for the help. The name of its value has no {None} and no brackets around it, and a default
+    that is None or empty is not shown."""
     kind, marks = _split(option.type)
     if get_origin(kind) not in (tuple, list) and NoneType not in get_args(kind) and option.default != "":
         return option

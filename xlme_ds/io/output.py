@@ -12,8 +12,8 @@ def open_output() -> None:
     """Make a failed write to stdout end the program. Characters that stdout's encoding lacks, such as ▁ on an ASCII
     terminal, are printed as `\\u2581`.
 
-    A stdout that the shell closed (`>&-`) becomes /dev/null. Otherwise the next file that is opened would get stdout's
-    descriptor, and with it the output. A second call changes nothing. If a test has replaced `sys.stdout`, its
+    A stdout that the shell closed (`>&-`) becomes /dev/null, because the next file that is opened would otherwise get
+    stdout's descriptor, and with it the output. A second call changes nothing. If a test has replaced `sys.stdout`, its
     replacement stays.
     """
     stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__

@@ -5,7 +5,7 @@ a packed row.
 whose method `attend` runs the kernels.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. The bias r is added to the scores. For the query q_i of a
-head (after the projection, before the scale 1/sqrt(K)):
+head (after the projection, before the scale 1/sqrt(K)) it is:
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{j−i} = d_{j−i} · [1 + g_update + (1 − g_update) · w · g_reset]
@@ -46,9 +46,9 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. In each
-    half, the first half of the buckets hold one distance each. The ranges of the other buckets grow exponentially up to
-    `max_distance`, and the last bucket also holds all larger distances.
+    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets (0
+    counts as negative). Of a sign's buckets, the first half hold one distance each. The ranges of the other buckets
+    grow exponentially up to `max_distance`, and the last bucket also holds all larger distances.
 
     `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """
@@ -125,10 +125,10 @@ class AttentionBias(NamedTuple):
 
 
 class ItemBias(NamedTuple):
-    """Bounds of items and bias for the Triton kernels, which make mask and bias one tile at a time."""
+    """Which keys each query sees, and d, for the Triton kernels, which make mask and bias one tile at a time."""
 
-    first_BT: Tensor  # int32: the first position of each position's item
-    end_BT: Tensor  # int32: one after the item's last position
+    first_BT: Tensor  # int32: the first key that each query sees, of its item or (`modern.py`) its window
+    end_BT: Tensor  # int32: one after the last key that it sees
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
     near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
@@ -177,9 +177,9 @@ def shared_bias(
 ) -> AttentionBias | ItemBias:
     """The mask and the bias that all layers share in one pass, in the form that the chosen kernels need.
 
-    `groups_BT` has a number for every position, such as the index of its item. `allowed` makes the attention mask, bool
-    [B, 1, T, T], from these. `distance_HW` is d, or None without a relative bias. `dtype` is the type of the queries.
-    `row_tokens` is explained in `AttentionBias`.
+    `groups_BT` has a number for every position, such as the index of its item. From these numbers `allowed` makes the
+    attention mask, bool [B, 1, T, T]. `distance_HW` is d, or None without a relative bias. `dtype` is the type of the
+    queries. `row_tokens` is explained in `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     # With `model.kernels` triton, `_triton_kernels` raises an error if the package is missing.
@@ -228,8 +228,8 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """The result of `plain_attend`, on any device, if a fraction `rate` of the weights is dropped; `keys_B` decides
-    which ones. All scores are stored."""
+    """The result of `plain_attend`, on any device, with dropout: a fraction `rate` of the weights is dropped, chosen by
+    `keys_B`. All scores are stored."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

@@ -1,8 +1,9 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
-The scores are computed one tile at a time. A tile is as large as fits in the cores' caches, and covers one or several
-whole rows. If every position sees its whole item, a tile may cover a single long item instead. No scores or weights are
-saved for the backward pass, which computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
+The scores are computed one tile at a time. A tile is as large as fits in the cores' caches. It covers several whole
+rows, one row, or some heads of one row. If every position sees its whole item, a tile may cover a single item instead.
+No scores or weights are saved for the backward pass, which computes the weights again (as FlashAttention does; Dao et
+al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size. A tile has R rows, S tokens of each row, and N pairs of a row and a head.
 """
@@ -202,8 +203,8 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
 
 
 def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
-    """Yield tiles that cover `rows`. Each tile has as many neighbouring rows as fit. If not even one row fits, each
-    tile has some of the row's heads."""
+    """Yield tiles that cover `rows`. A tile has up to as many neighbouring rows as fit. If not even one row fits, each
+    tile has some of a row's heads."""
     tile_rows = max(1, capacity // (heads * tokens**2))
     for some_heads in _heads(heads, tokens, capacity):
         for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
@@ -213,15 +214,16 @@ def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> I
 
 
 def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
-    """Yield slices of the heads, of nearly equal size, so that the scores of one row in each slice fit into a tile."""
+    """Slices of the heads, of one size except for the last. The scores of `tokens` queries and keys for a slice's heads
+    fit into a tile, unless those of one head do not fit."""
     slices = -(-heads // max(1, capacity // tokens**2))
     size = -(-heads // slices)
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
 def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The part [heads, S, S] of a table by head, query and key that a tile needs; a view. The table depends only on the
-    distance of query and key, so its first S rows and columns serve an item anywhere in the row."""
+    """The part that a tile needs, [heads, S, S], of a table by head, query and key; a view. The table depends only on
+    the distance of query and key, so its first S rows and columns serve an item anywhere in the row."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 

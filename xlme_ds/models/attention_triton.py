@@ -1,10 +1,10 @@
 """The attention of `attention.py` as Triton kernels: scores and bias exist one tile at a time, tiles whose queries and
 keys have no item in common are skipped, and the gate is computed from the queries in the kernel.
 
-B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. For one head, in the notation of
-FlashAttention-2 (Dao 2023, algorithms 1 and 2), where d alone is the distance bias, and d before a name means the
-gradient of it (dd: the gradient of d). The gate's vector v of `attention.py` is called r here, and V are the values.
-The code uses exp and log to base 2:
+B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. The formulas are for one head, in
+the notation of FlashAttention-2 (Dao 2023, algorithms 1 and 2). d alone is the distance bias, and d before a name means
+its gradient (dd: the gradient of d). The gate's vector v of `attention.py` is called r here, and V are the values. The
+code uses exp and log to base 2 instead.
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij
@@ -20,9 +20,9 @@ diagonal, and sums the result along its diagonals. Every sum has a fixed order a
 inputs give the same bits.
 
 In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
-is L, `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of a row. u, r and w are
-the weights `update`, `reset` and `scale` of the gate. Three offsets say where the data of one row and head begin:
-`inputs` in the projection, `outputs` in O and dO, and `vectors` in tensors [B, H, T].
+is L to base 2 (L · log2 e), `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of
+a row. u, r and w are the weights `update`, `reset` and `scale` of the gate. Three offsets say where the data of one row
+and head begin: `inputs` in the projection, `outputs` in O and dO, and `vectors` in tensors [B, H, T].
 """
 
 from typing import Any
@@ -93,7 +93,7 @@ def _forward(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """Write O [B, T, H, K], and L and g [B, H, T], for a tile of queries."""
+    """Write O [B, T, H, K], L to base 2 [B, H, T] and, if GATED, g [B, H, T], for a tile of queries."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -322,8 +322,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row y and column
-    X/2 + x hold d of distance x − y; in part 1, for transposed scores, d of distance y − x. For distances of T or more
+    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In row y and column X/2 + x,
+    part 0 holds d of distance x − y, and part 1, for transposed scores, d of distance y − x. For distances of T or more
     the table holds 0."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
@@ -334,8 +334,9 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """The number of tiles on each side of the diagonal that need a gradient for each distance. From distance `reach`
-    on, d is one number for each sign, so one sum is enough: it becomes the gradient of the largest distance."""
+    """The number of tiles on each side of the diagonal in which each distance needs its own gradient. From distance
+    `reach` on, d is one number for each sign, so one sum for each sign is enough. It becomes the gradient of the sign's
+    largest distance."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
@@ -401,7 +402,7 @@ def _outputs(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None,
     skewed: Tensor | None, first_BT: Tensor, end_BT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns (O [B, T, H, K], L [B, H, T], g [B, H, T]). Without a gate, g is empty."""
+    """Returns (O [B, T, H, K], L to base 2 [B, H, T], g [B, H, T]). Without a gate, g is empty."""
     out = _empty_outputs(qkv_BT3HK, update_K)
     _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT, *out)
     return out
@@ -413,7 +414,7 @@ def _gradients(
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns (grad_qkv, grad_d, grad_far, grad_gates, grad_scale). grad_qkv [B, T, 3, H, K] is dQ, dK and dV. The
-    others are summands: grad_d [batches, H, offsets, 2 N] and grad_far [B, H, tiles, 2] of dd, grad_gates
+    others hold summands of gradients: grad_d [batches, H, offsets, 2 N] and grad_far [B, H, tiles, 2] of dd, grad_gates
     [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients

@@ -4,8 +4,9 @@ elements are dropped.
 So the same elements are dropped on any device, for any division of a step into micro-batches, and when a checkpointed
 layer runs again. SplitMix64 (Steele, Lea and Flood, 2014) makes 16 bits for each element. B rows, T tokens, D width.
 
-`derive` and `_dropped` are custom operators, into which torch.compile does not trace: its code for a GPU multiplies an
-arange in 32 bits (pytorch#175966), and its code for a CPU corrupted the memory in these functions (torch 2.13).
+`derive` and `_dropped` are custom operators, into which torch.compile does not trace. The code that it makes for a GPU
+multiplies an arange in 32 bits (pytorch#175966), and its code for a CPU corrupted memory in these functions (torch
+2.13).
 """
 
 import torch
@@ -27,9 +28,9 @@ def derive(keys_B: Tensor, place: int) -> Tensor:
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """A copy of `x_BTD` in which a fraction `rate` of the elements is set to 0 and the others are multiplied by
-    1 / (1 − rate). `keys_B` decides which elements; if it is None, `x_BTD` itself is returned. `rate` is rounded to a
-    multiple of 2^-16."""
+    """A copy of `x_BTD` in which a fraction `rate` of the elements, chosen by `keys_B`, is set to 0 and the others are
+    divided by 1 − `rate`. `rate` is rounded to a multiple of 2^-16; if that is 0 or `keys_B` is None, `x_BTD` itself is
+    returned."""
     threshold = round(rate * (1 << _BITS))
     if keys_B is None or not threshold:
         return x_BTD
@@ -50,8 +51,8 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
 def _dropped(
     keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, threshold: int
 ) -> Tensor:
-    """Whether each element is dropped, bool [B, groups, tokens, width]. An element is dropped if its 16 random bits, as
-    a signed number, are below `threshold` − 2^15.
+    """Whether each element is dropped, bool [B, groups, tokens, width]. `threshold` is the rate times 2^16: an element
+    is dropped if its 16 random bits, as a signed number, are below `threshold` − 2^15.
 
     The result is the beginning, in tokens and width, of a mask [B, groups, all_tokens, all_width], whose rest is not
     computed.

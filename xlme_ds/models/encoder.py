@@ -47,7 +47,7 @@ class _Lookup(torch.autograd.Function):
 
 class _ReadWhole(torch.autograd.Function):
     """Identity with a backward pass that returns the gradient itself. A block gets several gradients, and autograd adds
-    in place only to one that is no view. `view_as` alone would return a view, and autograd would copy it."""
+    in place only to one that is no view. The backward pass of `view_as` returns a view, which autograd would copy."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ class EmbeddingModel(nn.Module):
     """A model that owns its token embedding: the blocks are its parameters `embedding_0`, `embedding_1`, …."""
 
     def __init__(self, cfg: ModelConfig, tables: Sequence[str] = ("embedding",)):
-        """`tables`: the names of all tables of the embedding's shape."""
+        """`tables`: the names of the embedding and of all tables of its shape."""
         super().__init__()
         self.cfg = cfg
         for n, size in enumerate(block_sizes(cfg)):
@@ -115,7 +115,8 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
     gradients to it in place. In the opposite order autograd would copy the dense gradient. Blocks that an engine
     partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block in memory.
-    Blocks with `open_gradient` are returned unchanged too: the masked head adds its gradient there without autograd.
+    Blocks with `open_gradient` are returned unchanged too: the masked head adds their gradient to the engine's without
+    autograd.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -131,7 +132,7 @@ def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`. `execution.wrap_layers` may make an encoder run its layers by another function."""
+    """The output of `layer`. `execution.wrap_layers` may replace this function in an encoder."""
     return layer(*inputs)
 
 
@@ -143,9 +144,9 @@ def use_rotary_base(model: nn.Module, base: float | None) -> None:
 
 
 class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder. Token embeddings belong to the model: two encoders may share one."""
+    """Positions, layers and norms of one encoder. Token embeddings belong to the model: two encoders may share them."""
 
-    ragged = False  # whether its rows differ in length; if so, layers are not compiled, as each length needs new code
+    ragged = False  # whether batches differ in row length; if so, layers are not compiled: each length needs new code
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
@@ -201,8 +202,8 @@ class Encoder(nn.Module):
         return keys_B
 
     def bias_by_distance(self, tokens: int) -> Tensor | None:
-        """The relative bias for each distance in a row of `tokens` tokens, float32 [H, W]; None if the model has no
-        relative bias."""
+        """The relative bias for each distance in a row of `tokens` tokens, float32 or float64 [H, W]; None if the model
+        has no relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
     def body(

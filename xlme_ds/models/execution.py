@@ -28,7 +28,8 @@ def _encoders(model: nn.Module) -> list[Encoder]:
 
 def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     """Change `model` so that its layers are compiled and checkpointed as `cfg.compile` and
-    `cfg.activation_checkpointing` say, and return it. Parameters, names and hooks stay as they are."""
+    `cfg.activation_checkpointing` say, and return it. Parameters, their names and the layers' hooks stay as they are. A
+    `ragged` encoder is not compiled."""
     compile_as = resolve_compile(model, cfg, on_gpu)
     for encoder in _encoders(model):
         if cfg.activation_checkpointing:

@@ -6,8 +6,8 @@
 | biases, the GDES difference | 0 |
 | LayerNorm weights, gate scales w | 1 |
 
-Every parameter has its own random generator, seeded by (seed, the parameter's name): its values do not depend on the
-order of construction, the engine, or the number of processes.
+Every parameter has its own random generator, seeded by `seed` and the parameter's name, so the values do not depend on
+the order of construction, the engine, or the number of processes.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from torch import nn
 
 # A function from a parameter's name to its initial value, float32. If it returns None, the scheme fills the parameter.
 InitialValues = Callable[[str], torch.Tensor | None]
-# A function that returns a context. Inside it a partitioned parameter is complete, on every rank or on one. At its end
-# each rank stores its part.
+# A function from a parameter to a context. Inside the context a partitioned parameter is complete, on every rank or on
+# one. At the context's end each rank stores its part of the parameter.
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(parameter_dim: int) -> bool:
-    """Whether a parameter with this number of dimensions gets weight decay. Biases, norms, other vectors get none."""
+    """Whether a parameter of `parameter_dim` dimensions gets weight decay. Biases, norms and other vectors get none."""
     return parameter_dim >= 2
 
 

@@ -1,7 +1,9 @@
-"""Check of the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
+"""Checks the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
-check compiles the kernels for the sizes that the run needs anyway, so it adds little time.
+check has the run's head size and width, for which the kernels are compiled. The run uses the code of the vocabulary
+softmax again. It compiles attention again if the tiles divide its rows: most tiles do not divide the check's row of 160
+tokens.
 """
 
 from collections.abc import Mapping
@@ -15,12 +17,13 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEM_LENGTHS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-# Bound on max|difference| / max|reference|. A result is rounded to bf16 several times, each time by up to 2^-9 of it.
+# Bound on max|difference| / max|reference|. A result is rounded to bf16 several times, each time by up to 2^-9 of its
+# size.
 _TOLERANCE = 3e-2
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Raise ValueError if the Triton kernels give wrong results on `device`; do nothing for a model that uses none."""
+    """Raise ValueError if the Triton kernels give wrong results on `device`; do nothing if `model.kernels` is torch."""
     if cfg.kernels == "torch":
         return
     reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
@@ -46,7 +49,7 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The output and the gradients by name, for two heads of the model's head size. The dict is empty if attention runs
-    in other kernels than Triton's."""
+    in other kernels than Triton's, except for the reference (float64 on the CPU)."""
     size, tokens = cfg.width // cfg.heads, sum(_ITEM_LENGTHS)
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEM_LENGTHS))[None].to(device)

@@ -1,5 +1,5 @@
 """The Transformer layer, post-LN (Base) or pre-LN (Large and XL), and functions that count its operations and the bytes
-that it saves for the backward pass. Tests compare these with the bytes that autograd saves.
+that it saves for the backward pass. Tests compare these bytes with those that autograd saves.
 
 B rows, H heads, T tokens, D width, F feed-forward size, K head size. A linear map has N tokens, I inputs and O outputs.
 """
@@ -141,7 +141,7 @@ class TransformerLayer(nn.Module):
     shared = staticmethod(shared_bias)
 
     def __init__(self, cfg: ModelConfig, index: int = 0, attention: nn.Module | None = None):
-        """`index`: that of the layer in its encoder; in this class all layers are alike. `attention`: a module that
+        """`index`: the layer's index in its encoder; in this class all layers are alike. `attention`: a module that
         replaces `Attention` and takes the same inputs."""
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
@@ -187,10 +187,11 @@ class TransformerLayer(nn.Module):
         """Bytes that the forward pass of one layer saves for the backward pass, with its input and without its output.
 
         Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and
-        q, k and v. With torch's fused kernel the gate saves two more, because it copies q for each of its two products.
-        Attention with dropout, which no fused kernel computes, saves one more instead, the scaled q. Dropout of the
-        sublayers' outputs saves two masks with a byte for each element. For each token and head the gate saves five
-        numbers (in the Triton kernels, one), and a fused kernel saves the log of the softmax's sum.
+        q, k and v. The feed-forward network saves two tensors [B, T, F]. With torch's fused kernel the gate saves two
+        more tensors [B, T, D], because it copies q for each of its two products. Attention with dropout, which no fused
+        kernel computes, saves one more instead, the scaled q. Dropout of the sublayers' outputs saves two masks with a
+        byte for each element. For each token each norm saves its mean and scale. For each token and head the gate saves
+        five numbers (in the Triton kernels, one), and a fused kernel saves the log of the softmax's sum.
         """
         tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
         gate_copies = gated and batch.fused and not batch.triton
@@ -224,8 +225,9 @@ class TransformerLayer(nn.Module):
         """Saved bytes that all layers of an encoder share.
 
         The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
-        kernels save a mask, which has a byte for each query and key of every row. They also save d and an index into it
-        for each query and key; all rows share these.
+        kernels save a mask, which has a byte for each query and key of every row (counted on a CPU too, whose kernels
+        make `item_mask` one tile at a time). They also save d and an index into the table of d for each query and key;
+        all rows share these.
         """
         saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
         if cfg.relative_bias == "none":

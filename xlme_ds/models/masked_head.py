@@ -2,12 +2,12 @@
 
 It computes one tile of ids at a time, so the logits of a batch never exist all at once. For every group of ids the
 forward pass stores the highest logit h and the sum of exp(logit − h); if the sampling temperature t is not 1, also the
-sum of exp((logit − h) / t). These numbers suffice for the loss, and to pick the group that holds the inverse-CDF
-sample. The logits of this group, and of the group with the highest logit, are computed again to find the sample and the
-most likely id. The backward pass computes a tile's logits again and their gradient, and writes the gradient of the
-tile's embeddings in one product. If an engine has given a block of the embedding a method `open_gradient`, the product
-is added to the engine's own gradient instead. On a GPU the kernels of `masked_head_triton.py` compute all but the
-products with the logits' gradient.
+sum of exp((logit − h) / t). These numbers and the target's logit give the loss; the numbers alone tell which group
+holds the inverse-CDF sample. The logits of this group, and of the group with the highest logit, are computed again to
+find the sample and the most likely id. The backward pass computes a tile's logits again, then their gradient, and
+writes the gradient of the tile's embeddings in one product. If an engine has given a block of the embedding a method
+`open_gradient`, the product is added to the gradient that the engine keeps. On a GPU in a 16-bit type the kernels of
+`masked_head_triton.py` compute all but the products with the logits' gradient.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
 groups are computed again: N = W · K ids.
@@ -25,9 +25,8 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# Samples are drawn for some positions at a time, so that one tensor on the GPU has at most this many bytes. Without
-# Triton that tensor holds the embeddings of two groups for each position; with Triton it holds the float64 sums of all
-# groups for each position.
+# On a GPU, samples are drawn for so many positions at a time that these bytes suffice: without Triton, for the
+# embeddings of two groups for each position; with Triton, for what `choose` needs for the sums of all groups.
 _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -79,12 +78,12 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (index, sum before) for each row of weights, which are float64 with any N. The index, int64 [M, 1], is
-    the first one at which the cumulative sum is above the threshold. The sum before, [M, 1], is that of the weights
-    before the index.
+    """Returns (index, sum before) for each row of the weights, float64 with any N. The index, int64 [M, 1], is the
+    first at which the cumulative sum is above the threshold. The sum before, [M, 1], adds up the weights before the
+    index.
 
-    The weight at the index is never 0: if rounding puts the threshold above the total, the index is the last one with a
-    weight above 0.
+    The weight at the index is never 0: if rounding puts the threshold at or above the total, the index is the last one
+    with a weight above 0.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
@@ -191,7 +190,7 @@ def _group_sums(
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
         in_tile_M1, offset_M1 = tile.local(targets_M)
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP  # ids that the tile's last group lacks
+        missing = -tile.size % GROUP  # number of ids that the tile's last group lacks
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
@@ -291,8 +290,9 @@ class _MaskedSoftmax(torch.autograd.Function):
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     """The module `masked_head_triton`, or None if it cannot run or `choice` (`model.kernels`) excludes it.
 
-    It runs on a GPU in bf16 or fp16. If the choice is triton, it also runs on a CPU in Triton's interpreter, which has
-    no bf16 products. Raises ValueError if the choice is triton and the package is missing.
+    It runs on a GPU in bf16 or fp16, if D is a multiple of 16. If the choice is triton, it also runs on a CPU in
+    Triton's interpreter, which has no bf16 products. Raises ValueError if the choice is triton, the module could run,
+    and the package is missing.
     """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)

@@ -1,9 +1,9 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
-A program computes the logits X Wᵀ + b, [BM, K], of BM positions and the K = GROUP ids of one group, in float32. It
-reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so the embeddings of its ids
-are read from memory once; the hidden states X stay in the L2 cache. Each number is written by one program, and every
-sum has a fixed order: the same inputs give the same bits.
+A program computes the logits X Wᵀ + b, [BM, K], of BM positions (in `_sample`, of one) and the K = GROUP ids of one
+group, in float32. It reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so the
+embeddings of its ids are read from memory once; the hidden states X stay in the L2 cache. Each number is written by one
+program, and every sum has a fixed order: the same inputs give the same bits.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
 FLOPs (a multiply-add is two) and the bytes that it moves if each input is read from memory once. e is the number of
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .tiles import GROUP
 
-# POSITIONS is the BM of all kernels. With it and these compiler options, two programs fit on a multiprocessor and no
-# register spills (tests/models/test_masked_head_kernels.py).
+# POSITIONS is the BM of `_group_sums` and `_gradient`. With it and TILE_OPTIONS, two programs fit on a multiprocessor,
+# and registers spill only with a z-loss, up to 64 bytes (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
@@ -95,7 +95,7 @@ def _sample(  # type: ignore[no-untyped-def]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
         # The sample is found as in masked_head.choose. tl.cumsum adds in a tree, so a sum may be rounded to less than
-        # the one before it: the first one above the threshold is taken.
+        # the sum before it; the first sum above the threshold is taken.
         if which == 0:
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
@@ -237,7 +237,7 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """BK for a width of hidden states: the largest of three sizes that divides it."""
+    """BK for a width of hidden states: the largest of 64, 32 and 16 that divides the width."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 

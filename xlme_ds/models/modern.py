@@ -207,9 +207,8 @@ class ModernLayer(TransformerLayer):
 
     @staticmethod
     def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-        """Saved bytes that all layers of an encoder share. They hold cos and sin (float32) of both rotations, the
-        bounds or biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global
-        attention."""
+        """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or
+        biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global attention."""
         rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
         windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
         return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
@@ -217,8 +216,8 @@ class ModernLayer(TransformerLayer):
     @staticmethod
     def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
-        network (four tensors [B, T, F]), in local attention (q, k, v and, with torch's kernels, the windows' keys and
-        values), or in global attention (`TransformerLayer.backward_bytes`)."""
+        network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also those of the
+        windows), or in global attention (`TransformerLayer.backward_bytes`)."""
         local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
         feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
         return max(feed_forward, local_attention, TransformerLayer.backward_bytes(cfg, batch))

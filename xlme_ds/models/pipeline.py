@@ -42,15 +42,16 @@ class PipelineStage(nn.Module):
 
     cut_encoder: str  # name of the encoder whose layers are split
     # Prefixes of the names of modules and parameters, in the model and in this encoder. Those with a prefix in `before`
-    # are used before the layers, and only the first part holds them; those in `after`, only the last part.
+    # are used before the layers, and only the first part holds them. Those with a prefix in `after` are used after the
+    # layers, and only the last part holds them.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding, which the first part owns
-    # The blocks of the embedding that the last part reads. The engine puts them here, and sends their gradients to the
-    # first part.
+    # The last part's copies of the embedding's blocks, if it `ties`. The engine puts them here, and sends their
+    # gradients to the first part.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch needs two passes. If so, the method `second_pass` makes the batch of the second pass from the
-    # predictions of the first.
+    # Whether a batch needs two passes. If so, the method `first_pass` makes the batch of the first, and `second_pass`
+    # makes the batch of the second from the predictions of the first.
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
@@ -95,7 +96,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
-        that the stage before sent."""
+        that the previous stage sent."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         # The hidden states must be the last floating-point tensor, because their graph is the large one: DeepSpeed runs
@@ -153,8 +154,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
-        that the stage before sent. The last stage returns (−log p, most likely tokens), each [B, T] and 0 where nothing
-        is masked."""
+        that the previous stage sent. The last stage returns (−log p, most likely tokens), each [B, T] and 0 where
+        nothing is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors

@@ -1,5 +1,5 @@
 """One encoder with its token embedding. `TextEncoder` is for evaluation, fine-tuning and export. `LanguageModel` also
-has a masked-token head, and trains XLM, XLM-R and ERNIE-M.
+has a masked-token head; it is the pre-training model of XLM, XLM-R and ERNIE-M.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -142,7 +142,7 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """int64 [B, T]: 1 in the second text of each row's only item and in the padding after it, else 0."""
+    """int64 [B, T], for rows of one item each: 1 in the item's second text and in all padding, else 0."""
     is_end_BT = (tokens_BT == EOS).long()
     is_end_BT[:, 0] = 0  # in XLM's layout `</s>` opens the item
     ends_before_BT = is_end_BT.cumsum(1) - is_end_BT

@@ -76,8 +76,8 @@ class AllTokens(Electra):
 
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and the targets
-    [B, T]."""
+    """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
+    keys, the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
     ties = True

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """The attention mask of both passes. In the first pass every position sees x, and an open position also sees
-    itself. In the second pass no position is open, and every position sees its whole item."""
+    """The attention mask of both passes. In the first pass every position sees x and itself, and no open position sees
+    another one. In the second pass no position is open, and every position sees its whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """2 · segment, plus 1 at and after the row's first open position, int64 [B, T]."""
@@ -61,8 +61,8 @@ def first_pass(batch: Batch) -> Batch:
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open positions filled by `predicted_P`. These are the most likely tokens that the model
-    predicted for `first`, the batch of the first pass.
+    """`batch` with the open positions filled by `predicted_P`, the most likely tokens that the model predicted for
+    `first`, the batch of the first pass.
 
     Taking the most likely token needs no randomness. `LanguageModel.writing` makes the model predict only ordinary
     tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
@@ -134,7 +134,7 @@ class BackTranslation(MaskedLanguageModelling):
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if rows get no open positions, if the run reads pairs, and for another layout than
+        """Raise ValueError also if rows get no open positions, if the run reads pairs, or if the layout is not
         XLM-E's."""
         super().check(run)
         name = run.objective.name

@@ -1,9 +1,9 @@
-"""Causal language modelling on monolingual rows, and on translation pairs, where the second text sees the first (XLM,
-section 3.2).
+"""Causal language modelling on monolingual rows and on translation pairs; in a pair, the second text sees the first
+(XLM, section 3.2).
 
 L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Ordinary tokens and `</s>` are
 predicted, with two exceptions: the `</s>` that opens an item, and the `</s>` at the end of a monolingual item, where
-the text was cut and does not end. B rows, T tokens, M predicted tokens.
+the text was cut rather than ended. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping

@@ -88,8 +88,8 @@ class ElectraObjective(Pretraining):
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` with 0 for all uniform random numbers, so that the generator samples token 0. Rounding could change
-        any other sample."""
+        """`batch` with 0 for all uniform random numbers, so that the generator samples token 0 or, where `random_fakes`
+        act, the first ordinary token takes the sample's place. Rounding could change any other sample."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
@@ -157,8 +157,8 @@ class ElectraObjective(Pretraining):
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
-        """The numbers from which the accuracies and the AUC are computed, float64 [2, S]. Each task has the `_COUNTS`
-        and two histograms of logits. The histograms, and the counts that belong to the discriminator, leave out special
+        """The numbers from which the accuracies, the replaced fraction and the AUC are computed, float64 [2, S]. Each
+        task has the `_COUNTS` and two histograms of logits. The histograms and the last four counts leave out special
         tokens."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT = output.corrupted_BT != batch.tokens_BT
@@ -166,13 +166,13 @@ class ElectraObjective(Pretraining):
         logits_BT = output.replaced_logits_BT.float()
         right_BT = (logits_BT > 0) == replaced_BT
         scaled_BT = (logits_BT.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) / (2 * _LARGEST_LOGIT)
-        # Without the last clamp, the largest logit would get the bin _BINS, and NaN any integer.
+        # Without the last clamp, the largest logit would get the bin _BINS, and a NaN an arbitrary bin.
         bins_BT = (scaled_BT * _BINS).long().clamp(0, _BINS - 1)
         histogram_index_BT = batch.task_B[:, None] * _BINS + bins_BT
         task_M = batch.task_of_masked()
         count_columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         histograms = []
-        # Positions are counted with masks, not by indexing: on a GPU the host would wait for the size of a selection.
+        # Positions are counted with masks: indexing on a GPU would make the host wait for the number of positions.
         for selected_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
             count_columns.append(sum_by_task(selected_BT.sum(1), batch.task_B))
             count_columns.append(sum_by_task((selected_BT & right_BT).sum(1), batch.task_B))

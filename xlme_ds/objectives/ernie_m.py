@@ -1,7 +1,8 @@
 """ERNIE-M's first stage: MMLM on text, TLM and CAMLM on translation pairs (Ouyang et al., 2021).
 
-L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that a pair is read,
-a coin decides whether it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
+L = L_MMLM + L_TLM + L_CAMLM. Each term is a mean over its own masked positions in the global batch; MMLM is the term
+`mlm`. Each time that a pair is read, a coin decides whether it counts for TLM or for CAMLM. B rows, T tokens, M masked
+positions.
 
 In cross-attention masking (CAMLM; section 3.1) a masked token of one side (text) of a pair is predicted from the other
 side alone. For a pair with sides e and f, each with masked positions m and unmasked positions u, every layer lets
@@ -23,14 +24,14 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-# A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked). So all roles are smaller
-# than _ROLE_LIMIT, and segment · _ROLE_LIMIT + role tells both.
+# A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked). All roles are smaller than
+# _ROLE_LIMIT, so the number segment · _ROLE_LIMIT + role determines both segment and role.
 _ROLE_LIMIT = 8
 
 
 class CrossMasking(Masking):
-    """Cross-attention masking of half of the translation pairs, which are called crossed. All other items are masked as
-    in `Masking`."""
+    """Cross-attention masking of random translation pairs, about half of all. These pairs are called crossed. All other
+    items are masked as in `Masking`."""
 
     def crossed(self, batch: Batch) -> Tensor:
         """Whether a position is in a crossed pair, bool [B, T]. A fair coin decides it for each pair."""

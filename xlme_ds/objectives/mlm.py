@@ -1,4 +1,4 @@
-"""Masked language modelling on monolingual rows (MLM) and on translation pairs (TLM): XLM-R, and XLM-R + TLM.
+"""Masked language modelling on monolingual rows (MLM), as in XLM-R, and on translation pairs (TLM), as in XLM.
 
 L = L_MLM + L_TLM, each a mean over the masked positions of its task. B rows, T tokens, M masked positions. Tasks are in
 the order of data.rows.TASKS.

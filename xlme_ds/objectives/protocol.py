@@ -1,5 +1,5 @@
-"""The interfaces of an objective and of its data. Engines and the training loop use `Objective` and `BatchSource`; the
-rest of the program uses `Pretraining`.
+"""The interfaces of an objective and of its data. An engine trains with `Objective` and `BatchSource`. Pipelines, the
+losses by language and the rest of the program need `Pretraining`.
 
 B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
@@ -89,17 +89,17 @@ class Quantity(NamedTuple):
 
     title: str  # the title of its figure; quantities with the same title share one figure
     unit: str = ""
-    # The task that it is measured on. Empty if it is measured on both: then there are two metrics, as `auc_mono` and
-    # `auc_para` for `auc`.
+    # The task that it is measured on. If it is empty and the metric is measured on both tasks, there are two metrics,
+    # such as `auc_mono` and `auc_para` for `auc`.
     task: str = ""
     unigram: bool = False  # whether it is a mean −log p of tokens, and so comparable with a unigram model's loss
 
 
 class FirstWeights(NamedTuple):
-    """The encoder of another model from whose weights a part of this model starts."""
+    """An encoder of another model. A part of this model starts from its weights."""
 
     folder: str  # the other model's folder
-    which: EncoderName | None  # the name of the encoder in the other model; None: its main encoder
+    which: EncoderName | None  # the name of the encoder in the other model; None: that model's main encoder
     layers: int  # how many of the encoder's layers the part takes, from the first on
     remedy: str  # what the error message advises if the encoder has fewer layers, such as "lower model.decoder_layers"
     # Turns the parameters of the encoder into those of the part.
@@ -199,8 +199,8 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The settings, by name, that must be equal in two models if one starts from all parameters of the other, in
-        addition to `first_weights.SHAPE`, which must be equal even if one encoder alone is taken."""
+        """The settings, by name, that must be equal in two models if one starts from all parameters of the other. The
+        settings in `first_weights.SHAPE` must be equal even if it starts from one encoder alone."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
@@ -213,7 +213,7 @@ def require_masks(run: RunConfig) -> None:
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError if monolingual rows were mixed in another way than the objective reads; pairs are accepted.
+    """Raise ValueError if monolingual rows were mixed in another way than the objective needs; pairs are not checked.
 
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
     (mixed without `--sentences` or `--documents`).

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_arguments = without(arguments, *planner_flags)  # these are part of the printed command
+    recipe_arguments = without(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         from .budget import affordable_model  # these modules load torch, and --help should not

@@ -107,10 +107,11 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     """Peak bytes of the vocabulary softmax in the model's first part, or in its last part if `last`. The softmax holds
     a tile of logits [M, C] in float32, and for a moment the same tile in the type of the weights.
 
-    The forward pass also holds two numbers for each position and group of vocabulary entries, and the embeddings from
-    which some positions draw their samples. Sampling with a temperature needs a third number for each group and,
-    without Triton, a second tile. On a GPU in bf16, Triton kernels hold neither a tile nor embeddings in the forward
-    pass, but cumulative sums of the groups' weights in float64. In the backward pass they hold no float32 tile.
+    The forward pass also holds two numbers for each position and group of vocabulary entries. For several positions at
+    a time it holds the embeddings of the groups that their samples are drawn from. Sampling with a temperature needs a
+    third number for each group and, without Triton, a second tile. On a GPU in bf16, Triton kernels hold neither a tile
+    nor embeddings in the forward pass, but cumulative sums of the groups' weights in float64. In the backward pass they
+    hold no float32 tile.
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
@@ -130,7 +131,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         return group_bytes + min(groups * 24, 2**30)
     if tempered:
         tile_bytes = logit_count * 2 * FLOAT
-    # Number of elements in the embeddings of two groups: that of a position's sample, and that of its likeliest token.
+    # Number of elements in the embeddings of two groups: the sample's group, and the group of the likeliest token.
     elements = 2 * GROUP * cfg.width
     on_cpu = max(positions * cfg.head_chunk // elements, 1)
     sampled_at_once = min(positions, 2**28 // (elements * layout.element) if layout.fused else on_cpu)

@@ -29,7 +29,7 @@ def affordable_model(
 ) -> dict[str, Any]:
     """The model in XLM-E's shape that `dollars` can train with the data and vocabulary of `run`, and the fraction of
     each published recipe that they pay for. `flags`: the command-line options that select `run`. Raises ValueError if
-    the money does not pay for one step."""
+    `dollars` do not pay for one step, or pay for more than _MOST_HOURS."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation

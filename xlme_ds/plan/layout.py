@@ -21,11 +21,11 @@ class StageSizes:
     """Element counts of the parameters of one stage."""
 
     total: int
-    tables: int  # embedding + difference
+    tables: int  # the embedding and the difference
     embedding: int
-    difference: int  # 0 without GDES
+    difference: int  # GDES adds it to the embedding for the discriminator; 0 without GDES
     generator: int  # the generator with its head
-    discriminator: int  # the discriminator with its head; if the model has one encoder, this is that encoder
+    discriminator: int  # the discriminator, or a model's only encoder, with its head
     largest: int  # element count of the largest single parameter
 
 
@@ -84,7 +84,8 @@ def _takes_triton(run: RunConfig, precision: str) -> bool:
 
 @dataclass(frozen=True)
 class ParallelLayout(MicroBatch):
-    """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product."""
+    """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product. The
+    inherited fields describe one micro-batch."""
 
     objective: ObjectiveConfig
     model: ModelConfig

@@ -48,7 +48,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     sizes, part = layout.sizes(stage), layout.stages[stage]
     idle_buffers = _collection_buffers(layout, stage, backward=False)
     bucket_bytes = _collection_buffers(layout, stage, backward=True) - idle_buffers
-    # `idle` is the memory between two steps.
+    # `idle` is the memory that stays allocated all through the last micro-batch of a step.
     idle = Memory(
         weights=_weights(layout, stage),
         gradients=_kept_gradients(layout, stage),
@@ -57,7 +57,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         logits=0.0,
         buffers=idle_buffers,
     )
-    # `busy` adds the activations of all micro-batches in flight except the current one.
+    # `busy` adds the activations of the other micro-batches in flight, and the tensors that stages exchange.
     busy = _plus(
         idle,
         activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
@@ -133,8 +133,8 @@ def _around_the_first_softmax(
 def _reductions(
     layout: ParallelLayout, stage: int, idle: Memory, backward_start: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
-    """The memory at the moments when gradients are reduced. `idle` is the memory between steps, `backward_start` that
-    at the start of the backward pass, and `bucket_bytes` what the buckets of gradients add in the backward pass."""
+    """The memory at the moments when gradients are reduced. `idle` is the memory without activations, `backward_start`
+    that at the start of the backward pass, and `bucket_bytes` what the buckets of gradients add in that pass."""
     sizes = layout.sizes(stage)
     layers = len(layout.stages[stage].layers)
     all_reduced = _reduced_gradients(layout, stage)
@@ -268,7 +268,8 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights."""
+    """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights:
+    in the backward pass if `backward`, else at other times."""
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket_bytes = layout.zero["reduce_bucket_size"] * layout.element

@@ -134,8 +134,8 @@ def _phases(run: RunConfig) -> list[dict[str, float]]:
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
-    """The floating-point operations of the whole run by both conventions. `mono` and `para` are the numbers of tokens
-    of text and of pairs in the whole run."""
+    """The floating-point operations of the whole run, counted as STANDARD and as PAPER say. `mono` and `para` are the
+    numbers of tokens of text and of pairs in the whole run."""
     row_tokens = run.model.max_positions
     flops = flops_of(run, row_tokens)
     mono_flops, para_flops = flops.training * mono, flops.training * para
@@ -174,8 +174,8 @@ def _priced(
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Returns (sort key, rounded costs) of `run`, which is `base` in another layout.
 
-    The key sorts the fastest layouts first. Of layouts whose speeds are equal to 100 tokens/s, those with fewer
-    micro-batches per step come first, and then those with less memory. Raises ValueError if `run` cannot run on `gpus`.
+    The key sorts the fastest layouts first. Speeds are rounded to 100 tokens/s; if they are equal, fewer micro-batches
+    per step come first, and then less memory. Raises ValueError if `run` cannot run on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
@@ -228,8 +228,8 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
-    """Yield `engine` with ZeRO 1, 2 and 3, with ZeRO 2 and 3 and the optimizer offloaded, and then with pipelines of 2,
-    4, 8, … stages, if these divide `gpus`."""
+    """Yield `engine` in these variants: ZeRO 1, 2 and 3; ZeRO 2 and 3 with the optimizer offloaded; pipelines of 2, 4,
+    8, … stages, where this number divides `gpus`."""
     base = replace(
         engine,
         kind="deepspeed",
@@ -248,8 +248,8 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
 
 
 def _options(run: RunConfig, base: RunConfig) -> str:
-    """The command-line options that change the run `base` into `run`. A setting of the layout is among them if it is
-    not the default in `run` or in `base`."""
+    """The command-line options that change the run `base` into `run`. The settings in `_LAYOUT_SETTINGS` are left out
+    if both runs have the default; the number of stages of a pipeline is always given."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _LAYOUT_SETTINGS:

@@ -80,10 +80,9 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
 
 
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`layouts`, after merging layouts that are equally fast and differ only in the micro-batch.
+    """`layouts`, after merging layouts that are equally fast and differ only in the size of the micro-batch.
 
-    Of each group of such layouts only the first one is kept. Its key `micro_batches` lists all micro-batches of the
-    group.
+    Of each group of such layouts only the first one is kept. Its key `micro_batches` lists all sizes in the group.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
@@ -95,7 +94,8 @@ def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
-    """The sentence with time, memory, GPU-hours and cost of the first of `layouts`, which is the fastest."""
+    """The sentence with time, memory, GPU-hours and cost of the first of `layouts`, which is the fastest, or the
+    sentence that no layout fits."""
     hardware = result["hardware"]
     head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
     if not layouts:

@@ -21,9 +21,9 @@ micro-batches per step:
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
-A pipeline also sends hidden states forward and their gradients back. If a first pass without gradients precedes, a
-pipeline sends hidden states forward once more, and ZeRO-3 gathers once more the weights that are not held until the
-second pass.
+A pipeline also sends hidden states forward and their gradients back. If the objective has an additional first pass
+without gradients, a pipeline sends hidden states forward once more, and ZeRO-3 gathers the weights again that are not
+held until the second pass.
 
 Bytes that are sent while nothing computes are exposed. The gradient of a vocabulary table is complete at the very end
 of a backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. ZeRO-3 also exposes
@@ -78,8 +78,8 @@ _H100 = "NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"
 _A100 = "NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
-# `link` is half of the data sheet's rate of NVLink, which is the sum of both directions. `network` is the rate of
-# NVIDIA's own systems.
+# `link` is half of the data sheet's rate of NVLink (A10: of PCIe), which is the sum of both directions. `network` is
+# the rate of NVIDIA's own systems (A10: assumed).
 GPUS = {
     gpu.name: gpu
     for gpu in (

@@ -89,7 +89,7 @@ def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Se
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of a table, and the values in the text above it. `ranked`: number of languages with a gain."""
+    """The rows of a table, and the values in the text above it. `ranked`: number of languages with a unigram loss."""
     ranked = [row for row in rows if row["gain"] is not None]
     count = min(3, len(ranked) // 2)
     return {
@@ -97,7 +97,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "best": ranked[:count],
         "worst": ranked[::-1][:count],
         "median": median(row["gain"] for row in ranked) if ranked else None,
-        "behind": sum(row["gain"] <= 0 for row in ranked),  # number of languages in which the unigram model is as good
+        "behind": sum(row["gain"] <= 0 for row in ranked),  # languages in which the unigram model is as good or better
         "ranked": len(ranked),
         "tokens": sorted(row["tokens"] for row in rows),
     }
@@ -135,7 +135,7 @@ def _charts(
     low, high = min(*values, 0.0), max(*values, 0.0)
     loss_range, step_range = (high - low) or 1.0, (last - first) or 1
 
-    # The box is 96 by 46 within a margin of 2 on every side.
+    # The box has a margin of 2 on every side, so the points lie in 96 by 46.
     def svg_point(step: float, value: float) -> str:
         return f"{2 + 96 * (step - first) / step_range:.1f},{2 + 46 * (high - value) / loss_range:.1f}"
 

@@ -110,8 +110,8 @@ def curves(
     borders: Sequence[int] = (),
     separate: Container[str] = (),
 ) -> dict[str, Panel]:
-    """The panels of all logged quantities, by title. Raw values are thin lines, smoothed values thick lines, and values
-    on held-out text points.
+    """The panels of all logged quantities, by title. Thin lines are raw values, thick lines are smoothed values, and
+    points are values on held-out text.
 
     The page puts the panels whose titles are in `separate` in another section. A panel that is alone in its section is
     wide. The loss comes first, then the objective's `quantities`, then the keys of `_TITLES`, then all other keys in
@@ -136,9 +136,9 @@ def curves(
 
 
 def compared_curves(titles: Mapping[str, str], runs: Sequence[tuple[Records, Records]]) -> dict[str, Markup]:
-    """By title, a figure for each quantity in `titles` (key -> title) that compares several runs, each in its own
-    colour. Each of the `runs` is (metrics records, held-out records). A run is drawn by its held-out values, or by its
-    smoothed metrics if it has none. A figure that is alone is wide."""
+    """Figures that compare several runs, by title: one for each logged key in `titles` (key -> title). Each run has its
+    own colour. Each of the `runs` is (metrics records, held-out records). A run is drawn by its held-out values, or by
+    its smoothed metrics if it has none. A figure that is alone is wide."""
     width = _WIDE if len(titles) == 1 else _NARROW
     return {title: _compared(key, runs, title, width) for key, title in titles.items()}
 

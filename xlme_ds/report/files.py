@@ -12,8 +12,9 @@ from ..train.run_folder import refuse_export
 
 
 class RunFiles:
-    """The content of the files in the run folder `run`; of a file that the run did not write, an empty dict (a JSON
-    file) or list (a JSON Lines file). Raises ValueError if `run` is not a folder or a file in it is damaged."""
+    """The content of the files in the run folder `run`. For a file that the run did not write, the content is an
+    empty dict (JSON) or an empty list (JSON Lines). Raises ValueError if `run` is not a folder or a file in it is
+    damaged."""
 
     def __init__(self, run: Path):
         require_folder(run, "name the --out folder of a pre-training run")
@@ -21,7 +22,7 @@ class RunFiles:
         self.finished = (run / "finished.json").exists()
         self.config = read_optional(run / "config.json")
         self.settings = self.config.get("config", {})
-        # Of the run's objective (see `objectives.describe`); a run of fine-tuning has none.
+        # The description of the run's objective (see `objectives.describe`). A fine-tuning run has no objective.
         self.objective = self.config.get("objective", {"description": None, "quantities": {}})
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")
@@ -34,8 +35,8 @@ class RunFiles:
 
 
 def require_run(folder: Path) -> None:
-    """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts. An export has
-    a config.json too, but no records to draw: its error also advises to name the --out folder of a run."""
+    """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts. An export has a
+    config.json too, but no records to draw, so it is refused with the same advice."""
     advice = "name the --out folder of a run"
     require_folder(folder, advice)
     if not (folder / "config.json").exists():

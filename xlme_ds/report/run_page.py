@@ -25,8 +25,8 @@ _SPECIAL = {"<s>", "</s>", "<pad>"}
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the report page of a run as the file `out`, by default `report.html` in its folder, and return its path.
-    Raises ValueError if a file that it reads is damaged (see `RunFiles`)."""
+    """Write the report page of the run in the folder `run` to the file `out`, by default `report.html` in that folder.
+    Returns the path of the page. Raises ValueError if a file of the run is damaged (see `RunFiles`)."""
     path = out or run / "report.html"
     write_text(path, _page_of(RunFiles(run)))
     return path
@@ -103,9 +103,9 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """The progress of an unfinished run; None for a finished one. `step`: the newest step; `steps`: number of steps of
-    the whole run; `shown`: the step of the sentences on the page, 0 if there are none yet. `settings`: the run's
-    settings in `train`."""
+    """The progress of an unfinished run; None for a finished one. Its keys are `step`, the newest step; `steps`, the
+    number of steps of the whole run; and `shown`, the step of the sentences on the page, 0 if there are none yet.
+    `settings`: the run's settings in `train`."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -114,8 +114,8 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a file -> text that lists the steps whose record is missing: the settings ask for it, and the file does
-    not have it. Files that miss no record are left out."""
+    """Name of a file -> text that lists the steps whose record is missing, although the settings ask for it. Files that
+    miss no record are left out."""
     last = max((record["step"] for record in (*run.metrics, *run.heldout)), default=0)
     gaps = {}
     for file, records, setting in (
@@ -151,7 +151,8 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        # Tokens between each record and the one before it, or for the first record, the end of a branch's parent.
+        # Tokens since the record before. For the first record: since the run began, which for a branch is at a step
+        # of its parent.
         inherited_tokens = tokens[0] * first_step(run.settings) / run.metrics[0]["step"]
         new_tokens = np.diff(tokens, prepend=inherited_tokens)
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))

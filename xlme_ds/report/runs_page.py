@@ -66,7 +66,8 @@ def _title(key: str, quantities: figures.Quantities) -> str:
 
 
 def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
-    """The logged keys to draw: the loss, the learning rate, the objective's quantities, and all held-out ones."""
+    """The logged keys to draw: the loss, the learning rate, the keys of `quantities`, and all keys of the held-out
+    records. Only the last records of each run are looked at."""
     heldout = {key for run in runs for key in _last(run.heldout)}
     logged = dict.fromkeys(key for run in runs for key in (*_last(run.metrics), *_last(run.heldout)))
     chosen = [key for key in logged if key in ("lr", *quantities) or key in heldout]

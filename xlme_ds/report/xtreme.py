@@ -51,7 +51,7 @@ class TaskScores:
 
 @dataclass
 class Model:
-    """The scores in one row of the tables: of one model, fine-tuned in one way."""
+    """The scores of one model that was fine-tuned in one way. They fill one row of each table."""
 
     name: str
     results: dict[str, TaskScores] = field(default_factory=dict)  # task -> its scores
@@ -139,7 +139,7 @@ class _Names:
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model with these scores; empty if the scores give only its name, as for an untrained model."""
+    """The path of the model with these scores; empty if they give only its name, as for an untrained model."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
     if "task" in scores:  # these are scores of fine-tuning, whose `model` is the path
         return os.path.normpath(name)
@@ -181,7 +181,8 @@ def _trained_on(languages: Iterable[str]) -> str:
 
 
 def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
-    """The run that a scores.json describes. Raises ValueError if it has no scores, or a score that is no percentage."""
+    """The run that a scores.json describes. Raises ValueError if it has no languages or no metrics, or a score that is
+    no percentage."""
     metrics = tuple(metric for metric in METRICS if metric in content["metric"])
     if content["task"] == "pos":
         metrics = ("f1",)  # XTREME's metric for this task

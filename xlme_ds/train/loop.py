@@ -1,8 +1,8 @@
 """The training loop and its callbacks: records, evaluation, checkpoints, the report page, and the guard against bad
 steps. Every rank calls all of its callbacks after every step, because some are collective.
 
-The loop knows neither the model nor the engine. The engine skips a step whose loss or gradient is not finite, or whose
-gradient norm exceeds the guard's limit. Norm and limit are equal on all ranks, so all ranks decide alike.
+The loop depends on no model and on no kind of engine. The engine skips a step whose loss or gradient is not finite, or
+whose gradient norm exceeds the guard's limit. Norm and limit are equal on all ranks, so all ranks decide alike.
 """
 
 import json
@@ -244,7 +244,7 @@ class Save(Callback):
     checkpoints: Checkpoints
     engine: Engine
     every: int
-    state_after: Callable[[int], dict[str, Any]]  # by number of steps: the run's own state, stored with the engine's
+    state_after: Callable[[int], dict[str, Any]]  # finished steps -> the run's own state, stored with the engine's
     last_saved: int  # at first the step at which the run continues
 
     @override
@@ -354,8 +354,8 @@ class Guard(Callback):
     def norm_limit(self) -> float:
         """The largest gradient norm that the next step may have; infinity if there is no limit.
 
-        The rule is that of OLMo-core's SkipStepOptimizer: the limit is computed from the norms of the last 128 steps,
-        and there is none as long as fewer than 64 norms are known.
+        The rule is that of OLMo-core's SkipStepOptimizer: the limit is computed from the last 128 finite norms, and
+        there is none as long as fewer than 64 norms are known.
         """
         if not self.config.spike_sigma or len(self.norms) < 64:
             return math.inf
@@ -398,8 +398,8 @@ def fit(
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> int:
-    """Train from `start` finished steps until the last one, a request to stop on any rank, or a fault of `guard`;
-    returns the number of steps done.
+    """Continue after `start` finished steps. Training ends with the last step, with a request to stop on any rank, or
+    with a fault of `guard`. Returns the number of finished steps.
 
     Raises SharedError when the records of any rank cannot be written.
     """

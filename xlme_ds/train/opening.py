@@ -34,15 +34,15 @@ from .run_folder import RunFolder, flatten
 
 
 class RunInfo(NamedTuple):
-    """Facts about a run that its settings do not give."""
+    """Facts about a run, computed from its settings and its data."""
 
     flops: float  # floating-point operations of one step, as `flops_per_step` counts them
     parameters: dict[str, int]  # parameter count of each network
     vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
     # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
     evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
-    objective: Mapping[str, Any] | None = None  # `objectives.describe`; None in fine-tuning
-    folders: tuple[Path, ...] = ()  # in pre-training: the data, then the held-out data if there is any
+    objective: Mapping[str, Any] | None = None  # result of `objectives.describe`; None in fine-tuning
+    folders: tuple[Path, ...] = ()  # in pre-training: the first data folder, then the held-out folder if any
 
 
 class RunInputs(NamedTuple):
@@ -50,14 +50,14 @@ class RunInputs(NamedTuple):
 
     loader: Loader
     heldout: Loader | None
-    initial: InitialValues | None  # first values of parameters; None: all are random
+    initial: InitialValues | None  # None: parameters start at random or come from a checkpoint
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
-    A micro-batch has at least one row, and otherwise no more tokens than a micro-batch in training, where a row has
-    `row_tokens` tokens.
+    A micro-batch has at most as many tokens as a micro-batch in training, where a row has `row_tokens` tokens, but at
+    least one row.
     """
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
@@ -117,7 +117,8 @@ def starting_folders(config: RunConfig, out: Path) -> list[Path]:
 def pretraining_info(
     config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
 ) -> RunInfo:
-    """Information on a pre-training run. `root`: this is rank 0, which alone computes the unigram model's losses."""
+    """The `RunInfo` of a pre-training run. `root`: whether this is rank 0; only rank 0 computes the unigram model's
+    losses."""
     info = RunInfo(
         flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),
@@ -138,7 +139,7 @@ def pretraining_info(
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """Returns (metrics over all languages, metrics by language), with the loss weights of step `step`.
+        """Returns (metrics over all languages, metrics by language). The loss weights are those of step `step`.
 
         `by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
         `Objective.summarise`.
@@ -206,12 +207,13 @@ def _phases(loader: Loader) -> Iterator[str]:
 
 
 def _changed_from_recipe(config: Training) -> list[str]:
-    """Return `SETTING VALUE` for every setting that differs from the recipe called `config.name`, if there is one."""
+    """Return `SETTING VALUE` for every setting that differs from the recipe `config.name`; nothing if there is no such
+    recipe."""
     if config.name not in RECIPES:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
-    # Settings that the recipe leaves at `auto`, and that the run has replaced by a choice.
+    # Settings that the recipe leaves at `auto` and for which the run has chosen a value.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 

@@ -1,5 +1,5 @@
-"""Writes a run's records: `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events,
-which a resumed run continues without gaps or repeats; the rows that every step read; and the output in the terminal."""
+"""Writes a run's records (the JSON-lines files `run_folder.RECORDS` and TensorBoard events), the rows that every step
+read, and the output in the terminal. A resumed run continues the records without gaps or repeats."""
 
 import json
 import math
@@ -36,14 +36,15 @@ class StepLines:
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
-        """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, from before a kill, are dropped.
+        """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, which the run wrote before it was
+        stopped, are dropped.
 
-        Damaged lines (no records, or out of order) are moved to another file and reported. After the last record, lines
-        that are no records are dropped without a report: the run was killed while it wrote them.
+        Damaged lines (no records, or out of order) are moved to another file and reported. Lines after the last kept
+        record that are no records are dropped without a report: the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []  # step of each record that the file already has
+        self.steps: list[int] = []  # step of each record that was kept from an earlier start
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
         unreadable: dict[int, bytes] = {}  # line number -> line, since the last record; damaged if a record follows
@@ -101,7 +102,7 @@ class StepLines:
 
 @cache
 def _silence_tensorboard_threads() -> None:
-    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, and the run reports that."""
+    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, which the run reports."""
     print_traceback = threading.excepthook
 
     def print_others(failure: threading.ExceptHookArgs) -> None:
@@ -112,7 +113,7 @@ def _silence_tensorboard_threads() -> None:
 
 
 class MetricsLog(StepLines):
-    """A log of numbers, which are also sent to TensorBoard. Infinities and NaN are left out: JSON has none."""
+    """A log of numbers, which TensorBoard and the tracker also get. Infinities and NaN are left out: JSON has none."""
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
@@ -141,8 +142,8 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, which a resumed run continues. After the service's first error, which is printed,
-    nothing more is sent; training continues."""
+    """Sends a run's numbers to Weights & Biases; a resumed run continues its record there. After the service's first
+    error, which is printed, nothing more is sent; training continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError, which names a remedy, if the service cannot be used."""
@@ -265,12 +266,12 @@ class Console:
             self.show(f"WARNING: step {values['step']}: {warning}")
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         if self.progress is not None:
             self.progress.stop()
 
     def _terms(self, values: dict[str, Any]) -> str:
-        """The terms among `values`, with a unigram model's loss after those that can be compared with it."""
+        """The text of the terms in `values`. A unigram model's loss follows each term that can be compared with it."""
         shown = []
         for name in filter(values.__contains__, self.terms):
             unigram = values.get(f"unigram_nll_{self.quantities[name]['task']}")
@@ -283,8 +284,8 @@ class Console:
 #
 # `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}. The index of the line,
 # from 0, is the index of the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
-# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. Lines are only added: a step that was repeated after a
-# resume has two lines, with different attempts.
+# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. `rows` has one list for each micro-batch. Lines are only
+# added: a step that was repeated after a resume has a line for each attempt.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
@@ -304,7 +305,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
 
 
 def audit_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of the audit folder, without those that a killed process left half-written."""
+    """The JSON objects in a file of the audit folder, without lines that a killed process left half-written."""
     lines = []
     for text in path.read_bytes().split(b"\n"):
         try:

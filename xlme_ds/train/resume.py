@@ -1,5 +1,5 @@
 """Resumes a run: chooses and loads its checkpoint, and reports missing records. A run without a checkpoint starts from
-step 0 again, and its records (metrics.jsonl and the like) are renamed."""
+its first step again, and its records (metrics.jsonl and the like) are renamed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +35,11 @@ def resume(
     checkpoints: Checkpoints,
     data_of: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
-    """Load the run's newest complete checkpoint. If it has none and branches off another run (`start.take state`), load
-    the checkpoint of that run.
+    """Load the run's newest complete checkpoint. If the run has none and is a branch (`start.take state`), load the
+    checkpoint from which it branches.
 
-    Returns (number of steps done, saved state). The saved state is that of the run's own checkpoint. Without an own
-    checkpoint it has only the run's identity, `run`. `data_of(steps)` returns `data_until` for the run's data.
+    Returns (number of steps done, saved state). The saved state is the state in the run's own checkpoint; without an
+    own checkpoint, it has only `run`, the run's identity. `data_of(steps)` returns `data_until` for the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
@@ -58,8 +58,8 @@ def resume(
 
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if `resume` would fail: the newest checkpoint does not match the run, or no checkpoint is left.
-    Only rank 0 calls this."""
+    """Raise ValueError if `resume` would fail because the newest checkpoint does not match the run, or because the run
+    has lost its checkpoints. Only rank 0 calls this."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
@@ -69,10 +69,10 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved checkpoints and none is usable. `damaged`: whether a damaged checkpoint was
-    found."""
+    """Called for a run without a usable checkpoint. Raises ValueError if the run had one earlier. `damaged`: whether a
+    damaged checkpoint was found."""
     steps = folder.steps_logged() - first_step(asdict(config))
-    # The setting may have been raised since the run last started, so the smaller of both values counts.
+    # `save_every` may have been raised since the run last started, so the smaller of both values counts.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(steps, save_every):
         raise ValueError(
@@ -81,8 +81,8 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Warn if `eval_rows` has changed, and if a changed `keep_every` makes the next save delete checkpoints that the
-    former one kept."""
+    """Warn if `eval_rows` has changed, and if a changed `keep_every` makes the next save delete checkpoints that its
+    former value kept."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
@@ -94,7 +94,7 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
     now, saved = config.keep_every, checkpoints.all()
     to_delete = [
         checkpoint.name
-        for checkpoint in saved[: max(len(saved) + 1 - config.keep_last, 0)]  # the next one is among the last, too
+        for checkpoint in saved[: max(len(saved) + 1 - config.keep_last, 0)]  # + 1: the next checkpoint
         if before and saved_step(checkpoint) % before == 0 and not (now and saved_step(checkpoint) % now == 0)
     ]
     if to_delete:
@@ -121,8 +121,9 @@ def _branch(
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
     parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
-    # `load` compares the loss of a probe batch with the parent's. Their losses can be equal only if rows, masks and
-    # objective are; otherwise the tolerance is infinite. A setting that the parent does not name counts as equal.
+    # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
+    # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts
+    # as equal.
     same_rows = saved.get("fingerprints") == data_of(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})

@@ -85,7 +85,8 @@ def train(
     report_missing(logs, config, start, saved)
 
     def state_after(done: int) -> dict[str, Any]:
-        """The run's own state in a checkpoint. Flushes the records, so that they are not older than the checkpoint."""
+        """The run's own state after `done` steps, stored next to the engine's. Flushes the records, so that they are
+        not older than the checkpoint."""
         if audited is not None and audited.exists():
             to_disk(audited)
         return {
@@ -171,7 +172,7 @@ def pretrain(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
-        # All ranks must start from the same checkpoint, even if its run is still training.
+        # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer ones.
         sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
         try:
             inputs = on_all_ranks(partial(read_inputs, config, data, heldout, folder, sources, rank, world))

@@ -22,7 +22,8 @@ from ..io.files import read_json, read_object, write_object
 from ..io.folders import LOCK, in_use, lock, require_folder
 from .schedule import learning_rate
 
-# Prefixes of the settings that do not change the loss curve: a run may be resumed with other values of these settings.
+# Prefixes of the settings that may change on resume. They change the loss curve only by rounding, except `spike_sigma`,
+# which decides which steps are skipped.
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
@@ -60,9 +61,11 @@ class RunFolder:
         self._created = False
 
     def claim(self, config: Training) -> None:
-        """Check that the folder belongs to `config`, and keep other runs out of it until this process ends.
+        """Check that the folder belongs to `config`, and lock it against other processes until `close` or the end of
+        this process.
 
-        Raises ValueError if a setting differs, which the error names, or if another process works in the folder.
+        Raises ValueError if a setting differs (the error names it), and if the folder is unusable or another process
+        works in it.
         """
         if self.root:
             self._check_usable()
@@ -77,8 +80,8 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _check_usable(self) -> None:
-        """Raise ValueError if the folder is in use or an export, or cannot be made or written. Print a remark if it
-        holds files of something else."""
+        """Raise ValueError if the folder is an export or cannot be made or written, and, if no rank writes, if it is in
+        use. Print a remark if it holds files but no run."""
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
@@ -92,7 +95,7 @@ class RunFolder:
             note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
     def close(self) -> None:
-        """Unlock the folder, before the end of the process would; remove it if `claim` made it and it is empty."""
+        """Unlock the folder before the process ends; remove the folder if `claim` made it and it is empty."""
         if self._lock is None:
             return
         if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
@@ -131,7 +134,8 @@ class RunFolder:
 
         `data`: fingerprints of the data and the vocabulary; `objective`: the result of `objectives.describe`.
         """
-        # Made before the first step: if it is missing later, `Checkpoints.lost` knows that it was removed.
+        # The folder is made before the first step: if it is missing later, `Checkpoints.lost` knows that it was
+        # removed.
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").removesuffix("+00:00")
@@ -148,8 +152,8 @@ class RunFolder:
         }
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
-        # The run was made longer, or it was killed between writing the model and writing the marker. The model can be
-        # removed, because the last checkpoint has its weights.
+        # If there is a model already, the run was made longer, or it was killed between writing the model and writing
+        # the marker. The model can be removed, because the last checkpoint has its weights.
         if finished_steps != config.train.steps and checkpoints_of(self.path):
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)
             marker.unlink(missing_ok=True)
@@ -196,10 +200,10 @@ class RunFolder:
         return content
 
     def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
-        """Raise ValueError, with a remedy, for the settings whose values in `stored` and `config` differ.
+        """Raise ValueError, with a remedy, if `stored` and `config` differ in settings that must be equal.
 
-        `subject`: the beginning of the message. `done`: finished steps, after which the schedule and the data may
-        change; None if they may not.
+        `subject`: the beginning of the message. `done`: number of finished steps; settings of schedule and data may
+        differ if they change only later steps. None: they must be equal.
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if ("task" in theirs) != ("task" in ours):
@@ -210,7 +214,7 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         keys = sorted(ours.keys() | {key for key in theirs if not _may_change(key)})
         different = [key for key in keys if ours.get(key) != theirs.get(key) and not key.startswith(changeable)]
-        # Other settings follow from those of fine-tuning, and nobody gave them.
+        # In fine-tuning, other settings follow from `tuning.`: the user did not give them.
         different = [key for key in different if key.startswith("tuning.")] or different
         if different:
             shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
@@ -245,7 +249,7 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
     """The settings of a branch from `source`, which is RUN@STEP: RUN's settings, with its checkpoint of STEP as start.
 
     If `out` already has this branch, the settings are read from `out`, because RUN may have been deleted. Raises
-    ValueError if `source` names no step, or RUN has no settings.
+    ValueError if `source` names no step, or RUN has no settings or no checkpoint of STEP.
     """
     from ..trained.settings import read_run_config  # it needs torch, which the other users of this module may lack
 
@@ -301,7 +305,8 @@ def fixed_settings(config: Training) -> dict[str, Any]:
 
 def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
     """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: `train.steps`
-    and `schedule.` if these steps have the same learning rates, `data.phase_` if they read the same rows."""
+    and `schedule.` if these steps have the same learning rates, `data.phase_` if the phases that they belong to are
+    equal."""
 
     def rates(steps: int, schedule: ScheduleConfig) -> list[float]:
         return [learning_rate(step, steps, config.optimizer, schedule) for step in range(done)]

@@ -30,9 +30,9 @@ class StopRequest:
     """Stores a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
     `received`: the signal's name. The end of DeepSpeed's launcher counts as a signal. If `at_once` is set, a signal
-    raises SystemExit with code 0: the program sets it when the rest of its work can be repeated. `has_work`: whether
-    there is something to save. Signals are handled only if the object is made in the main thread; signals that were
-    ignored before, such as SIGHUP under nohup, stay ignored. Once the terminal has closed, output is dropped.
+    raises SystemExit with code 0: the program sets `at_once` when the rest of its work can be repeated. `has_work`:
+    whether there is something to save. Signals are handled only if the object is made in the main thread; signals that
+    were ignored before, such as SIGHUP under nohup, stay ignored. Once the terminal has closed, output is dropped.
 
     Python runs a handler only between two Python instructions, so no handler runs while the main thread waits in C++
     for other processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
@@ -81,7 +81,7 @@ class StopRequest:
         """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        # Returns the former descriptor, such as a notebook's, which `release` sets again.
+        # `set_wakeup_fd` returns the former descriptor, such as a notebook's, which `release` sets again.
         self._former_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         # Otherwise a forked child's signals would be written to our pipe.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
@@ -99,13 +99,13 @@ class StopRequest:
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
     def _act_if_unhandled(self, number: signal.Signals, is_second_interrupt: bool) -> None:
-        """Act on a signal if Python's handler does not run in time, and on a second SIGINT also if it does."""
+        """Act on a signal if Python's handler does not run in time. Act on a second SIGINT even if the handler runs."""
         read_at = time.monotonic()
         while time.monotonic() - read_at < _PATIENCE:
             if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
                 return
             time.sleep(0.05)
-        if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
+        if self._released:  # the run is over, such as after a KeyboardInterrupt that the program caught
             return
         with self._acting:
             if is_second_interrupt or not self.has_work or self.at_once:
@@ -144,7 +144,8 @@ def _unbreakable(stream: Any) -> TextIO:
 
 
 def _follow_launcher() -> None:
-    """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the launcher's parent `deepspeed`.
+    """Send this process SIGTERM when the DeepSpeed launcher that started it, or the launcher's parent `deepspeed`,
+    ends.
 
     Neither of the two passes on the signal that kills it, so the run's processes would train on without control. The
     end of any other parent, such as a shell, changes nothing.
@@ -164,7 +165,8 @@ def _follow_launcher() -> None:
 
 
 def _of_process(process: int, name: str) -> str:
-    """A file in /proc about a process; empty when the process has ended, or where there is no /proc."""
+    """The text of the file `name` in /proc about a process; empty when the process has ended, or where there is no
+    /proc."""
     try:
         return Path(f"/proc/{process}/{name}").read_bytes().decode(errors="replace")
     except OSError:
@@ -176,7 +178,8 @@ def _parent(process: int) -> int:
     return int((_of_process(process, "stat").rpartition(")")[2].split() or ["", "0"])[1])
 
 
-# Seconds after which faulthandler ends the process if even Python's threads hang: its own thread needs no interpreter.
+# Seconds after the watchdog's time at which faulthandler ends the process, if the watchdog's thread hangs too:
+# faulthandler's own thread needs no interpreter.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
 

@@ -14,15 +14,16 @@ from .settings import is_export
 
 
 def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncoder:
-    """The encoder in `folder`, by default its main one, float32 on the CPU in evaluation mode.
+    """An encoder of the model in `folder`, by default the main one, float32 on the CPU in evaluation mode.
 
-    Raises ValueError if the folder holds none.
+    Raises ValueError if the folder holds no such encoder.
     """
     return load_encoder_and_step(folder, which)[0]
 
 
 def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tuple[TrainedEncoder, int | None]:
-    """Returns (the encoder, as from `load_encoder`; the step of the checkpoint that was read, as in `TrainedRun`)."""
+    """Returns (the encoder that `load_encoder` returns, the step of the checkpoint that was read). The step is None for
+    a finished model and for an export."""
     if is_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
@@ -30,8 +31,9 @@ def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tup
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. An encoder that is
-    a generator has `cfg.discriminator_layers` layers here, not `cfg.generator_layers`."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator, too,
+    has `cfg.discriminator_layers` layers, as in the settings of a loaded encoder. If the objective has no encoder
+    `which`, the main one is returned."""
     pretraining = objective_of(ObjectiveConfig(objective))
     if which == "generator":
         cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
@@ -42,11 +44,10 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderN
 
 
 def load_whole_export(folder: Path) -> TrainedRun | None:
-    """The whole model of an export that holds more than encoders with heads, in the form of a run; None for any other
-    folder.
+    """The whole model of an export that has a decoder, as a `TrainedRun`; None for any other folder.
 
     Raises ValueError if the files of such an export cannot be read.
     """
-    # By name, because modules above this one may not be imported here.
+    # By name, because `translate` is on a higher import floor (tests/test_imports.py).
     run: TrainedRun | None = pkgutil.resolve_name("xlme_ds.translate.exports:load_with_decoder")(folder)
     return run

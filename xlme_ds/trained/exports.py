@@ -46,7 +46,7 @@ EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
 # it cannot be computed exactly from the two embeddings, because the discriminator's embedding is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
 DIFFERENCE = "difference.weight"
-# The settings of ModelConfig that shape an encoder, and their names in an export's config.json.
+# The settings of ModelConfig that an export's config.json holds, and their names there.
 EXPORTED_SETTINGS = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -73,7 +73,8 @@ WHICH = "which"
 
 
 class NativeFormat(NamedTuple):
-    """A model of transformers. It has several classes, whose names end in `Model`, `ForMaskedLM`, …"""
+    """The format of a model that transformers has itself. The model has several classes, whose names end in `Model`,
+    `ForMaskedLM`, …"""
 
     model: str  # the model's name
     classes: str  # prefix of its classes' names

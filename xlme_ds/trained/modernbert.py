@@ -36,8 +36,8 @@ _SETTINGS = {
     "global_rope_theta": "rotary_base",
     "local_rope_theta": "local_rotary_base",
 }
-# Setting of a rotary base -> the kind of layers that it is for. transformers writes these settings only below the kind,
-# in `rope_parameters`.
+# Setting of a rotary base -> the kind of layers that it is for. transformers writes the bases only in
+# `rope_parameters`, under the kind of layers.
 _ROTARY_BASES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
 _LAYER = {  # parameters of a layer, without `.weight`
     "attn_norm": "attention_norm",

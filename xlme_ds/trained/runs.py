@@ -34,7 +34,7 @@ from .settings import (
 from .weights import SETTINGS, WEIGHTS_FILE, read_weights, require_settings, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
-# Settings of a model that affect only how it runs, not what a trained model computes.
+# Settings of a model that do not change what it computes once it is trained: how it runs, and its initialisation.
 RUNTIME_SETTINGS = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
 
 

@@ -109,13 +109,13 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 @contextmanager
 def fitting(weights: Path, folder: Path) -> Iterator[None]:
-    """Raise ValueError if, in the block, a parameter of `weights` is missing (KeyError) or has another shape than the
-    settings in `folder` give (torch's RuntimeError)."""
+    """Turn errors of the block into ValueError: KeyError, if a parameter of `weights` is missing, and torch's
+    RuntimeError, if a parameter has another shape than the settings in `folder` give."""
     try:
         yield
     except (KeyError, RuntimeError) as error:
-        # In an error of load_state_dict, the second line is the first one that names a parameter. An error of one line
-        # is quoted whole.
+        # Quote the second line of an error of load_state_dict, which is the first that names a parameter, or the only
+        # line of another error.
         lines = str(error).splitlines()
         why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
         raise ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}") from None

@@ -70,8 +70,8 @@ _HEADS = {
     "ForQuestionAnswering": {"qa_outputs.weight": "head.output.weight", "qa_outputs.bias": "head.output.bias"},
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
-# Prefixes of the parameters that belong to no head. The pooler counts as none, because no task of XLM-R trains it: it
-# is dropped without a note.
+# Prefixes of the parameters that belong to no head. The pooler does not count as a head, because no task of XLM-R
+# trains it: it is dropped without a note.
 _NOT_HEADS = "embeddings.", "encoder.", "pooler."
 
 
@@ -128,8 +128,8 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head, by our names; empty if `folder` has none, or one that cannot be used, which a
-    note reports."""
+    """The parameters of the masked head, by our names; empty if `folder` has no such head. A head that cannot be used
+    is left out, and a note says why."""
     path, state = _read_state(folder)
     head_state = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
     # The output bias has two names, and a file may have either or both. `lm_head.decoder.weight` is a second name of
@@ -150,8 +150,7 @@ def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Returns (file of the parameters, or the file that would be whole if it were not in shards; the parameters, by
-    names without `_PREFIX`)."""
+    """Returns (path of the weights file, even if only its shards exist; the parameters, by names without `_PREFIX`)."""
     for file, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _unpickled)):
         if shards := shards_of(folder / file):
             return folder / file, {
@@ -172,7 +171,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """The encoder's parameters under our names. XLM-R's only token type is added to every position's embedding."""
+    """The encoder's parameters under our names. The embedding of XLM-R's only token type is added to every position's
+    embedding."""
     parts: dict[str, list[Tensor]] = {}
     for theirs, name, _ in _name_pairs(cfg):
         parts.setdefault(name, []).append(state[theirs])

@@ -1,9 +1,10 @@
 """Beam search for the most likely translation of every source, token by token.
 
-At every token the `beam` best unfinished hypotheses of a sentence continue. A candidate that ends with `</s>` becomes a
-finished hypothesis if it is among the `beam` best candidates. The search ends when there are `beam` finished
-hypotheses, or when the hypotheses have XLM's largest length, 1.3 n + 5 tokens for a source of n tokens. The hypothesis
-with the highest score wins: score = (sum of log p) / length ** penalty. Beam 1 takes the most likely token each time.
+At every token the `beam` best unfinished hypotheses of a sentence continue. A candidate is a hypothesis with one more
+token. If it ends with `</s>` and is among the `beam` best candidates, it becomes a finished hypothesis. The search ends
+when there are `beam` finished hypotheses, or when the hypotheses have XLM's largest length, 1.3 n + 5 tokens for a
+source of n tokens, or `model.max_positions` tokens. The hypothesis with the highest score wins:
+score = (sum of log p) / length ** penalty. Beam 1 takes the most likely token each time.
 
 A sentences, N hypotheses of all sentences together, S source tokens, D width, V vocabulary.
 """
@@ -29,7 +30,8 @@ def translate(
     beam: int = 1,
     length_penalty: float = 1.0,
 ) -> list[list[int]]:
-    """The translations of `sources`. Both are ordinary tokens; a source has at most `model.cfg.max_positions` − 2.
+    """The translations of `sources`. Sources and translations are ordinary tokens; a source has at most
+    `model.cfg.max_positions` − 2 tokens.
 
     `languages`: source and target, as indices into `model.cfg.language_embeddings`. The model is in evaluation
     mode; its device and precision are used.

@@ -43,7 +43,7 @@ def generation_settings(cfg: ModelConfig) -> dict[str, Any]:
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": EOS,
-        "max_new_tokens": cfg.max_positions,  # an upper bound: the model class also limits length by that of the source
+        "max_new_tokens": cfg.max_positions,  # an upper bound: the model class limits the length by the source's, too
         "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
         "renormalize_logits": True,
     }

@@ -20,8 +20,8 @@ def seen_lines(
     """Find the lines of a test set that also occur in training data, as one side of a pair or as a sentence.
 
     `sides` has the lines of each side of the test set as token ids. `folders` are data folders that `xlme prep mix`
-    wrote; all their rows are read. Returns for each side the set of the indices of the lines that occur. Raises
-    ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
+    wrote; their rows of pairs and of sentences are read. Returns for each side the set of the indices of the lines that
+    occur. Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
     lines_of_text: list[dict[bytes, list[int]]] = [{} for _ in sides]  # for each side, ids -> indices of lines
     for side, lines in zip(sides, lines_of_text, strict=True):
@@ -39,8 +39,8 @@ def _key(ids: np.ndarray) -> bytes:
 
 
 def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
-    """Yield the ids of every text in the rows of a folder, read `_ROWS_PER_READ` at a time. A text is one side of a
-    pair or a sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
+    """Yield the ids of every text in the rows of a folder; `_ROWS_PER_READ` rows are read at a time. A text is one side
+    of a pair or a sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     # Monolingual rows that were mixed without --sentences do not hold single lines.
     unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]

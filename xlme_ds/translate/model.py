@@ -4,7 +4,7 @@ Conneau and Lample, 2019). Only the target language's embedding tells the decode
 `CachedDecoder` decodes token by token, and `write` makes the greedy translations of back-translation with it.
 
 B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary; N
-hypotheses or sentences, which are the B rows of a model that writes.
+hypotheses or sentences in decoding, each of which is one of the B rows that the model reads.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class TranslationOutput(NamedTuple):
 
     nll_M: Tensor  # float32, −log p of the target token
     predicted_M: Tensor  # int64, the most likely token
-    places_M: Tensor  # int64, the target tokens as indices into the flattened row tokens, ascending in each term
+    places_M: Tensor  # int64, each target token's index into the flattened [B, T] tokens, ascending within a term
     terms_M: Tensor  # int64, the loss term of each target token, as an index into TERMS
 
 
@@ -81,7 +81,8 @@ class TranslationModel(TextEncoder):
     def _predicted(
         self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
     ) -> TranslationOutput:
-        """The output for the sources of `rows` that `term` reads; the rows' targets are `tokens[places_M]`."""
+        """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
+        the tokens that it predicts."""
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[term](rows)
         keys_B, row_tokens = rows.keys_B, rows.tokens_BT.shape[1]
         if term == "bt":
@@ -187,8 +188,8 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: TranslationModel, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """Greedy translations, as ordinary tokens, of the rows of `source`, each of which is one sentence, into the
-    languages `languages_N`. Each has at most `longest_translation` tokens, and at most as many as the model can
+    """Translate each row of `source`, which is one sentence, greedily into its language in `languages_N`; returns
+    ordinary tokens. A translation has at most `longest_translation` tokens, and at most as many as the model can
     read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
     lengths = (source.items > 0).sum(1).tolist()  # including the two special tokens

@@ -4,8 +4,8 @@ L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, where each term is the mean over i
 target token is predicted from its source and the target tokens before it. Both the decoder's first input and the last
 token of a target are `</s>`. When the data are mixed, one side of each pair is drawn as the source, so that one model
 learns both directions. A monolingual sentence is a target, too: its source is a noised copy (denoising auto-encoding),
-or a translation that the model writes with its current parameters (back-translation). The source depends only on the
-seed, the step's number and the model's parameters, so a resumed run trains on the same sources.
+or a translation that the model writes with its current parameters (back-translation). Such a source depends only on the
+sentence, the seed, the row's number and the model's parameters, so a resumed run trains on the same sources.
 
 B rows, T tokens, M target tokens.
 """
@@ -217,7 +217,7 @@ class MachineTranslation(MaskedLanguageModelling):
         row of sentences, which is too much.
         """
         passes = len(self.terms) - 1  # number of passes over a sentence that have a gradient
-        # `share`: how many times a network reads a row, summed over its passes; in a pair each network reads one half.
+        # `share`: number of whole rows that a network reads in all passes over a row; of a pair it reads one half.
         # `side`: number of tokens that a network reads in one pass.
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         depth = decoder_depth(cfg)
@@ -271,7 +271,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return self._sum_by_term(output.nll_M, output)
 
     def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
-        """Number of target tokens that the model finds most likely, float64 [terms]."""
+        """Number of target tokens of each term that the model finds most likely, float64 [terms]."""
         return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]

@@ -56,7 +56,8 @@ class PairFolder:
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate the missing parts, and write both files. Raises ValueError if another process does the same."""
+        """Translate the missing parts, and write both files. Raises ValueError if another process is writing these
+        pairs."""
         part_files = {first: self.parts / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}
         with lock(self.parts):
             for first, file in part_files.items():

@@ -41,8 +41,8 @@ class Translator(NamedTuple):
 
 
 def load_translator(folder: Path) -> Translator:
-    """The model of a run, a checkpoint (RUN@STEP) or an export, in evaluation mode, on a GPU if there is one. Raises
-    ValueError for a folder whose model has no decoder."""
+    """The model and vocabulary of a run, a checkpoint (RUN@STEP) or an export. The model is in evaluation mode, on a
+    GPU if there is one. Raises ValueError for a folder whose model has no decoder."""
     advice, run = "name a run of objective.name mt", load_with_decoder(folder)
     if run is None and "config" not in read_config(folder):
         raise ValueError(f"{folder} is an export without a decoder: {advice}")
@@ -67,7 +67,8 @@ def read_lines(path: Path) -> list[str]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
-    require_line_feeds(data, path)  # not splitlines() below: only a line feed ends a line
+    require_line_feeds(data, path)
+    # Not `splitlines`, which ends a line at other characters too.
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
@@ -93,7 +94,7 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"beam {beam} keeps no hypothesis: it must be at least 1")
-    most = (size - 5) // 2  # each step takes the best 2 · beam candidates, and some tokens are never written
+    most = (size - 5) // 2  # a step takes the best 2 · beam candidates; their only special token is `</s>`
     if beam > most:
         raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {most}")
     if not abs(length_penalty) <= _MAX_PENALTY:  # also refuses NaN
@@ -112,7 +113,8 @@ class Translated(NamedTuple):
 def translate_lines(
     translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, length_penalty: float
 ) -> Translated:
-    """Translate each line by itself; the translation of a blank line is empty."""
+    """Translate each line by itself; the translation of a blank line is empty. `languages` are the indices of the
+    source and the target language."""
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = model.cfg.max_positions - 2  # ordinary tokens, without the two special ones
@@ -125,8 +127,8 @@ def translate_lines(
 
 
 def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
-    """BLEU, with sacreBLEU's tokenizer for the language, and chrF (Post, 2018; Popović, 2015), each with its signature.
-    Raises ValueError where a package is not installed."""
+    """BLEU (Post, 2018), with sacreBLEU's tokenizer for the language, and chrF (Popović, 2015): for each a text with
+    value and signature. Raises ValueError where a package is not installed."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
@@ -134,7 +136,7 @@ def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> lis
     code = language.partition("-")[0]  # zh of zh-Hans
     try:
         metrics = BLEU(trg_lang=code), CHRF()
-    except RuntimeError:  # Japanese and Korean have no spaces between words
+    except RuntimeError:  # the tokenizer for Japanese or Korean is not installed
         raise ValueError(f"--reference in {language} needs a tokenizer: pip install 'sacrebleu[{code}]'") from None
     return [
         metric.corpus_score(list(lines), [list(reference)]).format(signature=str(metric.get_signature()))

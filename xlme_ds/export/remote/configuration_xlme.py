@@ -58,6 +58,6 @@ class XLMEConfig(PretrainedConfig):
         settings["languages"] = list(settings["languages"])
         specials = {name: settings[name] for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
         super().__init__(**specials, **kwargs)
-        # After `super().__init__`, where transformers 4 keeps the special ids and transformers 5 does not.
+        # Set after `super().__init__`, which itself sets the special ids in transformers 4 but not in transformers 5.
         for name, value in settings.items():
             setattr(self, name, value)

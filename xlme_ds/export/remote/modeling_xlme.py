@@ -50,8 +50,8 @@ class XLMERelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
 
     def forward(self, tokens: int, queries: int | None = None) -> Tensor:
-        """d for the distance j − i from each query i to each key j: [H, T, T], or [H, queries, T] for only the last
-        `queries` of them."""
+        """d for the distance j − i from each query i to each key j, [H, T, T] with T = `tokens`. With `queries`, only
+        the last `queries` tokens are queries: [H, queries, T]."""
         half = len(self.weight) // 2
         position = torch.arange(tokens, device=self.weight.device)
         distance = position[None, :] - position[tokens - (queries or tokens) :, None]
@@ -98,7 +98,7 @@ class XLMEAttention(nn.Module):
 
 
 def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
-    """[B, T, parts · D] reshaped to [parts, B, H, T, K]; the parts are queries, keys or values."""
+    """[B, T, parts · D] reshaped to [parts, B, H, T, K]. A part is the queries, the keys or the values."""
     return x_BTD.view(*x_BTD.shape[:2], parts, config.num_attention_heads, -1).permute(2, 0, 3, 1, 4)
 
 
@@ -106,7 +106,8 @@ def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, with_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Returns (attention's output before its projection [B, T, D]; the weights [B, H, T, T] if `with_weights`, else
-    None). `module` is the attention module; its config has the dropout and the implementation."""
+    None). `bias` is added to the scores. `module` is the attention module; its config gives the dropout rate and
+    chooses between torch's fused kernel and "eager"."""
     dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
     weights_BHTT = None
     if with_weights or module.config._attn_implementation == "eager":
@@ -167,7 +168,7 @@ def _table(rows: int, config: XLMEConfig) -> nn.Parameter:
 
 
 class XLMEEncoder(nn.Module):
-    """Positions, layers and norms."""
+    """The encoder without its token embedding: position and language embeddings, relative bias, layers and norms."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -200,8 +201,8 @@ class XLMEEncoder(nn.Module):
         items_BT: Tensor,
         with_weights: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Returns (the hidden states of the embeddings and of every layer; the attention weights of every layer).
-        `items_BT` numbers the items of a row: it has the number of each token's item, and 0 at padding."""
+        """Returns (the first layer's input and the output of every layer, the last one normalised in pre-LN; the
+        attention weights of every layer). `items_BT`: the number of each token's item in its row; 0 at padding."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
@@ -246,7 +247,8 @@ class XLMEPreTrainedModel(PreTrainedModel):
 
 
 class XLMEModel(XLMEPreTrainedModel):
-    """Hidden states: `last_hidden_state`, and on request `hidden_states` of the embeddings and every layer."""
+    """Token embedding and encoder. The output has `last_hidden_state` and, on request, `hidden_states` (the first
+    layer's input and the output of every layer) and `attentions`."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__(config)
@@ -265,7 +267,8 @@ class XLMEModel(XLMEPreTrainedModel):
         output_hidden_states: bool | None = None,
         language_ids: Tensor | None = None,
     ) -> BaseModelOutput:
-        """`attention_mask` [B, T] is 0 at padding. By default it is 0 where `input_ids` is the padding token.
+        """`attention_mask` [B, T] is 0 at padding. By default it is 0 where `input_ids` is the padding token;
+        for `inputs_embeds` it is 1 everywhere.
 
         The mask may also number the items of a row (1, 2, …). Then a token sees only its own item. Positions restart at
         every item, so `position_ids` must be given.
@@ -401,9 +404,10 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
 
 
 class XLMEForPreTraining(XLMEModelWithHead):
-    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0.
+    """The discriminator with its head: `logits` [B, T] are positive where the model takes a token for replaced.
 
-    The loss is the mean over all tokens except padding and labels of −100.
+    `labels` [B, T] are 1 for replaced tokens, else 0. The loss is the mean over all tokens except padding and tokens
+    with the label −100.
     """
 
     def _add_head(self, config: XLMEConfig) -> None:

@@ -44,7 +44,8 @@ class XLMEDecoderAttention(XLMEAttention):
         source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
-        """Output, [B, R, D]."""
+        """Output, [B, R, D]. The decoder gives all its attention modules the same arguments; this one ignores the
+        source."""
         q_BHRK, k_BHTK, v_BHTK = heads(self.qkv(x_BRD), 3, self.config)
         if past is not None:
             k_BHTK, v_BHTK = past.self_attention_cache.update(k_BHTK, v_BHTK, self.cache_index)
@@ -75,7 +76,8 @@ class XLMECrossAttention(nn.Module):
         source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
-        """Output, [B, R, D]; `past` caches the source's keys and values."""
+        """Output, [B, R, D]. `past` caches the source's keys and values. `allowed_RT` and `distance_HRT` are
+        ignored."""
         (q_BHRK,) = heads(self.query(x_BRD), 1, self.config)
         if past is not None and past.is_updated.get(self.cache_index):
             layer = past.cross_attention_cache.layers[self.cache_index]
@@ -89,9 +91,9 @@ class XLMECrossAttention(nn.Module):
 
 
 class XLMEDecoderLayer(XLMELayer):
-    """XLM's layer has self-attention, cross-attention and a feed-forward network. In the interleaved form two objects
-    of this class are one layer of DeltaLM: the first has self-attention and a feed-forward network, the second has
-    cross-attention and a feed-forward network. `number`: index of the object in the decoder."""
+    """In XLM's form, a layer with self-attention, cross-attention and a feed-forward network. In the interleaved form,
+    two objects of this class are one layer of DeltaLM: the first has self-attention and a feed-forward network, the
+    second has cross-attention and a feed-forward network. `number`: index of the object in the decoder."""
 
     def __init__(self, config: XLMEConfig, number: int):
         has_self_attention = config.decoder_form == "xlm" or number % 2 == 0
@@ -112,7 +114,7 @@ class XLMEDecoderLayer(XLMELayer):
 
 
 class XLMEDecoder(XLMEEncoder):
-    """Positions, layers and norms of the decoder."""
+    """The decoder without its token embedding: position and language embeddings, relative bias, layers and norms."""
 
     def _stack(self, config: XLMEConfig) -> list[nn.Module]:
         networks = config.decoder_layers * (1 if config.decoder_form == "xlm" else 2)
@@ -141,7 +143,8 @@ class XLMEDecoder(XLMEEncoder):
 
 
 class XLMLengths(StoppingCriteria):
-    """Each sentence ends after at most `limit_B` target tokens. In beam search each sentence has several rows."""
+    """Ends the translation of sentence b after `limit_B[b]` target tokens. In beam search a sentence has several
+    rows."""
 
     def __init__(self, limit_B: Tensor):
         self.limit_B = limit_B
@@ -153,7 +156,7 @@ class XLMLengths(StoppingCriteria):
 
 
 class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
-    """Encoder, decoder and the head that predicts its tokens; all three share one embedding.
+    """Encoder, decoder, and the head that predicts target tokens. All three share one token embedding.
 
     A target consists of ordinary tokens and a final `</s>`. The first token that the decoder reads is `</s>`.
     """
@@ -188,8 +191,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
         """Returns `logits` [B, R, V], which predict the token after each of `decoder_input_ids` [B, R]. By default
-        `decoder_input_ids` are made from `labels` [B, R] (−100 at padding). With `labels`, the loss is returned too: a
-        mean over all labels.
+        `decoder_input_ids` are made from `labels` [B, R] (−100 at padding). With `labels`, the loss is returned too:
+        the mean over all labels except −100.
 
         `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
         `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
@@ -255,8 +258,9 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         """Translate as `GenerationMixin.generate` does, from one language into another; the default languages are the
         config's. For rows of several languages, give `language_ids` and `decoder_language_ids`.
 
-        The translation of n ordinary tokens has at most 1.3 n + 5 tokens, as in XLM. Raises ValueError for an unknown
-        language.
+        The translation of a text of n ordinary tokens has at most 1.3 n + 5 tokens, as in XLM, and at most
+        `config.max_position_embeddings`. Raises ValueError for an unknown language, for a missing source and for a
+        static cache.
         """
         names = ("input_ids", "inputs_embeds", "encoder_outputs")
         source = next((given for given in (inputs, *map(kwargs.get, names)) if given is not None), None)
@@ -282,7 +286,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         return super().generate(inputs, *settings, stopping_criteria=criteria, **kwargs)
 
     def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
-        """The index of a language for every row, [B]; `zh` means `zh-Hans` if there is no `zh`."""
+        """The index of the language `code`, by default of the config's setting `name`, for every row: int64 [B]. `zh`
+        means `zh-Hans` if there is no `zh`. Raises ValueError for an unknown language."""
         languages, code = self.config.languages, code or getattr(self.config, name)
         indices = [n for n, listed in enumerate(languages) if listed == code]
         indices += [n for n, listed in enumerate(languages) if listed.startswith(f"{code}-")]
