@@ -14,7 +14,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether `checkpoint_name` could return `name`."""
+    """Whether `name` has the form of a checkpoint's name: `step_` and at least eight digits."""
     return _NAME.fullmatch(name) is not None
 
 

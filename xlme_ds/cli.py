@@ -49,9 +49,9 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """`xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout. If `command` is one that no launcher
-    starts, a launcher's variables in the environment are left from another process. They are removed, because `note`
-    would print nothing if they named another rank than 0.
+    Every command begins with this call, which also prepares stdout. If no launcher ever starts `command`, then a
+    launcher's variables in the environment are left from another process. They are removed, because `note` would print
+    nothing if they named another rank than 0.
     """
     open_output()
     if command not in LAUNCHED:
@@ -80,8 +80,8 @@ def run_subcommand(
     description: str | None = None,
 ) -> None:
     """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
-    A user's mistake ends the process with one sentence and exit code 2. `kind` is the word for the name of a function
-    in the error."""
+    A user's mistake ends the process with one sentence and exit code 2. `kind` is the word with which an error calls
+    one of the functions, such as `command`."""
     import tyro
 
     from .io.help import read_command, wrapped_help
@@ -108,7 +108,8 @@ def parse(
     --config file or of `base`, changed by the other options.
 
     A value of the wrong type or an unknown setting ends the program with a message; for an unknown setting, the message
-    suggests the nearest known one. Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
+    suggests the nearest known one. Raises ValueError for an unknown recipe, and unless exactly one of --recipe,
+    --config and `base` is given, or only the help is asked for. `xlme_ds.validate` checks the values later.
     """
     import tyro
 
@@ -135,7 +136,7 @@ def parse(
         print(_short_help(prog, command, description, run))
         sys.exit(0)
     if not asks_for_help:
-        rest = checked(command, rest, optional=["--name"])  # a recipe has a name
+        rest = checked(command, rest, optional=["--name"])  # the settings have a name already
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
@@ -223,8 +224,8 @@ def without_launcher(arguments: list[str]) -> list[str]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag.
-    Raises ValueError if the flag is given twice."""
+    """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag or
+    the value. Raises ValueError if the flag is given twice."""
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
             value, after = arguments[index + 1], arguments[index + 2 :]

@@ -34,7 +34,7 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
     """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens.
 
     `row_lengths` may give the number of tokens in a row for each phase. The operations per token are then the mean over
-    all steps. They are still multiplied by the number of tokens in a step with rows of `row_tokens`.
+    all steps. The number of tokens in a step is that of rows of `row_tokens`, because it is equal in all phases.
     """
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]

@@ -74,9 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         check_flags(flags)
     except ValueError as error:
         fail(prog, error)
-    variables = environment()
-    os.environ["PATH"] = variables["PATH"]  # has no effect: execvpe searches the PATH of `variables`
-    os.execvpe(launcher[0], launcher, variables)
+    os.execvpe(launcher[0], launcher, environment())
 
 
 if __name__ == "__main__":

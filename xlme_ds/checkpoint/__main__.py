@@ -69,7 +69,7 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
-    # An export has no checkpoints to print. For a folder without checkpoints and models, `_print_checkpoints` fails.
+    # An export has no checkpoints to print. `_print_checkpoints` fails if there are neither checkpoints nor models.
     sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:
         try:
@@ -216,8 +216,8 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         checksums = [joined + checksum for joined, checksum in zip(checksums, file_checksums, strict=True)]
     _require_different(models, checksums)
     if (out / DIFFERENCE_FILE).exists():
-        # The discriminator's embedding is generator's embedding + difference, rounded. The mean of such rounded sums
-        # is not exactly the sum of the two means, so it is replaced by this sum.
+        # The discriminator's embedding is the rounded sum of the generator's embedding and the difference. The mean of
+        # rounded sums is not exactly the sum of the two means, so this sum replaces that mean.
         generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)
         discriminator = read_weights(out / WEIGHTS_FILE)
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
@@ -250,10 +250,11 @@ def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None
 
 
 def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns (means, checksums): for each name, the mean over the paths of the tensors that `read` returns; and for
-    each path, a checksum of its tensors.
+    """Returns (means, checksums). `read` returns the tensors of a path by name. For each name, `means` has the mean
+    over the paths; for each path, `checksums` has a checksum of its tensors.
 
-    Memory holds the float64 sums, and the tensors of only one path at a time.
+    Memory holds the float64 sums, and the tensors of at most two paths: the path that is read, and the one before.
+    Raises ValueError if the tensors of two paths differ in names or shapes.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}

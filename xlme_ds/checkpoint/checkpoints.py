@@ -3,7 +3,8 @@
 A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (step, data fingerprints, loss of
 the probe) and `complete.json` (bytes and CRC-32 of every file). The probe is a fixed batch, whose loss shows whether a
 loaded model is the saved one. `complete.json` is the marker: it is written once everything else is on the disk.
-Entries of `checkpoints/` with other names are ignored.
+An entry of `checkpoints/` with another name than a checkpoint's is no checkpoint: `latest.json`, a failed save, or a
+user's file.
 """
 
 import math
@@ -34,8 +35,8 @@ from .state_files import (
 _PARTIAL_SUFFIX = ".partial"
 _LATEST_FILE = "latest.json"
 
-# The largest relative difference allowed between the probe's loss after loading and the stored loss. They differ if
-# another number of ranks adds in another order (fp32), or another processor or kernel rounds differently (bf16).
+# The largest relative difference allowed between the probe's loss after loading and the stored loss. The losses differ
+# if another number of ranks adds in another order (fp32), or another processor or kernel rounds differently (bf16).
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -193,8 +194,8 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
 
 
 def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
-    """Make a checkpoint of `folder`: write `state` and the marker. The state files, listed in `files`, are on the disk
-    already."""
+    """Turn `folder` into a checkpoint: write `state` and the marker. The state files, listed in `files`, are on the
+    disk already."""
     write_object(folder / STATE, state)
     content = (folder / STATE).read_bytes()
     to_disk(folder / STATE, folder)

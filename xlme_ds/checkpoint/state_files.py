@@ -1,7 +1,7 @@
 """Training state in files: every rank writes the parts that it owns, and any number of ranks can read them.
 
 A state tensor is a parameter's flattened master weights or one of its flattened optimizer states. Its kind is `fp32`
-for the weights, and else the name of the optimizer state, such as `exp_avg`. A file has safetensors' format and holds
+for the weights, otherwise the name of the optimizer state, such as `exp_avg`. A file has safetensors' format and holds
 parts of state tensors, as flat float32 arrays named `parameter/kind/start`: the elements from `start` on. Nothing in a
 file depends on the engine. This module also reads and checks checkpoint folders without an engine; `checkpoints.py`
 writes and removes them.
@@ -74,7 +74,7 @@ class StateWriter:
         self._queue(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
 
     def put(self, values: Tensor) -> None:
-        """Copy the next tensor (flat, any float type and device) to host memory, and return."""
+        """Copy the next tensor (flat, any float type and device) to host memory, once there is room for the copy."""
         for chunk in values.detach().split(CHUNK):
             with self._changed:
                 self._changed.wait_for(lambda: not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes)
@@ -221,10 +221,10 @@ class StateReader:
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors. Every file that is needed is opened once and read in order.
 
-        Each of `parts` is (parameter, kind, first element, tensor). The tensor is filled with the elements from the
-        first one on; it is flat, of any float type, on any device. `sizes` has the element count of every parameter of
-        the model to fill; it is needed if the model may store vocabulary tables in other blocks than the files. Raises
-        ValueError if the files lack elements.
+        Each of `parts` is (parameter, kind, first element, tensor). The tensor is flat, of any float type, on any
+        device; it is filled with the elements from `first element` on. `sizes` has the element count of every parameter
+        of the model to fill; it is needed if the model may store vocabulary tables in other blocks than the files.
+        Raises ValueError if the files lack elements.
         """
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
         byte_ranges = [byte_range for part in parts for byte_range in self._byte_ranges(block_starts, *part)]
@@ -325,7 +325,7 @@ def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True
 
 
 def _name_fault(folder: Path) -> str | None:
-    """The fault of a checkpoint whose name has another step than its state; None if the steps are equal."""
+    """The fault of a checkpoint whose state is damaged, or has another step than the folder's name; else None."""
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):
@@ -372,7 +372,8 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of a checkpoint's `state.json`: `step`, `world` (number of processes that saved it), `probe` (loss of
-    the probe batch), fingerprints of the data, `run` (the run that saved it) and `settings` (of that run)."""
+    the probe batch), and what the run that saved it added (`state_after` in `train/run.py`): among others its identity
+    `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
         state = read_object(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number

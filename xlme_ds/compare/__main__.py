@@ -53,7 +53,7 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     names, budgets = settings.recipes, settings.budgets
     seed_counts = settings.seeds * len(budgets) if len(settings.seeds) == 1 else settings.seeds
     for name in "+".join(names).split("+"):
-        recipe(name)  # raises ValueError for an unknown one
+        recipe(name)  # raises ValueError for an unknown recipe
     if len(set(names)) != len(names):
         raise ValueError(f"--recipes {' '.join(names)} names a system twice: name each once")
     if len(set(budgets)) != len(budgets):
@@ -74,7 +74,7 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     for subject, count in counts.items():
         if count < 1:
             raise ValueError(f"{subject} {count}: it must be at least 1")
-    row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ has the same, or training refuses it
+    row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ must have rows of this length too
     require_tests(settings)
     own = own_settings(settings.own, names)
     systems = [

@@ -24,7 +24,7 @@ from ..recipes import RECIPES
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
-MEASURES = {  # kinds of scores, in per cent -> titles, in the order in which tables show them
+MEASURES = {  # measure (a kind of score, in per cent) -> title; tables show the measures in this order
     "pos": "parts of speech, F1, non-English languages",
     "ner": "entities, F1, non-English languages",
     "align": "word alignment, error rate",
@@ -38,7 +38,7 @@ _LESS_IS_BETTER = ("align",)
 # different tokens.
 LOSSES = ("mlm", "tlm")
 SCORES = "scores"  # subfolder of a run's folder
-# The order of the colours; these first recipes have those of docs/results/.
+# Recipes in the order in which they get colours; the recipes named here have the colours of docs/results/.
 _COLOUR_ORDER = list(dict.fromkeys(("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm", *RECIPES)))
 _MARKERS = "osD^v<>pP*XhHd8"  # the first for ten systems, then the next, because there are ten colours
 UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
@@ -199,7 +199,7 @@ def measures_of(runs: Sequence[RunScores]) -> list[str]:
 
 
 def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
-    """The table of scores: a row for each budget and system, and a row for its untrained model if this was tested."""
+    """The table of scores: for each budget and system a row, and one for the untrained model if it was tested."""
     measures = measures_of(runs)
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
     columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs"]
@@ -223,8 +223,8 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
 
 
 def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
-    """The table of the trends: how much each system gains from ten times the operations, and where the first system
-    overtakes the others. Empty if there are too few budgets for any trend."""
+    """A list with the table of the trends: how much each system gains from ten times the operations, and where the
+    first system overtakes the others. The list is empty if there are too few budgets for any trend."""
     measures, names = measures_of(runs), _systems(runs)
     trends_by_measure = {measure: trends(_points(runs, measure)) for measure in measures}
     if not any(trends_by_measure.values()):
@@ -308,8 +308,8 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
 
 
 def style_of(name: str) -> dict[str, Any]:
-    """The style of a system's dots, hollow for a chain of recipes. It follows from the name alone, so that the system
-    looks the same in all pictures."""
+    """The style of a system's dots, hollow for a chain of recipes or an unknown recipe. It follows from the name alone,
+    so that the system looks the same in all pictures."""
     number = -1
     for recipe in name.split("+"):
         # A comparison of another version may name a recipe that this version does not have.

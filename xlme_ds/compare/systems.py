@@ -138,8 +138,8 @@ def plan_system(
 
     `settings` apply to all recipes, `own` to single ones. Systems that begin with the same runs share these runs'
     folders, so that the runs are made once. Raises ValueError for an unknown recipe, for a number of rows that cannot
-    be divided in the recipe's proportion, for settings that follow from the budget, and for a budget smaller than a
-    step.
+    be divided in the recipe's proportion, for settings that follow from budget or seed, for a budget smaller than a
+    step, and for a run whose model has another shape than that of the run before.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(options, flag) != list(options) for options in (settings, *own.values())):

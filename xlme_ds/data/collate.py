@@ -43,9 +43,9 @@ _MISSING_SIDE = "a row has a pair without two sides, or a side without a languag
 def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0) -> Batch:
     """One batch of the rows of all tasks, the same for any `step`.
 
-    A row's masked positions, their uniforms and the row's key (see `Batch`) depend only on the row itself and on (seed,
-    task, row number). Raises ValueError for an item that is empty or longer than its row, for a pair without a second
-    side, and for a side without a language.
+    A row's masked positions, their uniforms and the row's key (see `Batch`) depend only on the row itself, on (seed,
+    task, row number) and on `mask_fraction`. Raises ValueError for an item that is empty or longer than its row, for a
+    pair without a second side, and for a side without a language.
     """
     batch_rows, width = sum(len(rows.tokens) for _, rows, _ in task_rows), task_rows[0][1].tokens.shape[1]
     text_5BT = np.empty((5, batch_rows, width), dtype=np.int64)

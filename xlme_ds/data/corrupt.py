@@ -1,5 +1,6 @@
 """Draws the masked positions of rows, and for each masked position a uniform: the random number in [0, 1) with which
-the generator samples a token there. Both depend on (seed, task, row number) alone.
+the generator samples a token there. Given a row and the share to mask, both depend on (seed, task, row number)
+alone.
 
 The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so a row
 gets the same masks and uniforms on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
@@ -47,8 +48,8 @@ def masked_count(ordinary: int, fraction: float) -> int:
 def _choose(
     keys_T: Array, buckets_T: Array, start: int, stop: int, fraction: float, sizes: Array, chosen: Array, end: int
 ) -> int:
-    """Write the columns to mask of the item [start, stop) to `chosen`, ascending, from index `end` on. Returns the
-    index after the last column written.
+    """Choose the columns to mask among the columns [start, stop) of an item, and write them to `chosen`, ascending,
+    from index `end` on. Returns the index after the last chosen column.
 
     The masked tokens are those with the smallest keys. First all tokens of buckets 0 … b − 1 are chosen, with the
     smallest b that gives enough tokens. Then the chosen tokens with the largest keys are removed until the count is
@@ -120,8 +121,8 @@ def _corrupt(
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
             # The fraction 1 is for causal models, which also predict </s>: a </s> gets an ordinary bucket, so that it
-            # is chosen. Two are not chosen: a </s> that opens the item, and the last </s> of monolingual text, because
-            # this one marks where the row was cut and not the end of a sentence.
+            # is chosen. Two are not chosen: a </s> that opens the item, and the last </s> of a monolingual item. This
+            # last one may mark where the text was cut, and not the end of a sentence.
             if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
@@ -149,11 +150,11 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     """Returns (masked, uniforms): the masked positions, as ascending indices into the batch's flattened tokens, int64
     [M], and their uniforms, float32 [M] in [0, 1).
 
-    An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions. All sets of so many ordinary
-    tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64 random bits and
-    the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A fraction of 1, for
-    causal models, also masks each `</s>`, except a `</s>` that opens an item and the last `</s>` of monolingual text.
-    Raises ValueError for items that are empty, or longer than their row.
+    An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions, but at most n. All sets of so many
+    ordinary tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64 random
+    bits and the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A fraction
+    of 1, for causal models, also masks each `</s>`, except a `</s>` that opens an item and the last `</s>` of a
+    monolingual item. Raises ValueError for items that are empty, or longer than their row.
     """
     positions = sum(rows.tokens.size for _, rows, _ in task_rows)
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)

@@ -95,7 +95,8 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """`fingerprints`, but only of the phases that begin in the first `steps` steps; None: of all phases."""
+        """`fingerprints` of the first phase and of each other phase that begins in the first `steps` steps; None: of
+        all phases."""
         fingerprints = {}
         for phase, stores in zip(self.phases, self._stores, strict=True):
             if steps is None or phase.first_step < max(steps, 1):
@@ -253,8 +254,8 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
 def unigram_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. They are a
-    baseline for the masked-token losses.
+    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. Their means
+    are a baseline for the masked-token losses.
 
     A loss is −log p in nats (`unigram_costs` of `train`) of an ordinary token in the first `rows` held-out rows of a
     task.

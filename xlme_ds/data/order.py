@@ -1,4 +1,4 @@
-"""The rows that each step reads. They depend on the step's index alone, not on ranks, micro-batches and restarts.
+"""The rows that each step reads. They depend on the step's index alone, not on ranks, micro-batches or restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is the task's number of rows in a step. If tasks
 alternate, step s reads rows [k·B, (k+1)·B) of one task, with k = s/2 rounded down. Row numbers never end: row n is
@@ -100,7 +100,7 @@ class StepPlan:
 
 
 def plan_step(data: DataConfig, world: int) -> StepPlan:
-    """The plan of a run's first phase. Every micro-batch has the tasks in the same proportion as the step.
+    """The plan of a run's first phase. Every micro-batch has the tasks in the proportion in which the step has them.
 
     Raises ValueError if the rows cannot be divided equally among ranks and micro-batches.
     """

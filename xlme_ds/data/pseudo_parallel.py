@@ -19,10 +19,11 @@ from .rows import EOS, PAD, TASKS, Rows
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """Opens a random number of positions after each sentence, which the model fills with text in a random language."""
+    """Opens a random number of positions after each sentence; the model fills them with text in a random language."""
 
     fractions: tuple[float, ...]  # open positions per token of x; one of these numbers is drawn for each row
-    languages: tuple[int, ...]  # indices of languages; one of these, but not the language of x, is drawn for each y
+    # Indices of languages; one of these is drawn for each y, but not the language of x, unless it is the only one.
+    languages: tuple[int, ...]
 
     def collate(self, task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
         """The batch of monolingual rows, of one item each, with open positions as the second side. Only tokens of x are
@@ -45,9 +46,9 @@ class PseudoSides:
         """Returns (rows, languages): the rows with open positions, and the language of y in each row, int64 [B].
 
         The first n tokens of x are kept, where n is the length of x, but at most (T − 3) / (1 + fraction). After these
-        tokens max(1, round(fraction · n)) positions are opened, or as many as the row has room for. Fraction and
-        language depend on (seed, row number) alone. They are drawn from the random numbers of the row's first token.
-        Masking does not use these numbers, because this token is never masked.
+        tokens and a `</s>`, max(1, round(fraction · n)) positions are opened, or as many as the row has room for.
+        Fraction and language depend on (seed, row number) alone. They are drawn from the random numbers of the row's
+        first token. Masking does not use these numbers, because this token is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)

@@ -1,12 +1,12 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-`data_prep` may import only these parts of `xlme_ds`: `io` and, from `data`, this module, `shards`, `vocabulary`,
-`corrupt` and `compiled`. This module needs no library except pyarrow and numpy.
+`data_prep` may import only these parts of `xlme_ds`: most of `io` and, from `data`, this module, `shards`,
+`vocabulary`, `corrupt` and `compiled` (`tests/test_imports.py`). This module needs no library except pyarrow and numpy.
 
 There are three kinds of shard. All are uncompressed Arrow IPC files, which can be read through a memory map:
 
 * documents, written by `xlme prep encode`: a record is the token ids of one document, with `</s>` as the last. So the
-  records one after the other are a stream of tokens. Unless `mix` packs rows, it cuts them from this stream.
+  records, one after the other, are a stream of tokens. Unless `mix` packs rows, it cuts the rows from this stream.
 * pairs, written by `xlme prep encode`: a record is a translation pair, both sides without special tokens.
 * rows, written by `xlme prep mix`: a record is a training row, in training order.
 """
@@ -99,7 +99,7 @@ class Manifest:
         return is_same_encoding or any(shard.sha256 in checksums for shard in other.shards)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
+        """SHA-256 of the manifest's canonical JSON: equal exactly when all fields are equal."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 

@@ -44,7 +44,7 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     low, high = np.empty(len(letters) + 1, np.int64), np.empty(len(letters) + 1, np.int64)
     unit_of, depth_of = np.zeros(len(letters) + 1, np.int64), np.zeros(len(letters) + 1, np.int64)
     low[0], high[0] = 0, len(starts) - 1
-    # Child n of the node has the pieces borders[n] to borders[n + 1] − 1.
+    # Child n of the current node has the pieces borders[n] to borders[n + 1] − 1.
     child_bytes, borders = np.empty(256, np.int64), np.empty(257, np.int64)
     node, nodes, first_free, top = 0, 1, 1, 255  # units before `first_free` are used, units after `top` are free
     while node < nodes:
@@ -141,10 +141,10 @@ def _best_path(
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
     """Returns a limit r: a word's cached segmentation is right wherever the line's score before the word is above −r.
 
-    The segmentation was found after the score `total`; `margin` is the smallest difference between compared scores. The
-    further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding errors of sums of up to
-    `characters` terms could exceed the margin; r is −1 if they could exceed it at any score. The word lowers the line's
-    score at most by −`word_score`, where `word_score` is that of a word of unknown characters.
+    The segmentation was found where the line's score before the word was `total`; `margin` is the smallest difference
+    between compared scores. The further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding
+    errors of sums of up to `characters` terms could exceed the margin; r is −1 if they could exceed it at any score.
+    The word lowers the line's score by −`word_score` at most: `word_score` is that of as many unknown characters.
     """
     word_score = unknown * characters
     safe_margin = margin + characters * (word_score + total) * 2.0**-23
@@ -185,8 +185,8 @@ def _segment(
     ids: Array,
     id_counts: Array,
 ) -> int:
-    """Write the ids of all lines to `ids`, and the number of ids of each line to `id_counts`. Returns the number of all
-    ids.
+    """Write the ids of all lines to `ids`, and the number of ids of each line to `id_counts`. Returns the total number
+    of ids.
 
     `scores`: log probabilities by id. `cache` has five arrays: the hash table, in which a slot holds 1 + the index of a
     word's row, or 0 if it is free; the rows of the words (`_COLUMNS`); the words' bytes; the words' ids; and the

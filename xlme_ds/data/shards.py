@@ -1,8 +1,8 @@
 """Random access to the rows of a mixed data folder, and the losses of a unigram model of their tokens.
 
 Each shard has an index: where its data are in the Arrow file, and a checksum of every group of four rows. So a process
-reads only the rows that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A file
-that was truncated raises an error, while a memory map of it would kill the process. The file NAME.index contains:
+reads only the groups that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A
+file that was truncated raises an error, while a memory map of it would kill the process. The file NAME.index contains:
 
     64 bytes   header: "XLMEROWS"; version, rows, ids of a row, rows of a group, rows of a record batch, record batches
                (uint32 each); SHA-256 of the shard
@@ -320,8 +320,7 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
     `train` may be several stores with their shares of a run. Then the count is the mean over the stores, weighted by
-    the shares. Before, the counts of a store with fewer rows are scaled up to the number of rows that the largest store
-    gives.
+    the shares, of counts scaled to equal numbers of rows: the number that the largest store gives.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
     scaled_rows = min(train_rows, max(store.rows for store in shares))

@@ -37,7 +37,7 @@ class Vocabulary:
     the file `sentencepiece.model`.
 
     Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file whose checksum
-    differs from the one in the manifest next to the file, which `data_prep` wrote.
+    differs from the one in the manifest that `data_prep` wrote next to the file.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the id of `<mask>`, the last one.
     """
@@ -98,7 +98,7 @@ class Vocabulary:
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
         """Each line as SentencePiece normalises it, in UTF-8."""
-        # `_Normalize` is the private function that `normalize` calls; taking and returning bytes, it saves time here.
+        # `normalize` calls the private function `_Normalize`, which takes and returns bytes: this saves time here.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     @cached_property
@@ -121,7 +121,7 @@ class Vocabulary:
         return self.from_pieces([piece.id for piece in pieces]), offsets
 
     def begins_with(self, other: "Vocabulary") -> bool:
-        """Whether the first pieces of this vocabulary are all pieces of `other`, with the same ids."""
+        """Whether this vocabulary begins with the pieces of `other`: each of them has the same id in both."""
         ids = list(range(other.processor.get_piece_size()))
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 

@@ -1,7 +1,7 @@
 """Adds up the gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and sums them over ranks,
 by default in float32.
 
-The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
+The gradients of a parameter group add up in one flat buffer, in float32 or bf16 (`build.resolve_gradient_precision`).
 DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
 another buffer, all-reduce this one in bf16, convert it back and copy it into the flat buffers, even on one process. The
 operating system maps new buffers page by page, so filling a new buffer with a Base model's gradients takes as long as
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-_ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds in one call
+_ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
 # Elements updated at a time: few enough for a CPU's caches, enough to keep a GPU busy.
 _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
@@ -53,7 +53,8 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
 
 
 def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
-    """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
+    """Make a DeepSpeed engine add and reduce gradients in the groups' flat buffers, if its optimizer is a
+    BF16_Optimizer.
 
     `halved`: the buffers are bf16, like the gradients from the backward pass. The sums over ranks are in the engine's
     `communication_data_type`.
@@ -80,8 +81,8 @@ class _GradientSums:
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
     `late` is sent during the step's last backward pass, once the gradients of this group and of all groups before it
-    are complete. `late` groups are sent after the last backward pass. In a pipeline all groups are, because the tied
-    table's gradient arrives only then.
+    are complete. `late` groups are sent after the last backward pass. So are all groups in a pipeline, because the tied
+    table's gradient arrives only then, and all groups without `overlap_comm`.
     """
 
     def __init__(self, engine: Any):
@@ -100,7 +101,7 @@ class _GradientSums:
     def _begin(self) -> None:
         self.sent = 0  # number of groups sent in this step
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(group) for group in self.with_gradients]  # by group, indices whose gradient is outstanding
+        self.missing = [set(group) for group in self.with_gradients]  # by group, parameters whose gradient has not come
 
     def arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
@@ -178,15 +179,15 @@ def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
     """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16, and convert all
     gradients at once."""
     norm = sums.norm()
-    optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed reports -1 for a norm that is not finite
-    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
+    optimizer.overflow = not 0 <= float(norm) < math.inf  # true for NaN too
+    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm  # DeepSpeed itself would report -1
     if optimizer.overflow:
         optimizer.clear_lp_grads()
     else:
         optimizer.optimizer.step()
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.clear_hp_grads()
-    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # frees copies of the buffers in another type
+    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # frees copies that `_send` made in another type
 
 
 def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:

@@ -307,7 +307,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
             zero[key] = zero.get(key, {}) | {"device": device, **nvme_path}
-    if engine.offload_parameters == "nvme":  # if it prefetches, DeepSpeed 0.19.8 reads a weight twice and fails
+    if engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice and fails, if it prefetches weights
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). If grad_accum_dtype were bf16, DeepSpeed
     # would use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
@@ -319,7 +319,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
         # In bf16 the error of a sum grows with the number of ranks, and changes the loss curve (docs/lab/engines.md).
-        # So sums are in bf16 only if the setting is bf16, not with `auto`.
+        # So sums are in bf16 only if the setting `gradient_precision` is bf16, not with `auto`.
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,

@@ -1,9 +1,8 @@
 """Checks the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
-check has the run's head size and width, for which the kernels are compiled. The run uses the code of the vocabulary
-softmax again. It compiles attention again if the tiles divide its rows: most tiles do not divide the check's row of 160
-tokens.
+check has the run's head size and width, and tiles divide its rows if they divide the run's: the kernels are compiled
+for these, so the run uses the code that was checked.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,8 @@ from ..config import ModelConfig
 from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
-_ITEM_LENGTHS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
+_ITEM_LENGTHS = (110, 70, 36)  # tokens of the items of a row; padding follows
+_LARGEST_TILE = 128  # a multiple of the number of queries or keys of every tile
 # Bound on max|difference| / max|reference|. A result is rounded to bf16 several times, each time by up to 2^-9 of its
 # size.
 _TOLERANCE = 3e-2
@@ -50,9 +50,10 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The output and the gradients by name, for two heads of the model's head size. The dict is empty if attention runs
     in other kernels than Triton's, except for the reference (float64 on the CPU)."""
-    size, tokens = cfg.width // cfg.heads, sum(_ITEM_LENGTHS)
+    size, tokens = cfg.width // cfg.heads, 2 * _LARGEST_TILE + cfg.max_positions % _LARGEST_TILE
     small = replace(cfg, width=2 * size, heads=2)
-    segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEM_LENGTHS))[None].to(device)
+    lengths = torch.tensor([*_ITEM_LENGTHS, tokens - sum(_ITEM_LENGTHS)])
+    segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), lengths)[None].to(device)
     qkv_BT3HK = random_numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
     table = RelativePositionTable(2, cfg.relative_buckets, cfg.relative_max_distance)
     table.weight.data = random_numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
