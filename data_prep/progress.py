@@ -17,8 +17,8 @@ _PLAIN_SECONDS = 10.0
 
 
 def printable(text: str) -> str:
-    """Make text safe to print on one line of a terminal. Line ends, control characters and lone surrogates, which file
-    names may have, become Python escapes."""
+    """Make text safe to print on one line of a terminal. Characters that are not printable, such as line ends, control
+    characters and the lone surrogates of file names, become Python escapes."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
@@ -79,8 +79,8 @@ class Status:
         self.live: Live | None = None
 
     def show(self, text: Callable[[], str]) -> None:
-        """On a terminal, the first call shows `text()`, computed anew every second, until `stop`. Elsewhere, each call
-        prints `text()` if 10 s have passed since the last line, or since the start."""
+        """On a terminal, the first call starts a line that shows a new `text()` every second until `stop`; later calls
+        do nothing. Elsewhere, a call prints `text()` if 10 s have passed since the last print, or since `__init__`."""
         if sys.stderr.isatty():
             if self.live is None:
                 self.live = Live(

@@ -166,10 +166,10 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # wait: while the next process loads, a step takes 1.2 times as long (measured)
+        if section not in SHARED:  # while the next process loads, a step takes 1.2 times as long (measured)
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
-        # The case has 2 s less than `limit`, after which its process is killed.
+        # After `limit` seconds the process is killed, so the case itself may use at most 2 s less.
         seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
         case = self.common | {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds}
         failed = False

@@ -34,13 +34,13 @@ PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # operations of the product Q Kᵀ,
 # (queries, keys) of a tile
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
-LAUNCHES = 10  # launches that are timed together, so that the host's time for a launch does not count
+LAUNCHES = 10  # launches that are timed together, so that the host's time for a launch hardly counts
 BOUND = 2e-2  # largest max|error| / max|reference| that passes: the kernels round to bf16 several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
-    """The forms of a kernel to try. A tile's scores must fit into the registers, and every warp needs at least 16 of
-    the tile's queries (in `_backward_keys`, of its keys)."""
+    """The forms of a kernel to try. A tile's scores must fit into the registers. Except in `_backward_distances`, every
+    warp needs at least 16 of the tile's queries (in `_backward_keys`, of its keys)."""
     if kernel == "_backward_distances":
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
     max_scores_per_warp = 2048 if kernel == "_forward" else 1024
@@ -85,14 +85,14 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """A kernel with its inputs, as three functions of its form."""
+    """Three functions of one kernel, whose inputs are fixed. Each function takes a form."""
 
     run: Callable[[Tiling], None]
     buffers: Callable[[Tiling], Sequence[Tensor]]  # the tensors that the kernel writes
     results: Callable[[Tiling], Sequence[Tensor]]  # the kernel's results, in the order in which `expected` has them
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
-        """max|error| / max|reference| of each result; NaN if the kernel left a number unwritten."""
+        """max|error| / max|reference| of each result; NaN if the kernel left a number of the result unwritten."""
         for buffer in self.buffers(form):
             buffer.fill_(math.nan)
         self.run(form)
@@ -125,7 +125,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     def queries(form: Tiling) -> None:
         _, _, grad_far, grad_gates, grad_scale = parts(form)
         tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # every key counts as near
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key is this far away
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
@@ -213,7 +213,8 @@ def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: i
 
 
 def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
-    """Yield a row for every form, and one for torch's attention. After `seconds`, the remaining forms are left out.
+    """Yield a row of figures for every form, and one for torch's attention. Forms whose turn comes after `seconds` are
+    not run; their rows say so.
 
     If every kernel has a winner, writes a copy of the package's table of forms to `table`, with the winners as the
     entry of this GPU's compute capability.

@@ -1,8 +1,8 @@
 """Compares the model's kernels on a device with torch's kernels on the CPU in float64, on the same inputs.
 
-The inputs are numbers that bf16 represents exactly, so that rounding them adds no error. The error of a floating-point
-tensor is (largest absolute difference) / (largest absolute number of the reference); the error of an integer tensor is
-the fraction of its elements that differ. B rows, T tokens, M masked positions, D width.
+Parameters and hidden states are numbers that bf16 represents exactly, so that rounding them adds no error. The error of
+a floating-point tensor is (largest absolute difference) / (largest absolute number of the reference); the error of an
+integer tensor is the fraction of its elements that differ. B rows, T tokens, M masked positions, D width.
 """
 
 from collections.abc import Callable

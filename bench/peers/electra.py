@@ -58,7 +58,7 @@ class Peer(HuggingFacePeer):
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
         self.run = run
-        # With a padding id, transformers' embedding would give that id's row no gradient; ours gives it a gradient.
+        # With a padding id, transformers would give the embedding of that id no gradient; our model gives it one.
         settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
         self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
         self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
@@ -71,8 +71,8 @@ class Peer(HuggingFacePeer):
         super().__init__(_by_our_names(self.generator, self.discriminator), our_model.state_dict(), run.optimizer)
 
     def losses(self, batch: Batch) -> list[Tensor]:
-        """The losses [MLM, TLM, MRTD, TRTD] of a micro-batch, each a sum over tokens (XLM-E equations (1) to (5)), for
-        a backward pass."""
+        """The losses [MLM, TLM, MRTD, TRTD] of a micro-batch: float32 scalars that have gradients, each a sum over
+        tokens (XLM-E equations (1) to (5))."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
         other_item_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
         bias_B1TT = other_item_B1TT * torch.finfo(torch.float32).min

@@ -1,4 +1,4 @@
-"""Training steps of other libraries: Hugging Face's ELECTRA, and a transformer of plain torch.
+"""Training steps of other libraries: Hugging Face's ELECTRA and ModernBERT, and a Transformer of plain torch.
 
 B rows, T tokens, M masked positions, D width, V vocabulary.
 """
@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 
 
 class PeerStep(ABC):
-    """The customary training step, with float32 weights, bf16 by autocast, and torch's fused AdamW. The weight λ of the
-    discriminator's loss and the limit of the gradient norm are the run's."""
+    """The customary training step, with float32 weights, bf16 by autocast, and torch's fused AdamW. `run` sets the
+    weight λ of the discriminator's loss and the limit of the gradient norm."""
 
     def __init__(self, run: RunConfig, device: torch.device = CPU):
         self.run, self.device = run, device
@@ -55,7 +55,7 @@ class PeerStep(ABC):
         return loss + weight * F.binary_cross_entropy_with_logits(logits_BT.float(), replaced_BT.float())
 
     def step(self) -> None:
-        """Take an optimizer step on all rows at once."""
+        """Take an optimizer step on all rows of `batch` at once."""
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()

@@ -38,7 +38,8 @@ from xlme_ds.io.help import read_command
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
-END_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # Slurm's states of a job that has ended
+# Slurm's states of a job that has not ended. Slurm gives none while its controller does not answer.
+LIVE_STATES = "", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "STAGE_OUT", "STOPPED", "SUSPENDED"
 # Options that replace settings of Base's recipe: a narrow model with the whole vocabulary takes 20 steps.
 TRAINING = (
     "--model.width 32 --model.heads 4 --model.feed-forward 64 "
@@ -67,7 +68,7 @@ class Rehearsal:
 
     @property
     def vocabulary(self) -> int:
-        """The size of vocap's vocabulary. The text must have that many pieces: 0.06 GB have 333,158."""
+        """The size of vocap's vocabulary. The text must have that many pieces; 0.06 GB of text have 333,158."""
         return min(round(2_500_000 * self.gigabytes), 524_288) if self.ids is None else self.ids
 
 
@@ -103,7 +104,7 @@ class BatchJob:
         restarts = int(self.field("Restarts") or 0)
         disturb(self)
         deadline = time.time() + 120  # if the rank ended before the signal, the job is never requeued
-        while time.time() < deadline and self.field("JobState") not in END_STATES:
+        while time.time() < deadline and self.field("JobState") in LIVE_STATES:
             if int(self.field("Restarts") or 0) > restarts:
                 return disturb.__name__
             time.sleep(0.2)
@@ -173,7 +174,7 @@ class Jobs:
             options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
             words = ["sbatch", "--parsable", *options, *map(str, script)]
             job, kills = BatchJob(int(slurm(*words, OMP_NUM_THREADS=1, **variables).strip().split(";")[0])), []
-            while (state := job.field("JobState")) not in END_STATES:
+            while (state := job.field("JobState")) in LIVE_STATES:
                 if self.rehearsal.kills and kill and not kills and ready():
                     kills.append(job.restart(kill))
                 time.sleep(0.2)
@@ -201,7 +202,7 @@ class Jobs:
         self.job(name, ["slurm/stage.sh", name, *flags, *written], out, way, ready)
 
     def text(self) -> None:
-        """Run the job that writes the corpus; its ranks share the files."""
+        """Run the job that writes the corpus. The job's ranks divide the files among themselves."""
         text, source = self.out / "text", self.rehearsal.source.resolve()
         flags = ["--gigabytes", self.rehearsal.gigabytes, "--out", text, "--source", source]
         run = shlex.join(map(str, ["-m", "bench.rehearsal.text", *flags]))

@@ -99,8 +99,8 @@ class _EfficientAttention(TorchFunctionMode):
 
 
 def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
-    """Used in place of `nn.Module._apply`, which cannot replace fake parameters. They already have the type and device
-    that `convert` would give them."""
+    """Stands in for `nn.Module._apply`, which cannot replace fake parameters. The parameters already have the type and
+    device that `convert` would give them."""
     for parameter in module.parameters():
         assert convert(parameter) is parameter
     return module
@@ -147,8 +147,8 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of the hidden states times the embedding table. One kernel for each block of the table writes sums over
-    groups of logits."""
+    """The cost of multiplying the hidden states by the embedding table. One kernel for each block of the table writes
+    sums over groups of logits."""
     hidden_MD, blocks = args[:2]
     table_size = sum(block.numel() for block in blocks)
     moved = 2.0 * (hidden_MD.numel() + table_size) + 4.0 * sum(tensor.numel() for tensor in out[:2])
@@ -156,14 +156,15 @@ def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of computing, for each hidden state, the logits of one group of ids."""
+    """The cost of computing the logits of two groups of ids for each hidden state: the group of the sample and the
+    group of the most likely id."""
     multiplications = args[0].numel() * GROUP
     return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of a kernel that computes logits, the hidden states times a tile of the table, and writes their
-    gradient."""
+    """The cost of a kernel that multiplies the hidden states by a tile of the table, and writes the gradient of the
+    resulting logits."""
     hidden_MD, rows_CD = args[:2]
     moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
     return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "masked_head"
@@ -199,8 +200,8 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_group_sums": _group_sums,
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
-        # SplitMix64 in integer operations of torch. Each operation of `dropped` reads and writes 2 bytes per element.
-        # The keys of `derive` are too few to count.
+        # `derive` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped` reads
+        # and writes 2 bytes per element. The keys of `derive` are too few to count.
         "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
@@ -225,7 +226,7 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
     """Count the second step, because the first step also creates the optimizer's state. Returns (counter, the run as
-    counted, seconds that the host needs to call the modules under ZeRO-3, else 0)."""
+    counted, seconds that the host needs to call the modules). The seconds are 0 without ZeRO-3."""
     if not bench.roofline.fake_cuda.READY:
         raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
@@ -254,8 +255,8 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
 
 
 def _name_phases(engine: Engine, counter: OperationCounter) -> None:
-    """Count the operators that run while the engine reads a batch as "reading", and the operators of its update as
-    "optimizer"."""
+    """Count two phases apart: as "reading" the operators that run while the engine reads a batch, as "optimizer" those
+    of the engine's update."""
 
     def named(name: str, method: Any, *arguments: Any) -> Any:
         counter.phase = name

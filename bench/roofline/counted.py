@@ -46,7 +46,7 @@ class Rates:
     memory: float
     floor: float  # time of the shortest kernel
     gap: float  # time from one kernel to the next
-    zero3_call: float  # host time of each call of a module under ZeRO-3; host and GPU work at the same time
+    zero3_call: float  # host time of a module's call under ZeRO-3; a step takes the longer of host and GPU time
     sheet_bf16: float  # dense bf16 peak of the data sheet
     sheet_memory: float  # bandwidth of the data sheet
 
@@ -92,7 +92,7 @@ _KERNELS = {
     "native_layer_norm_backward": 3, "cumsum": 2, "cummax": 2, "cummin": 2, "sort": 6,
     "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4,
 }  # fmt: skip
-# Operators that make the host wait for the GPU, because their output's shape or value depends on the data.
+# Operators that make the host wait for the GPU: it needs the shape or value of their output, which the GPU computes.
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
 TOTALS = ("kernels", "gigabytes", "tflops", "ms")
 _TENSORS_PER_KERNEL = 50  # tensors that one kernel of a `_foreach_` operator processes
@@ -111,7 +111,7 @@ class OperationCounter(TorchDispatchMode):
     def __init__(self, rates: Rates, formulas: dict[str, Formula], part_of: Callable[[str], str]):
         super().__init__()
         self.rates, self.formulas, self.part_of = rates, formulas, part_of
-        self.parts: dict[str, dict[str, float]] = {}  # part of the model, or other phase of the step -> its `TOTALS`
+        self.parts: dict[str, dict[str, float]] = {}  # part of the model, or `phase` if not empty -> its `TOTALS`
         self.waits: dict[str, int] = defaultdict(int)  # phase, reason and line -> how often the host waits for the GPU
         self.module_calls = 0
         self.phase = ""  # phase of the step; "" inside forward and backward passes

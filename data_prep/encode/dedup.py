@@ -97,8 +97,8 @@ def number_of_slices(paragraphs: int) -> int:
 
 
 def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Find the duplicates in all `blocks`, for the hashes in slice `slice_number` (from 0) of `slices`, and write their
-    positions. Returns the two files' entries for a marker."""
+    """Find the duplicates in all `blocks` whose hashes are in slice number `slice_number` (from 0) of `slices`, and
+    write their positions. Returns the two files' entries for a marker."""
     lowest = np.uint64(slice_number * 2**64 // slices)
     highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array

@@ -2,7 +2,7 @@
 
     OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: each record is a document, which ends in `</s>`
     OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: each record is a pair, with a's side first
-    OUT/{mono,para}/manifest.json          written when all shards of the task are written
+    OUT/{mono,para}/manifest.json          written when all shards of its folder are written
 
 A shard has the token ids of one block of an input: about `block_bytes` bytes of text. The shard's bytes do not depend
 on the number of workers.
@@ -85,8 +85,8 @@ def run(config: EncodeConfig) -> None:
 
 
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
-    """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the inputs
-    to encode."""
+    """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the tasks of
+    all its inputs. Raises ValueError on bad input."""
     vocabulary = Vocabulary(config.vocab)
     HeldOutText.read(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
@@ -165,9 +165,9 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
-    """Returns the inputs to encode, in the order of `tasks`: the unfinished inputs and, if the duplicates of a language
-    or pair must be found again, all of its inputs with that filter. Removes the results of finished inputs that are
-    encoded again."""
+    """Returns the tasks that have work left, in the order of `tasks`. These are the unfinished tasks and, if the
+    duplicates of a language or pair must be found again, all of its tasks with the filter `exact_duplicates`. Removes
+    the results of finished tasks that are done again."""
     unfinished = [task for task in tasks if stage.task_result(task.name) is None]
     for task in unfinished:
         forget_encoded(stage, task)

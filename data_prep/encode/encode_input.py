@@ -1,5 +1,5 @@
 """Encodes inputs to shards. Each input is read as blocks, and the next free process or rank encodes each block.
-<file> is the input's index among those of its language or pair, and <task> is <name>-<file>.
+<name> is a language or pair, <file> the index of an input among the inputs of <name>, and <task> is <name>-<file>.
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed
@@ -79,8 +79,8 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode the inputs of `tasks` together with other processes or ranks, as number `member` of these. Returns when
-    all inputs are encoded, or when a member has failed.
+    """Encode the inputs of `tasks` together with other processes or ranks (members). `member` is the number of this
+    one. Returns when all inputs are encoded, or when a member has failed.
 
     `without` are files whose text is left out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
@@ -155,7 +155,7 @@ def encode_block(
         units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if hashes else stage.folder) / task.shard_name(number)
-    first_batch = next(batches, None)  # None if the filters leave no text; then no file is written
+    first_batch = next(batches, None)  # None if the filters leave no text; then no shard is written
     shard = None if first_batch is None else write_arrow(path, schema, chain([first_batch], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
@@ -187,7 +187,7 @@ def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove the block files and the markers of `tasks`, except <task>.json. Lists a folder once: tasks may be many."""
+    """Remove the block files and the markers of `tasks`, except <task>.json. Lists each folder once for all tasks."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
@@ -215,7 +215,8 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Remove the markers of those blocks of an encoded input that lack a marker or shard: they are encoded again."""
+    """If a block of an encoded input lacks its marker or shard, remove the markers of the block and the marker that all
+    blocks are encoded, so that the block is encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
@@ -235,6 +236,7 @@ def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any
         counts = add_counts(counts, block_result["counts"])
         shards += [block_result["shard"]] if block_result["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    # Flush the result before the blocks' markers are removed: if both were lost, all blocks would be encoded again.
+    # Flush a result of several shards before the blocks' markers are removed: if both were lost, all blocks would be
+    # encoded again.
     stage.finish_task(task.name, result, flush=len(shards) > 1)
     stage.forget_tasks(markers)

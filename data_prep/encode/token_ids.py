@@ -29,7 +29,8 @@ class IdEncoder:
 
     `hashes`, `split` and `without` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
     at once; repeats in other blocks are removed later, by the stored hashes of the written text. `split` selects the
-    texts of one part of the corpus. Paragraphs that are a line of `without`, and pairs with such a side, are dropped.
+    texts of one part of the corpus. `without` drops paragraphs that have the ids of a held-out line, and pairs with
+    such a side.
     """
 
     vocabulary: Vocabulary
@@ -50,8 +51,8 @@ class IdEncoder:
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split_side=0)
-            # All paragraphs of a document, unfiltered, decide its part of the split, because which paragraphs a filter
-            # removes may depend on other documents.
+            # All paragraphs of a document, unfiltered, decide its part of the split, because the paragraphs that remain
+            # after filtering may depend on other documents.
             if self.split is not None:
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
@@ -86,7 +87,7 @@ class IdEncoder:
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
             # The English side decides a pair's part of the split, so that all translations of an English sentence are
-            # in the same part.
+            # in the same part. Without English, the side whose code is first in the alphabet decides.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split_side)
             if self.split is not None:
@@ -122,7 +123,7 @@ class IdEncoder:
 
     def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> list[bytes]:
         """Add the reasons of text filters and of exact duplicates to `reasons`. Returns the hash of each paragraph or
-        pair, or [] if `self.hashes` is None."""
+        pair, b"" for those that the split or a text filter drops; or [] if `self.hashes` is None."""
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
         if self.hashes is None:

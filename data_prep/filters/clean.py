@@ -10,9 +10,9 @@ No text is lost silently: damage is repaired and counted by reason, and useless 
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
-A corpus description names its filters and their settings in tables `[filters.NAME]`. The filters run in the order of
-the tables, except that `column` runs first, while the file is read, and filters of token counts run last.
-`exact_duplicates` is in dedup.py, because it needs all text of a language.
+A corpus description names its filters and their settings in tables `[filters.NAME]`. `column` runs first, while the
+file is read. Then the filters of texts run in the order of the tables, then `exact_duplicates` (in dedup.py, because it
+needs all text of a language), then the filters of token counts.
 """
 
 import re
@@ -39,8 +39,8 @@ _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
 # A byte order mark and all white space: `clean_line` removes any mixture of them from the start of a line.
 _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# (repair, largest plausible share of the lines that need it, end of the warning if more lines need it). Text in UTF-8
-# stays far below these shares.
+# (repair, largest plausible share of lines that need the repair, end of the warning about a larger share). Text in
+# UTF-8 stays far below these shares.
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
@@ -107,7 +107,7 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Yield a warning for each repair that many of a file's `lines` needed, so that the file is probably no text in
+    """Yield a warning for each repair that so many of a file's `lines` needed that the file is probably no text in
     UTF-8, and a warning if many of its `tokens` are `unknown`."""
     for repair, threshold, warning_end in _SUSPICIOUS_REPAIRS:
         share = repaired.get(repair, 0) / max(lines, 1)
@@ -226,7 +226,8 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
     """The languages other than that of the paragraph or side have a total probability of more than `probability`, by
-    the model file `model`, or by py3langid's model if none is named."""
+    the model file `model` or, if none is named, py3langid's model. A text whose language the model does not know is
+    not dropped."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
@@ -246,8 +247,8 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of one input: (name under which dropped text is counted, function) for each filter of texts, in
-    `text`, and of token counts, in `tokens`. A function of token counts takes, for each side, the number of tokens of
+    """The filters of one input. `text` has (name, function) for each filter of texts, `tokens` for each filter of token
+    counts; dropped text is counted under the name. A function in `tokens` takes, for each side, the number of tokens of
     each text."""
 
     text: tuple[tuple[str, Callable[[Sides], np.ndarray]], ...] = ()

@@ -33,7 +33,8 @@ class ColumnFilter:
 
 
 def _json_text(value: Any) -> str:
-    """The text of a value, for comparisons: 1.0 and 1.00 become 1; True becomes true, although True == 1 in Python."""
+    """The text of a value, for comparisons. The numbers 1.0 and 1.00 become 1. True becomes true, which differs from 1,
+    although True == 1 in Python."""
     if isinstance(value, bool) or value in ("True", "False"):
         return str(value).lower()
     if isinstance(value, float | Decimal) and math.isfinite(value):
@@ -70,8 +71,8 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """The name of the first filter that drops a record, under which the record is counted, or "" if no filter drops it.
-    `values` are the record's values in the filters' columns."""
+    """The reason, "column NAME", of the first filter that drops a record, or "" if no filter drops it. The record is
+    counted under the reason. `values` are the record's values in the filters' columns."""
     return next(
         (f"{COLUMN} {rule.column}" for rule, value in zip(filters, values, strict=True) if rule.drops(value)), ""
     )

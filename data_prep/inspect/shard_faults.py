@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). For training rows, each sorted tuple
-# of the language indices of an item's sides is a key too; its value is the number of such items.
+# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). For training rows, the items of each
+# language or pair are counted too. The key is the sorted tuple of the language indices of an item's sides.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], a fault): True for the records that have the fault
 
@@ -113,8 +113,8 @@ def _item_faults(
 ) -> np.ndarray:
     """bool [rows]: the row has an item whose special tokens are not where the layout puts them.
 
-    `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items with
-    impossible lengths are skipped, because `_row_faults` itself reports them.
+    `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items that are
+    empty or reach out of their row are skipped, because `_row_faults` itself reports their lengths.
     """
     width = rows.shape[1]
     stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # an item is at [start, stop) in its row
@@ -133,7 +133,8 @@ def _item_faults(
         eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
         expected = len(layout.between) if sides == 2 else 0  # number of </s> between an item's first and last token
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
-        faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
+        second = np.minimum(first + 1, flat.size - 1)  # an item of one token may be the last in `flat`
+        faulty |= _records_with(row_of_item, (flat[second] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
         # For each item, the position in `flat` of the first </s> after the item's first token.
         first_separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]

@@ -66,7 +66,8 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 
 def loss_plot(table: LossTable) -> bytes:
-    """Plot the percentage of each language's or pair's text that was lost, stacked by reason, as an SVG image."""
+    """Plot the percentage of documents, paragraphs or pairs that each language or pair lost, stacked by reason, as an
+    SVG image."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))

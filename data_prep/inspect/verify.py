@@ -38,7 +38,8 @@ Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check is made 
 
 
 def run(config: VerifyConfig) -> None:
-    """Check `config.data`. Raises ValueError that names the file and the row of the first fault."""
+    """Check `config.data`. Raises ValueError that names the file, and for a faulty record the row, of the first
+    fault."""
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
@@ -78,8 +79,8 @@ def _readable_manifest(folder: Path) -> Manifest:
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
-    """Check the stage and the vocabulary, that the manifest lists all shards in the folder, and, after `mix`, that its
-    rows per shard follow from the settings."""
+    """Check that `encode` or `mix` wrote the folder, that its vocabulary is the manifest's, that the manifest lists all
+    shards in the folder, and, after `mix`, that the manifest's rows per shard follow from the settings."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
@@ -121,7 +122,8 @@ def _file_checks(path: Path, shard: Shard, index: Path | None, again: str) -> Ch
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
-    """Read a whole shard and count its records. Raises ValueError that names the file and the first faulty row."""
+    """Read a whole shard and count its records. Raises ValueError that names the file and, for a faulty record, the
+    first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
     _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
@@ -191,7 +193,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    # `fill_rows` raises the number of sampled examples until the rows are full; its markers' names have the number.
+    # `fill_rows` raises the number of sampled examples until the rows are full; its markers' names contain this number.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,

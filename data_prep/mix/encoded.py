@@ -1,4 +1,4 @@
-"""Reads ids from any place in encoded shards. Only the bytes that are needed are read, and no file stays open.
+"""Reads ids from any place in encoded shards. Little more than the needed bytes is read, and no file stays open.
 
 Ids are not read through memory maps, because the kernel would read 128 KiB or more around every id, and a process may
 have only 65,530 maps. Instead, each call of `copy_words` opens the file. Only the sizes and positions of a shard's
@@ -110,7 +110,7 @@ def index_batches(path: Path) -> BatchIndex:
             np.array([[_buffer_position(part, index, buffer) for part in column] for column in columns], np.int64)
             for index in (_OFFSETS, _IDS)
         )
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
+    except (pa.ArrowException, OSError, ValueError) as error:  # mmap raises ValueError for an empty file
         if isinstance(error, OSError) and error.errno is not None:  # the disk failed, or access was denied
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
@@ -148,7 +148,7 @@ def copy_words(
 ) -> None:
     """For each span i of a file, copy its `counts[i]` int32 words, from position `starts[i]` of the file, to
     `target[target_starts[i]:]`."""
-    if not len(starts):  # the code below would still make one read
+    if not len(starts):  # the code below needs at least one span
         return
     order = np.argsort(starts, kind="stable")
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
@@ -186,9 +186,10 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 class EncodedShard:
     """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
-    `tokens` is the number of tokens of all examples: special tokens included, except for slices. If the unit is not
-    slices, most records are one example each. `irregular` has the indices of the exceptions, ascending. `pieces` has
-    the number of examples of each exception: several, or 0 if the record is too long for a row and is left out.
+    `tokens` is the number of tokens of all examples with special tokens; for slices, it is the shard's number of ids.
+    If the unit is not slices, most records are one example each. `irregular` has the indices of the exceptions,
+    ascending. `pieces` has the number of examples of each exception: several, or 0 if the record is too long for a row
+    and is left out.
     """
 
     group: str
@@ -250,8 +251,8 @@ def survey(
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for an unknown group, and for a pair whose languages are not in the order of `in_order`: if the
-    pair is present in that order too, its text would count twice.
+    Raises ValueError for an unknown group, and for a pair `b-a` whose name in the order of `in_order` is `a-b`: if the
+    data have groups of both names, the pair's text would count twice.
     """
     if group in languages:
         return (languages.index(group),)

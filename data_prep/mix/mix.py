@@ -145,8 +145,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has another vocabulary, which the copy of --vocab would replace, or rows of
-    `other_tasks` that training could not read together with the new rows."""
+    """Raise ValueError if vocab/ in --out has the manifest of another vocabulary, which the copy of --vocab would
+    replace, or if --out has rows of `other_tasks` that training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -276,7 +276,8 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # What --split never divides: a sentence, or the part of a document in one block, given by the block's bytes.
+        # The unit that --split never divides: a sentence, or the part of a document that is in one block. The manifest
+        # names this part by the size of the blocks.
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(

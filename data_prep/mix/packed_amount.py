@@ -14,7 +14,7 @@ _MAX_ROUNDS = 20  # rounds of refining the total
 
 
 def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
-    """Returns a copy of the plan with enough sampled examples, by their mean length, to fill `rows` rows without gaps.
+    """Returns a copy of the plan whose sampled examples, at their mean length, fill `rows` rows without gaps.
 
     Raises ValueError if --max-repeats allows too few examples.
     """

@@ -2,7 +2,8 @@
 
 A file has a local path or a URI such as s3://, gs://, hdfs:// or file://. It may be plain, compressed or a zip file.
 Only LF ends a line. No byte of a compressed file is skipped: each is data, or padding that the format allows. A damaged
-or truncated file raises a ValueError that names the file, the last line read and the byte where the damage was found.
+or truncated file raises a ValueError that names the file, the last line read and, except in a zip file, the byte where
+the damage was found.
 """
 
 import errno
@@ -27,7 +28,7 @@ from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
-WINDOW = 1_000_000  # bytes: most by which a block is longer than wanted, to end at a boundary
+WINDOW = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -136,7 +137,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
     """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. A link to a folder
-    is followed, unless it leads to a folder that contains the link: the walk would never end."""
+    is followed, unless it leads to a folder that contains the link: otherwise the walk would never end."""
     # folder -> the real paths of the folders from the root down to this folder
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
@@ -199,8 +200,8 @@ def is_network_error(place: Place, error: BaseException) -> bool:
 
 
 def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
-    """Yield the bytes of a file or member, decompressed by the ending of the file's name. A file of zero bytes is empty
-    text, whatever its ending."""
+    """Yield the decompressed bytes of a file or member. The ending of the file's name gives the format of compression.
+    A file of zero bytes is empty text, whatever its ending."""
     if member is not None:
         with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
             yield from iter(partial(text.read, CHUNK), b"")
@@ -235,8 +236,8 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
     """Yield (block, is_cut): the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes.
 
     If the WINDOW bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
-    `is_cut` is true. If no line ends in them, it is cut at the `cut_point` of the line. The blocks depend on the bytes
-    alone, not on how they are divided into parts.
+    `is_cut` is true. If no line ends in them, it is cut at the `cut_point` of the bytes after `size`. The blocks depend
+    on the bytes alone, not on how they are divided into parts.
     """
     buffer, limit = bytearray(), size + WINDOW
     for part in chain(parts, [None]):  # None: the text has ended

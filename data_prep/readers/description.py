@@ -6,9 +6,9 @@ format = "cc100"                one of readers.READERS
 files = "{lang}.txt.xz"         a file name, with {lang} for the language's code; pairs have {src} and {tgt} for both
                                 codes, and {side} for the code of the side that a file holds; * matches any text.
                                 May be a list of names: the files of all names are read. If a text comes in several
-                                compressions, only the file of the earliest name is read
+                                compressions, only the file whose name is first in the list is read
 languages = ["af", "zh|zh_CN"]  the codes as the files spell them; "zh|zh_CN" takes the first spelling that has a file;
-                                languages = "any" takes all languages in the file names
+                                languages = "any" takes all CC-100 languages in the file names
 pairs = ["en-hi"]               in place of `languages`, for a corpus of pairs
 columns = ["score", "source", "target"]     wikimatrix_tsv, ccaligned_tsv: the names of all columns from left to right;
                                 names of your own are allowed, for filters
@@ -45,7 +45,7 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 class CorpusDescription:
     """A checked description of a corpus. `task` is mono or para.
 
-    `codes` has, for each language or pair, its possible spellings in the files; None takes any.
+    `codes` has, for each language or pair, its possible spellings in the files. None stands for "any".
     """
 
     task: str

@@ -26,7 +26,7 @@ _NO_LINE = b"\n"  # fills up the shorter side; no line of a file is equal to it,
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 # A zip file's last record: its signature, and the number of bytes between signature and comment.
 _END_SIGNATURE, _END_FIELD_BYTES = b"PK\5\6", 18
-_MAX_COLUMNS = 1000  # largest number of a column of a `NumberedTable`
+_MAX_COLUMNS = 1000  # largest column number that the description of a `NumberedTable` may give
 
 
 class Moses(AlignedReader):
@@ -91,7 +91,7 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
 
 
 class TableReader(PairReader):
-    """A table with a pair in each row and tabs between columns. A description names all columns from left to right."""
+    """A table with a pair in each row and tabs between columns. A corpus description names all columns in order."""
 
     boundary = re.compile(rb"\n")
     more_columns = False  # whether a row may have more columns than are named
@@ -160,7 +160,7 @@ class TableReader(PairReader):
 
 
 class NumberedTable(TableReader):
-    """A table whose description names columns by number; a row may have more columns."""
+    """A table whose corpus description names columns by number; a row may have more columns."""
 
     more_columns = True
 

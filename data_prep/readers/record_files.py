@@ -29,13 +29,14 @@ Record = tuple[list[str], list[Any]]
 # record without a value in one of the other columns has None there. The function raises ValueError if a column is
 # missing, a text is no string or the file is damaged.
 ReadRecords = Callable[[Place, Sequence[str], Sequence[str]], Iterator[Record]]
-# Names of columns -> the parts of a file in order, each as batches of rows that have at least these columns.
+# A function of names of columns. It yields the parts of a file (row groups or record batches) in order, each as batches
+# of rows that have at least these columns.
 _Parts = Callable[[list[str]], Iterator[Iterable[pa.RecordBatch]]]
 
 
 def json_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
     """Read JSON Lines: one object per line; blank lines are skipped. A column `a.b` is a field of a nested object."""
-    # Column of `others` -> error message for the first record without it. Raised if no record has the column.
+    # Column of `others` -> error message for the first record without it, raised if no record has the column.
     absent = dict[str, str]()
     columns_seen = set[str]()
     for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):

@@ -110,8 +110,8 @@ class RecordPairs(TableReader):
                 yield (b"\t".join([a, b, *scores]),)
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield the pairs of one block, unfiltered: `blocks` has applied the filters, and left out the filters'
-        columns."""
+        """Yield the pairs of one block without applying column filters: `blocks` has applied them, and has left out
+        their columns."""
         return super().scored(replace(source, filters={}), block, counts)
 
 

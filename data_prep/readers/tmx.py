@@ -24,7 +24,7 @@ from data_prep.readers.reader import AlignedReader, Input, Unit
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MAX_DEPTH = 100  # largest depth of nested elements; TMX needs about ten
 _MAX_TAG_BYTES = 8_000_000  # largest size of a tag or a comment, which expat keeps in memory until its end
-_HEAD_BYTES = 1000  # the encoding is declared in this many bytes at the start of the file
+_HEAD_BYTES = 1000  # bytes at the start of a file that hold its declaration of the encoding
 
 # First bytes of a file -> its encoding.
 _STARTS = {
@@ -168,7 +168,7 @@ def _language(tag: str) -> str:
             return language_of("-".join(parts))
         except ValueError:
             last = parts.pop()
-            if len(last) == 4 and last.isalpha():  # a script: without it, the code means the language's usual script
+            if len(last) == 4 and last.isalpha():  # a script: the tag without it would mean the language's usual script
                 break
     return ""
 
@@ -217,7 +217,7 @@ def _encoding(head: bytes, place: Place) -> str:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts them and clears this
+_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts and clears them
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

@@ -240,6 +240,12 @@ def two_items(columns: dict[str, list]) -> None:
     columns["lengths"][11] = [length - 8, 8]
 
 
+def one_token_at_the_end(columns: dict[str, list]) -> None:
+    tokens, languages = columns["tokens"][-1], columns["languages"][-1]
+    tokens[:] = [token if token != PAD else UNK for token in tokens]
+    columns["lengths"][-1][:], languages[:] = [ROW - 1, 1], 2 * languages[:2]
+
+
 def no_text(side: str) -> Change:
     """Move the separator of a pair to where one side has no text."""
 
@@ -279,6 +285,7 @@ FAULTS = [
     ("data/mono", set_id("lengths", 10, 0, ROW + 1), "row 10: lengths that the row cannot have"),
     ("data/mono", empty("lengths", 11), "row 11: an impossible number of items"),
     ("data/mono", two_items, "row 11: an impossible number of items"),
+    ("data/para", one_token_at_the_end, "an item that does not start with <s>"),
     ("data/para", no_text("first"), "an item that does not start with <s>, end with </s>, or have the separators"),
     ("data/para", no_text("second"), "an item that does not start with <s>, end with </s>, or have the separators"),
     ("data/mono", set_id("languages", 12, 0, 2), r"row 12: a language index outside \[0, 2\)"),

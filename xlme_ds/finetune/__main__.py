@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
-    """Do `runs` of a command one after the other. Returns for each run its scores on rank 0, or None if the run was
-    stopped; on the other ranks always None. Collective over the ranks. Raises SharedError."""
+    """Do the `runs` of `command` one after the other. On rank 0, returns each run's scores, or None for a run that was
+    stopped; on the other ranks, None for each run. Collective over the ranks. Raises SharedError."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 uses old names of torch's collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
     from ..settings_file import check_ranges
@@ -60,7 +60,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
             check_ranges(section, prefix)
     except ValueError as error:  # the same on every rank
         raise SharedError(str(error)) from None
-    # The ranks join once for all runs, because DeepSpeed keeps its process groups.
+    # All runs share one process group, so that the ranks need to find each other only once.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from one checkpoint, even if `command.model` is a run that still saves new ones.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))

@@ -1,8 +1,8 @@
-"""Sources from monolingual sentences (XLM; Conneau and Lample, 2019): a noised copy of each sentence for denoising
-auto-encoding, and the language to translate each sentence into for back-translation.
+"""Prepares monolingual sentences for translation (XLM; Conneau and Lample, 2019): makes a noised copy of each sentence
+for denoising auto-encoding, and draws the language into which back-translation translates the sentence.
 
-Both depend only on the seed, the row's tokens and the row's number. Their random numbers are independent of all other
-random numbers. B rows, T tokens.
+Copy and language depend only on the seed, the row and the row's number. Their random numbers are independent of all
+other random numbers. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ _LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True)
 class Sentences:
-    """Adds noised copies to a batch in steps where the weight of denoising is not 0, and languages to translate into in
-    steps where the weight of back-translation is not 0 (`config.weight_at`)."""
+    """Adds noised copies to the batch of a step if the weight of denoising is not 0 in this step. Adds the target
+    languages if the weight of back-translation is not 0 (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
@@ -46,8 +46,8 @@ class Sentences:
             )
 
     def added(self, batch: Batch, task_rows: TaskRows, seed: int, step: int) -> Batch:
-        """`batch`, which `collate` made of `task_rows`, with `noised_BT` and `into_BT` added, each in the steps that
-        need it."""
+        """Returns `batch` with `noised_BT` and `into_BT` added, int64 [B, T], each only if the step needs it. `collate`
+        made the batch of `task_rows`."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0  # index in the batch of the task's first row
         for task, rows, row_numbers in task_rows:
@@ -81,14 +81,14 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Fill `noised_BT` and `into_BT` in the columns of each item, which is one sentence.
+    """Fill `noised_BT` and `into_BT` in the columns of each item. An item is one sentence.
 
     `noised_BT` gets a noised copy; the columns between its end and the end of the item keep `<pad>`. `into_BT` gets the
     language to translate the item into, drawn uniformly from `language_indices` without the item's own language.
 
     The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, SHUFFLED). Then tokens
-    are dropped with probability DROPPED, and the rest becomes `<mask>` with probability BLANKED. At least one token is
-    not dropped.
+    are dropped with probability DROPPED, and each other one becomes `<mask>` with probability BLANKED. At least one
+    token is not dropped.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
