@@ -125,7 +125,7 @@ class AttentionBias(NamedTuple):
 
 
 class ItemBias(NamedTuple):
-    """Which keys each query sees, and d, for the Triton kernels, which make mask and bias one tile at a time."""
+    """The keys that each query sees, and d, for the Triton kernels, which make mask and bias one tile at a time."""
 
     first_BT: Tensor  # int32: the first key that each query sees, of its item or (`modern.py`) its window
     end_BT: Tensor  # int32: one after the last key that it sees
