@@ -50,8 +50,8 @@ Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless scores.json
-    exists. Collective over the ranks, which have joined their process group.
+    """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless
+    scores.json exists. Collective over the ranks, which have joined their process group.
 
     Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None; after a request to stop,
     all ranks do. Raises SharedError.
