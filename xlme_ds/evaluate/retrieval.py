@@ -290,14 +290,15 @@ def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool =
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
     for language, vectors_LND in vectors:
-        variants = {"": [np.split(layer, 2) for layer in vectors_LND]}
+        half = vectors_LND.shape[1] // 2
+        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
         if centred:
-            variants[CENTRED] = [[side - side.mean(0) for side in sides] for sides in variants[""]]
+            variants[CENTRED] = [(english - english.mean(0), other - other.mean(0)) for english, other in variants[""]]
             new_products = [english.T @ english + other.T @ other for english, other in variants[CENTRED]]
             products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
         for suffix, sides_by_layer in variants.items():
-            by_direction = zip(*(accuracies(*sides) for sides in sides_by_layer), strict=True)
+            by_direction = zip(*(accuracies(english, other) for english, other in sides_by_layer), strict=True)
             for direction, by_layer in zip(DIRECTIONS, by_direction, strict=True):
                 languages[language][direction + suffix] = list(by_layer)
     scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}

@@ -39,7 +39,8 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderN
         cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)
     initialise(model, seed, cfg.init_std)
-    chosen = which if which in pretraining.encoders else main_encoder(pretraining.encoders)
+    encoders = pretraining.encoders
+    chosen = which if which is not None and which in encoders else main_encoder(encoders)
     return take_encoder(model.state_dict(), cfg, chosen)
 
 
