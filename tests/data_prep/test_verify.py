@@ -285,7 +285,7 @@ FAULTS = [
     ("data/mono", set_id("lengths", 10, 0, ROW + 1), "row 10: lengths that the row cannot have"),
     ("data/mono", empty("lengths", 11), "row 11: an impossible number of items"),
     ("data/mono", two_items, "row 11: an impossible number of items"),
-    ("data/para", one_token_at_the_end, "an item that does not start with <s>"),
+    ("data/para", one_token_at_the_end, "row 19: lengths that the row cannot have"),
     ("data/para", no_text("first"), "an item that does not start with <s>, end with </s>, or have the separators"),
     ("data/para", no_text("second"), "an item that does not start with <s>, end with </s>, or have the separators"),
     ("data/mono", set_id("languages", 12, 0, 2), r"row 12: a language index outside \[0, 2\)"),

@@ -31,6 +31,7 @@ def run(
     of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their defaults. A second call with the
     same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
     """
+    from ..engine.ranks import SharedError
     from ..train.stop import StopRequest
     from .__main__ import run_all
     from .settings import FinetuneSettings, TuningConfig, jobs
@@ -44,6 +45,8 @@ def run(
     stop = StopRequest()
     try:
         return run_all(settings, jobs(settings), stop)[0]
+    except SharedError as error:
+        raise ValueError(str(error)) from None
     finally:
         stop.release()
 
