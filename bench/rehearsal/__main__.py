@@ -38,8 +38,10 @@ from xlme_ds.io.help import read_command
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
-# Slurm's states of a job that has not ended. Slurm gives none while its controller does not answer.
-LIVE_STATES = "", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "STAGE_OUT", "STOPPED", "SUSPENDED"
+END_STATES = {  # Slurm's states of a job that has ended
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+}  # fmt: skip
 # Options that replace settings of Base's recipe: a narrow model with the whole vocabulary takes 20 steps.
 TRAINING = (
     "--model.width 32 --model.heads 4 --model.feed-forward 64 "
@@ -104,7 +106,7 @@ class BatchJob:
         restarts = int(self.field("Restarts") or 0)
         disturb(self)
         deadline = time.time() + 120  # if the rank ended before the signal, the job is never requeued
-        while time.time() < deadline and self.field("JobState") in LIVE_STATES:
+        while time.time() < deadline and self.field("JobState") not in END_STATES:
             if int(self.field("Restarts") or 0) > restarts:
                 return disturb.__name__
             time.sleep(0.2)
@@ -174,7 +176,7 @@ class Jobs:
             options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
             words = ["sbatch", "--parsable", *options, *map(str, script)]
             job, kills = BatchJob(int(slurm(*words, OMP_NUM_THREADS=1, **variables).strip().split(";")[0])), []
-            while (state := job.field("JobState")) in LIVE_STATES:
+            while (state := job.field("JobState")) not in END_STATES:
                 if self.rehearsal.kills and kill and not kills and ready():
                     kills.append(job.restart(kill))
                 time.sleep(0.2)

@@ -167,6 +167,7 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
     """Returns (first, stop) for each side of the item at positions [begin, end): the positions of the side's text,
     without the special tokens around it."""
+    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # the item may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
     separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`

@@ -260,16 +260,26 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 
 
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes."""
+    """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes. It is
+    yielded as soon as it is too long: its end may be gigabytes away."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
-    for part in clip_lines(parts, limit):
-        first, *lines = part.split(b"\n")
-        open_line.append(first)
-        if lines:
+    open_bytes = 0  # bytes so far of that line
+    is_yielded = False  # whether that line was yielded already, because it is over `limit`
+    for part in parts:
+        first, *others = part.split(b"\n")
+        if not is_yielded:
+            open_line.append(first)
+            open_bytes += len(first)
+        if others:
+            if not is_yielded:
+                yield b"".join(open_line)
+            *whole, last = others
+            yield from whole
+            open_line, open_bytes, is_yielded = [last], len(last), False
+        if open_bytes > limit and not is_yielded:
             yield b"".join(open_line)
-            open_line = [lines.pop()]
-            yield from lines
-    if any(open_line):
+            open_line, is_yielded = [], True
+    if open_bytes and not is_yielded:
         yield b"".join(open_line)
 
 

@@ -256,10 +256,15 @@ class AlignedReader(PairReader):
 
 
 def in_blocks(
-    units: Iterable[tuple[bytes, ...] | str], ends: tuple[bytes, ...], size: int, repaired: Counter[str]
+    units: Iterable[tuple[bytes, ...] | str],
+    ends: tuple[bytes, ...],
+    size: int,
+    repaired: Counter[str],
+    ends_last: bool = True,
 ) -> Iterator[TextBlock]:
     """Yield blocks of about `size` bytes, all sides together. A unit is a text for each side, or the reason to drop it;
-    in the block, each text is followed by its side's entry of `ends`. `units` counts its repairs in `repaired`."""
+    in the block, each text is followed by its side's entry of `ends`, the last text only if `ends_last` is true.
+    `units` counts its repairs in `repaired`."""
     kept: list[tuple[bytes, ...]] = []
     kept_bytes, dropped = 0, Counter[str]()
     for unit in chain(units, [None]):  # None: the file has ended
@@ -269,9 +274,12 @@ def in_blocks(
             kept.append(unit)
             kept_bytes += sum(map(len, unit + ends))
         if kept_bytes >= size or (unit is None and (kept or dropped or repaired)):
-            sides = (b"".join(texts[side] + end for texts in kept) for side, end in enumerate(ends))
-            yield TextBlock(tuple(sides), dropped, Counter(repaired))
-            kept, kept_bytes, dropped = [], 0, Counter()
+            last = [b""] if ends_last else []
+            sides = tuple(end.join([texts[side] for texts in kept] + last) for side, end in enumerate(ends))
+            kept, kept_bytes = [], 0  # frees the texts before the block is used, which may take long
+            yield TextBlock(sides, dropped, Counter(repaired))
+            del sides
+            dropped = Counter()
             repaired.clear()  # `units` continues to count in this object
 
 

@@ -44,8 +44,7 @@ class RecordDocuments(CC100):
         """Yield blocks of whole documents in CC-100's format. Empty lines inside a document are removed, because an
         empty line ends a document."""
         repaired = Counter[str]()
-        for block in in_blocks(self._documents(source, repaired), (_DOCUMENT_END,), size, repaired):
-            yield replace(block, sides=(block.sides[0].removesuffix(_DOCUMENT_END),))
+        return in_blocks(self._documents(source, repaired), (_DOCUMENT_END,), size, repaired, ends_last=False)
 
     def _documents(self, source: Input, repaired: Counter[str]) -> Iterator[tuple[bytes] | str]:
         def remove(empty_lines: re.Match[str]) -> str:

@@ -478,6 +478,13 @@ def read_blocks(source: Input, size: int) -> tuple[list[tuple[str, str]], Counts
     return [(a, b) for block in blocks for a, b, _ in reader.pairs(source, block, counts)], counts
 
 
+def test_a_line_that_is_too_long_is_yielded_before_its_end_is_read() -> None:
+    """Its end may be gigabytes away, or behind a damaged part."""
+    parts = iter([b"x" * 1000] * 1000)
+    assert len(next(split_lines(parts, 5000))) > 5000
+    assert len(list(parts)) == 994
+
+
 def test_lines_are_those_of_the_whole_text_wherever_it_is_cut() -> None:
     """Lines over the limit may lose their end, but stay over it; lines after them are whole."""
     text, limit = b"ab\n\nabcdefghi\nabcd\nabcde\nabcdefg\nabc\n\nabcdef", 4

@@ -55,7 +55,7 @@ def render_card(
         auto_class=Markup(_AUTO_CLASSES.get(model.architecture, model.architecture.replace("XLME", "AutoModel"))),
         native=native.model if native else "",
         trust=Markup("" if native else ", trust_remote_code=True"),
-        decoder=decoder_settings(encoder.cfg),
+        decoder=decoder_settings(encoder.cfg) if model.has_decoder else {},
         about=Markup(about.strip()),
         languages=languages,
         generator=generator,
