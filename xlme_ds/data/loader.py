@@ -157,6 +157,10 @@ class Loader:
     def probe(self) -> Batch:
         """A batch of the first row of every task, masked as in step 0. It is equal on all ranks and for any world
         size."""
+        return self._probe
+
+    @cached_property
+    def _probe(self) -> Batch:
         return self.first_rows(1)
 
     def first_rows(self, count: int) -> Batch:

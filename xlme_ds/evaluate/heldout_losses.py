@@ -38,9 +38,10 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     results = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
-        description = model.description
         for store in stores.values():
             require_readable(model, store)
+        description = model.description
+        for store in stores.values():
             description |= trained_on(model, store)
         results.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}

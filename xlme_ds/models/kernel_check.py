@@ -1,8 +1,8 @@
 """Checks the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
-check has the run's head size and width, and tiles divide its rows if they divide the run's: the kernels are compiled
-for these, so the run uses the code that was checked.
+check has the run's head size and width, for which the kernels are compiled, and rows of attention that tiles divide as
+well as rows that they do not, for which other branches are compiled.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from ..config import ModelConfig
 from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
-_ITEM_LENGTHS = (110, 70, 36)  # tokens of the items of a row; padding follows
-_LARGEST_TILE = 128  # a multiple of the number of queries or keys of every tile
+_ITEM_LENGTHS = (60, 40, 20)  # tokens of the items of a row; padding follows
+_ROW_LENGTHS = (128, 144)  # all tiles divide the first; none divides the second
 # Bound on max|difference| / max|reference|. A result is rounded to bf16 several times, each time by up to 2^-9 of its
 # size.
 _TOLERANCE = 3e-2
@@ -27,9 +27,11 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     if cfg.kernels == "torch":
         return
     reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
-    attention = "attention", _attention(cfg, device, dtype), _attention(*reference)
-    head = "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
-    for part, results, expected_results in (attention, head):
+    compared = [
+        *(("attention", _attention(cfg, device, dtype, n), _attention(*reference, n)) for n in _ROW_LENGTHS),
+        ("vocabulary softmax", _head(cfg, device, dtype), _head(*reference)),
+    ]
+    for part, results, expected_results in compared:
         for name, result in results.items():  # empty if the model's attention runs in other kernels
             expected = expected_results[name].detach()
             relative_error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
@@ -47,10 +49,10 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
     return values.bfloat16().to(device, dtype).requires_grad_()
 
 
-def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The output and the gradients by name, for two heads of the model's head size. The dict is empty if attention runs
-    in other kernels than Triton's, except for the reference (float64 on the CPU)."""
-    size, tokens = cfg.width // cfg.heads, 2 * _LARGEST_TILE + cfg.max_positions % _LARGEST_TILE
+def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, Tensor]:
+    """The output and the gradients by name, for a row of `tokens` and two heads of the model's head size. The dict is
+    empty if attention runs in other kernels than Triton's, except for the reference (float64 on the CPU)."""
+    size = cfg.width // cfg.heads
     small = replace(cfg, width=2 * size, heads=2)
     lengths = torch.tensor([*_ITEM_LENGTHS, tokens - sum(_ITEM_LENGTHS)])
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), lengths)[None].to(device)

@@ -63,7 +63,8 @@ def train(
     )
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # Opening a log drops its records of later steps: `train.steps` may have been lowered since they were written.
+        # Opening a log drops its records of later steps, and moves damaged lines away: `train.steps` may have been
+        # lowered since the records were written.
         logs_to_cut = [name for name in RECORDS if logged > start and (out / f"{name}.jsonl").exists()]
         on_all_ranks(lambda: [StepLines(out, name, start) for name in logs_to_cut])
         if root:
