@@ -76,7 +76,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                name = names.of(content) + _trained_on(content["train_languages"])
+                name = names.of(content, bool(content["random"])) + _trained_on(content["train_languages"])
                 runs[name, content["task"]].append(run)
                 continue
             for scores in content["models"]:
@@ -128,9 +128,9 @@ class _Names:
         last_parts = Counter(Path(path).name for path in paths)
         self._by_path = {path: Path(path).name if last_parts[Path(path).name] == 1 else path for path in paths}
 
-    def of(self, scores: Mapping[str, Any]) -> str:
-        """The name of the model with these scores."""
-        path, untrained = _model_path(scores), bool(scores.get("random"))
+    def of(self, scores: Mapping[str, Any], untrained: bool = False) -> str:
+        """The name of the model with these scores. `untrained`: fine-tuning began with random weights."""
+        path = _model_path(scores)
         name = self._by_path.get(path, scores["model"]) + (", untrained" if untrained else "")
         if len(self._shapes.get(name, ())) > 1:
             folder = str(scores.get("folder", ""))
