@@ -23,7 +23,8 @@ class RunFiles:
         self.config = read_optional(run / "config.json")
         self.settings = self.config.get("config", {})
         # The description of the run's objective (see `objectives.describe`). A fine-tuning run has no objective.
-        self.objective = {"description": None, "quantities": {}} | dict(self.config.get("objective", {}))
+        defaults: dict[str, Any] = {"description": None, "quantities": {}}
+        self.objective = defaults | self.config.get("objective", {})
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")
         self.dimensions = read_steps(run / "dimensions.jsonl")
