@@ -162,7 +162,7 @@ def canonical(code: str) -> str:
                 return _CANONICAL[spelling]
         if usual_script:  # a region that the tables do not list does not change the language
             return cc100
-    # Suggest only codes of the same language: nearly any two or three letters are the code of some other language.
+    # Suggest only codes of this language: nearly any two or three letters are the code of some other language.
     spellings = [spelling for spelling in _CANONICAL if cc100 and spelling.split("_")[0] == language]
     similar = [_CANONICAL[spelling] for spelling in difflib.get_close_matches(key, spellings, n=1, cutoff=0.0)]
     advice = f"did you mean {similar[0]!r}?" if similar else "write one of CC-100 or ISO 639, such as de or zh-Hant"

@@ -106,7 +106,7 @@ class Order:
     Each slot that a language fills is one use of the language. The method `uses` says how many uses each language has
     in a block and before the block, so that a block can be computed without the blocks before it. The uses of a
     language are numbered from 0, block by block. Use u belongs to pass u // (number of examples): with 3 examples, uses
-    0 to 2 are pass 0, and each pass uses every example once. Within a block, a language's uses of the same pass take
+    0 to 2 are pass 0, and each pass uses every example once. Within a block, a language's uses of one pass take
     their slots in random order. A pass visits the examples in stretches, which are runs of neighbouring examples,
     and has its own order of the stretches. So a block reads few regions of the files, but mixes their examples. The
     length of a stretch is `neighbours`, but at most 1/16 of the language's uses in an average block, and at least 1.

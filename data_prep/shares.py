@@ -48,8 +48,8 @@ class Sampling:
     `alpha`.
 
     With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The excess of its share over
-    this limit goes to languages below their own limits, in proportion to their shares: to those of the same entry; if
-    there are none, to those that no entry names; if there are none either, to all others.
+    this limit goes to languages below their own limits, in proportion to their shares: to those of its entry; else
+    to those that no entry names; else to all others.
     """
 
     alpha: float

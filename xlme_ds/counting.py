@@ -82,7 +82,7 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    # With GDES too, only `embedding` counts: the discriminator adds `difference`, a table of the same shape, to it.
+    # With GDES too, only `embedding` counts: the discriminator adds `difference`, a table of its shape, to it.
     counts = {"embedding": total("embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
         counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)

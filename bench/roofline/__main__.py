@@ -99,7 +99,7 @@ class _EfficientAttention(TorchFunctionMode):
 
 
 def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
-    """Stands in for `nn.Module._apply`, which cannot replace fake parameters. The parameters already have the type and
+    """Replaces `nn.Module._apply`, which cannot replace fake parameters. The parameters already have the type and
     device that `convert` would give them."""
     for parameter in module.parameters():
         assert convert(parameter) is parameter

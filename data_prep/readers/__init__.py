@@ -98,7 +98,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
     """
     inputs = []
     sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
-    files: list[tuple[Place, str]] = []  # each file, and a name that is equal for two files of the same text
+    files: list[tuple[Place, str]] = []  # each file, and a name that two files of one text share
     for path in files_in(str(folder)):
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):

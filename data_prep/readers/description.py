@@ -45,7 +45,7 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 class CorpusDescription:
     """A checked description of a corpus. `task` is mono or para.
 
-    `codes` has, for each language or pair, its possible spellings in the files. None stands for "any".
+    `codes` has, for each language or pair, its possible spellings in the files. None means "any".
     """
 
     task: str

@@ -1,5 +1,5 @@
 """Reads the languages of a corpus's files from their names. A corpus description gives patterns of the names: {lang},
-or {src} and {tgt}, stand for the language codes, {side} for the code of a file's side, and * for any text.
+or {src} and {tgt}, match the language codes, {side} the code of a file's side, and * any text.
 
 Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
 several ways, codes that languages.py lists come first: `en_pt_br` has en and pt_br, not en_pt and br.
@@ -107,7 +107,7 @@ class FileNames:
     def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
         """The inputs of a pattern with *: one for each file that fits the pattern and is not in `taken`.
 
-        If the code in a file's name is longer than a wanted code, begins with it and is of the same language, the file
+        If the code in a file's name is longer than a wanted code, begins with it and names this language too, the file
         belongs to the wanted code, unless the longer code is wanted too: `en_US_0` belongs to en.
         """
         # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.

@@ -1,6 +1,6 @@
 """Reads columns of JSON Lines, Parquet and Arrow files, one record at a time, in bounded memory.
 
-A column named `a.b` is the column of that name or, if there is none, the field `b` of the column `a`.
+A column named `a.b` is the column of that name or else the field `b` of the column `a`.
 """
 
 import json

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, split_pair
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
-from data_prep.readers.reader import PairReader
+from data_prep.readers.reader import PairReader, in_blocks
 from tests.data_prep.conftest import pairs
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
@@ -478,8 +479,23 @@ def read_blocks(source: Input, size: int) -> tuple[list[tuple[str, str]], Counts
     return [(a, b) for block in blocks for a, b, _ in reader.pairs(source, block, counts)], counts
 
 
+def test_a_block_is_joined_without_another_copy_of_its_texts() -> None:
+    """At its peak, memory holds the texts and the block; after that the block alone."""
+    size, count = 1 << 18, 32
+    tracemalloc.start()
+    try:
+        units = ((bytes([65 + number]) * size,) for number in range(count))
+        blocks = in_blocks(units, (b"\n",), count * size, Counter(), ends_last=False)
+        block = next(blocks)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert block.sides[0].count(b"\n") == count - 1 and len(block.sides[0]) == count * (size + 1) - 1
+    assert held < 1.1 * count * size and peak < 2.1 * count * size
+
+
 def test_a_line_that_is_too_long_is_yielded_before_its_end_is_read() -> None:
-    """Its end may be gigabytes away, or behind a damaged part."""
+    """Its end may be gigabytes away, or after a damaged part."""
     parts = iter([b"x" * 1000] * 1000)
     assert len(next(split_lines(parts, 5000))) > 5000
     assert len(list(parts)) == 994

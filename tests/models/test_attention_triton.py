@@ -18,8 +18,10 @@ from tests.small import SMALL, lively
 from xlme_ds import models
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_engine
+from xlme_ds.models import kernel_check
 from xlme_ds.models.attention import ItemBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
+from xlme_ds.models.tiles import Tiling, tiling, tilings
 from xlme_ds.objectives import OBJECTIVES, objective_of
 from xlme_ds.recipes import RECIPES
 from xlme_ds.validate import validate
@@ -118,6 +120,14 @@ def test_bf16_in_the_interpreter_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_check_runs_in_the_interpreter(measured: Any) -> None:
     right, attention = measured["checked before a run"]
     assert right == "" and "kernels of the attention are wrong on this cpu" in attention
+
+
+def test_the_check_has_rows_that_all_tiles_divide_and_rows_that_none_divides() -> None:
+    tiles = [Tiling(*form) for sizes in tilings().values() for forms in sizes.values() for form in forms.values()]
+    sizes = {size for tile in [*tiles, tiling("", 64, 4)] for size in (tile.queries, tile.keys)}
+    assert len(sizes) > 1
+    whole, cut = kernel_check._ROW_LENGTHS
+    assert not any(whole % size for size in sizes) and all(cut % size for size in sizes)
 
 
 @needs_triton

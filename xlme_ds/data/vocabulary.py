@@ -143,7 +143,7 @@ class Vocabulary:
         return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
 
     def piece(self, token: int) -> str:
-        """The piece of an id as SentencePiece writes it: `▁` stands for a space."""
+        """The piece of an id as SentencePiece writes it: `▁` is a space."""
         if token == self.mask:
             return "<mask>"
         if token <= UNK:

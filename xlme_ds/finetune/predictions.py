@@ -80,8 +80,8 @@ def predict(
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
-    """The text of the best span in all windows of a question; empty if there is none. `logits` has an array [tokens, 2]
-    for each window: the logit that a token begins the answer, and the logit that it ends the answer.
+    """The text of the best span in all windows of a question; empty if no window has a span. `logits` has an array
+    [tokens, 2] for each window: the logit that a token begins the answer, and the logit that it ends the answer.
 
     The best span has the largest sum of its first token's first logit and its last token's second logit. Only spans of
     at most `LONGEST_ANSWER` tokens are compared. Their first and last tokens are each among a window's `N_BEST`.

@@ -47,7 +47,7 @@ class SystemRow:
     system: str
     source: str  # where the scores were published; empty for our own scores
     cells: Mapping[str, Cell]  # key of a column -> cell
-    group: str = ""  # heading above all rows of the same group
+    group: str = ""  # heading above all rows of a group
 
 
 @dataclass
