@@ -234,19 +234,23 @@ def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int 
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
     """
-    groups: dict[str, Group] = defaultdict(lambda: ([], []))
-    seen: set[tuple[str, str, bytes]] = set()  # (language of the group, language of the sentence, ids)
-    for first, second, *languages in translation_pairs:
-        if (languages[0] == PIVOT) == (languages[1] == PIVOT):
+    groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
+    translations: dict[str, set[bytes]] = defaultdict(set)
+    for pair in translation_pairs:
+        if (pair.first_language == PIVOT) == (pair.second_language == PIVOT):
             continue
-        english, other = (first, second) if languages[0] == PIVOT else (second, first)
-        language = languages[1] if languages[0] == PIVOT else languages[0]
-        sentences = {(language, PIVOT, english.tobytes()), (language, language, other.tobytes())}
-        if sentences.isdisjoint(seen):
-            seen |= sentences
-            groups[language][0].append(english)
-            groups[language][1].append(other)
-    return {language: group for language, group in sorted(groups.items()) if len(group[0]) >= fewest}
+        if pair.first_language == PIVOT:
+            english, other, language = pair.first, pair.second, pair.second_language
+        else:
+            english, other, language = pair.second, pair.first, pair.first_language
+        if english.tobytes() not in groups[language] and other.tobytes() not in translations[language]:
+            groups[language][english.tobytes()] = (english, other)
+            translations[language].add(other.tobytes())
+    return {
+        language: ([english for english, _ in group.values()], [other for _, other in group.values()])
+        for language, group in sorted(groups.items())
+        if len(group) >= fewest
+    }
 
 
 def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
