@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -33,7 +33,7 @@ from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import predict, predictions_file, score, write_predictions
-from .settings import FinetuneConfig, Job, TuningConfig, run_config
+from .settings import FinetuneConfig, Job, run_config
 from .task_files import (
     TaskSets,
     choose_sets,
@@ -49,6 +49,16 @@ PIVOT = "en"  # the language whose scores `gap` compares with those of the other
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
+class Prepared(NamedTuple):
+    """Everything that is read before the model is built."""
+
+    saved: TrainedEncoder
+    sets: TaskSets
+    config: FinetuneConfig
+    loader: TaskLoader
+    unlabelled: list[str]  # the languages without labels among the test files that this rank scores
+
+
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless
     scores.json exists. Collective over the ranks, which have joined their process group.
@@ -62,8 +72,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
-        saved, sets, config, loader, unlabelled_of_rank = on_all_ranks(lambda: _prepare(job, folder, rank, world))
-        unlabelled = {language for of_rank in gather(unlabelled_of_rank) for language in of_rank}
+        prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
+        saved, sets, config, loader, _ = prepared
+        unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
             earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
             if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
@@ -93,7 +104,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        scores_of_rank = on_all_ranks(lambda: _scores(model, saved, sets, config.tuning, job, rank, world, stop))
+        scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, rank, world, stop))
         scores = {key: metrics for of_rank in gather(scores_of_rank) for key, metrics in of_rank.items()}
         all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
         if rank != 0 or not all_scored:
@@ -104,15 +115,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         return result
 
 
-def _prepare(
-    job: Job, folder: RunFolder, rank: int, world: int
-) -> tuple[TrainedEncoder, TaskSets, FinetuneConfig, TaskLoader, list[str]]:
+def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
-    run before training.
-
-    Returns (the encoder to start from; the files by purpose; the run's configuration; the loader; the languages whose
-    test files, among those of this rank, have no labels). Raises ValueError.
-    """
+    run before training. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -153,7 +158,7 @@ def _prepare(
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return saved, sets, config, loader, unlabelled
+    return Prepared(saved, sets, config, loader, unlabelled)
 
 
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
@@ -206,18 +211,10 @@ def _initialise(
     )
 
 
-def _scores(
-    model: TaskModel,
-    saved: TrainedEncoder,
-    sets: TaskSets,
-    tuning: TuningConfig,
-    job: Job,
-    rank: int,
-    world: int,
-    stop: StopRequest,
-) -> Scores:
+def _scores(model: TaskModel, prepared: Prepared, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
+    saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
     task, cfg = TASKS[job.command.task], saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
