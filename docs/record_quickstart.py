@@ -31,6 +31,7 @@ _MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
 _AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
 _PIECES = re.compile(r"(?<=round\(piece\.probability, 2\)\)  # … ).*$", re.M)
 _FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+\)")
+_FLAGGED = re.compile(r"replaced \d+ of [\d,]+ tokens, and of the \d+ .*?, \d+ are replacements \(chance: \d+\)")
 
 
 def encoded_tokens(data: Path) -> dict[str, int]:
@@ -46,6 +47,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [record for record in records if record["step"] % 100 == 0]
 
 
+def flagged(samples: list[dict[str, Any]]) -> dict[str, int]:
+    """Of the tokens in the report's sentences that the discriminator judged: how many there are, how many the generator
+    replaced, and how many of as many tokens with the highest probabilities are replaced."""
+    judged = [token for sample in samples for token in sample["tokens"] if token["score"] is not None]
+    replaced = sum(token["replaced"] for token in judged)
+    highest = sorted(judged, key=lambda token: -token["score"])[:replaced]
+    return {"tokens": len(judged), "replaced": replaced, "hits": sum(token["replaced"] for token in highest)}
+
+
 def record(run: Path) -> dict[str, Any]:
     """The figures of a finished quickstart that documents print."""
     model, said = xlme_ds.load(run), io.StringIO()
@@ -57,6 +67,7 @@ def record(run: Path) -> dict[str, Any]:
         **{name: lines(run / f"{name}.jsonl") for name in ("metrics", "heldout", "dimensions")},
         "judged": [[piece.text, round(piece.probability, 4)] for piece in model.judge(quickstart.JUDGED_SENTENCE)],
         "filled": [[piece.text, round(piece.probability, 4)] for piece in model.fill(quickstart.MASKED_SENTENCE)[0]],
+        "flagged": flagged(json.loads((run / "samples.json").read_text(encoding="utf-8"))["samples"]),
         "said": said.getvalue().splitlines(),
     }
 
@@ -79,14 +90,19 @@ def printed(figures: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
 def with_figures(markdown: str, figures: dict[str, Any]) -> str:
     """A page with all figures of the quickstart replaced by those of the record."""
     said = {(step, kind): line for step, kind, line in printed(figures)}
-    last, (best, *_) = figures["heldout"][-1], figures["filled"]
+    last, (best, *_), counts = figures["heldout"][-1], figures["filled"], figures["flagged"]
+    tokens, replaced, hits = counts["tokens"], counts["replaced"], counts["hits"]
+    words = (
+        f"replaced {replaced} of {tokens:,} tokens, and of the {replaced} that the model ranks highest, "
+        f"{hits} are replacements (chance: {replaced * replaced / tokens:.0f})"
+    )
     pieces = "  ".join(f"{piece} {probability:.2f}" for piece, probability in figures["judged"][-5:])
     mono, para = f"{last['auc_mono']:.2f}", f"{last['auc_para']:.2f}"
     model = {line.partition(":")[0]: line for line in figures["said"]}
     markdown = _STEP.sub(lambda line: said[int(line["step"]), line["kind"]], markdown)
     markdown = _MODEL.sub(lambda line: model[line["kind"]], markdown)
     markdown = _AUC.sub(lambda text: f"{text['words']}{mono}{text['between']}{para}", markdown)
-    markdown = _PIECES.sub(pieces, markdown)
+    markdown = _FLAGGED.sub(words, _PIECES.sub(pieces, markdown))
     return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f})", markdown)
 
 
@@ -95,16 +111,18 @@ def judged(figures: dict[str, Any]) -> str:
     probability in percent."""
     parts, x = [], 8.0
     for piece, probability in figures["judged"]:
-        text, start = piece.replace("▁", " "), x + 9 * piece.startswith("▁")
-        width = 9.0 * len(text.strip())
+        text = piece.removeprefix("▁")
+        x += 9.0 * piece.startswith("▁")
+        width = max(9.0 * len(text), 30.0)  # room for the percentage
+        middle = f'x="{x + width / 2}" text-anchor="middle"'
         parts += [
-            f'<rect x="{start}" y="8" width="{width}" height="24" fill="#d62728" fill-opacity="{probability:.2f}"/>',
-            f'<text x="{start}" y="26" textLength="{width}">{text.strip()}</text>',
-            f'<text x="{start + width / 2}" y="46" text-anchor="middle" font-size="9">{probability:.0%}</text>',
+            f'<rect x="{x}" y="8" width="{width}" height="24" fill="#d62728" fill-opacity="{probability:.2f}"/>',
+            f'<text {middle} y="26" textLength="{9.0 * len(text)}">{text}</text>',
+            f'<text {middle} y="47" font-size="12">{probability:.0%}</text>',
         ]
-        x += 9.0 * len(text)
+        x += width + 2
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 8}" height="52" font-family="monospace" font-size="15">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 8}" height="54" font-family="monospace" font-size="15">\n'
         + '<rect width="100%" height="100%" fill="white"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
@@ -115,7 +133,7 @@ def picture(page: Path, text: str) -> None:
     """Photograph the head of a report page, in 128 colours, with `text` inside the file."""
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1390", f"--screenshot={shot}"]
+        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1005", f"--screenshot={shot}"]
         subprocess.run(["chromium", *flags, str(page)], check=True, stderr=subprocess.DEVNULL)
         image = Image.open(io.BytesIO(shot.read_bytes())).convert("RGB").quantize(128)
     texts = PngInfo()

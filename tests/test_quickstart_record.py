@@ -51,7 +51,7 @@ def test_a_figure_of_another_run_is_found() -> None:
 def test_the_picture_shows_the_recorded_run() -> None:
     picture = Image.open(ROOT / "docs/report.png")
     assert json.loads(picture.info["quickstart"]) == RECORD["heldout"][-1]
-    assert picture.size == (1100, 1390)
+    assert picture.size == (1100, 1005)
 
 
 def test_the_sentence_is_drawn_from_the_record() -> None:
