@@ -199,7 +199,7 @@ def test_synthetic_steps() -> None:
     assert len(SyntheticSource(run, 64, world=2).step(0)) == 1
     rows = synthetic_rows(np.random.default_rng(0), 20, 128, 500, pairs=True)
     sides = []
-    for tokens, row_items in zip(rows.tokens, rows.items, strict=True):
+    for tokens, row_items in zip(rows.tokens, rows.item_counts, strict=True):
         starts = (tokens == BOS).nonzero()[0]
         ends = (tokens == EOS).nonzero()[0]
         assert len(starts) == row_items and len(ends) == 2 * row_items

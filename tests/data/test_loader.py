@@ -16,8 +16,8 @@ from tests.small import item, rows_of
 from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.masking import draw_masks, philox
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import open_data
@@ -59,7 +59,7 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             row = Rows(
                 text, np.array([len(record["lengths"])]), np.array(record["lengths"]), np.array(record["languages"])
             )
-            where, uniform = corrupt([(task, row, np.array([number]))], seed, 0.15)
+            where, uniform = draw_masks([(task, row, np.array([number]))], seed, 0.15)
             masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
             uniforms += uniform.tolist()
             tokens.append(record["tokens"])

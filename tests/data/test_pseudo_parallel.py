@@ -12,8 +12,8 @@ from tests.rows import write_data
 from tests.small import item, rows_of
 from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.corrupt import masked_count
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.masking import masked_count
 from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Rows
 from xlme_ds.objectives import objective_of

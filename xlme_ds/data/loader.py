@@ -12,7 +12,7 @@ import numpy as np
 from ..config import DataConfig
 from .batch import Batch
 from .collate import BatchMaker, Collate, Purpose, collate
-from .corrupt import TaskRows
+from .masking import TaskRows
 from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
 from .shards import RowStore, unigram_costs

@@ -32,7 +32,7 @@ import pyarrow as pa
 from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
-from .compiled import HALF, LOW, Array, compiled, reads
+from .compiled import HALF, LOW, Array, compiled, readonly
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, Shard, read_manifest
 
@@ -61,7 +61,9 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
     return check ^ (check >> HALF)
 
 
-@compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
+@compiled(
+    uint64[::1](readonly(int32), int64, int64, readonly(int32), readonly(int16), readonly(int32), readonly(int16))
+)
 def _checks(
     tokens: Array, width: int, group: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
 ) -> Array:
@@ -292,9 +294,9 @@ class RowStore:
             ) from None
 
 
-@compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))
+@compiled(boolean(readonly(int32, 2), readonly(int64), readonly(int64), readonly(int64), int64, int64))
 def _is_valid(
-    tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
+    tokens_BT: Array, item_counts_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
 ) -> bool:
     """Whether all ids, lengths and language indices of the rows are possible. The checksums do not tell, because
     another program may have written wrong rows with right checksums."""
@@ -302,14 +304,14 @@ def _is_valid(
     item, ok = 0, True
     for row in range(batch):
         tokens_T, used = tokens_BT[row], 0
-        for length in lengths[item : item + items_B[row]]:
+        for length in lengths[item : item + item_counts_B[row]]:
             ok &= length > 0
             used += length
-        ok &= (items_B[row] > 0) & (used <= width)
+        ok &= (item_counts_B[row] > 0) & (used <= width)
         for column in range(width):
             token = tokens_T[column]
             ok &= (token >= 0) & (token < vocabulary) & ((token == PAD) == (column >= used))
-        item += items_B[row]
+        item += item_counts_B[row]
     for language in languages:
         ok &= (language >= 0) & (language < language_count)
     return ok

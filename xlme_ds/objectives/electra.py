@@ -19,7 +19,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate
-from ..data.corrupt import TaskRows
+from ..data.masking import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward

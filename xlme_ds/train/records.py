@@ -20,8 +20,8 @@ from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
 from ..cli import duration, number
-from ..data.corrupt import TaskRows
 from ..data.loader import Loader
+from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
 from ..io.files import naming, replacing, to_disk

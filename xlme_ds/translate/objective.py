@@ -21,7 +21,7 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
-from ..data.corrupt import TaskRows
+from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
