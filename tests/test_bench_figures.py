@@ -190,13 +190,13 @@ def test_synthetic_steps() -> None:
     """Four rows of each task in micro-batches of two, of which no two are alike; of a run that takes turns, of text."""
     run = run_config("base_zero1", 4, 2, True)
     source = SyntheticSource(run, 64)
-    one, two = source.step(0)
+    one, two = source.micro_batches(0)
     assert one.task_B.tolist() == two.task_B.tolist() == [0, 0, 1, 1] and not torch.equal(one.tokens_BT, two.tokens_BT)
-    assert source.step(5) == source.step(0) and source.probe() is one
+    assert source.micro_batches(5) == source.micro_batches(0) and source.probe() is one
     assert step_tokens(run) == 8 * 64
     turns = SyntheticSource(replace(run, data=replace(run.data, alternate=True)), 64)
-    assert {task for batch in turns.step(0) for task in batch.task_B.tolist()} == {0}
-    assert len(SyntheticSource(run, 64, world=2).step(0)) == 1
+    assert {task for batch in turns.micro_batches(0) for task in batch.task_B.tolist()} == {0}
+    assert len(SyntheticSource(run, 64, world=2).micro_batches(0)) == 1
     rows = synthetic_rows(np.random.default_rng(0), 20, 128, 500, pairs=True)
     sides = []
     for tokens, row_items in zip(rows.tokens, rows.item_counts, strict=True):

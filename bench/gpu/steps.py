@@ -134,7 +134,7 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
     engine = built(run)
     seconds = device.seconds(lambda: engine.train_batch(0, RATE, detailed=False), rounds)
     metrics = engine.train_batch(0, RATE, detailed=True).metrics
-    padding = torch.cat([batch.segments_BT for batch in engine.loader.step(0)]).eq(0).double().mean()
+    padding = torch.cat([batch.segments_BT for batch in engine.loader.micro_batches(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
     return {
         "tokens_per_s": step_tokens(run) / seconds,

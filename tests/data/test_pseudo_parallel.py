@@ -110,7 +110,9 @@ def test_a_row_is_the_same_on_any_rank_and_micro_batch(folder: Path) -> None:
         data = DataConfig(12, 0, micro_batch)
         btmlm = objective_of(ObjectiveConfig("btmlm", pseudo_fractions=FRACTIONS))
         return [
-            batch for rank in range(world) for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).step(5)
+            batch
+            for rank in range(world)
+            for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).micro_batches(5)
         ]
 
     (whole,) = step(12, 1)

@@ -91,7 +91,7 @@ def test_what_is_encoded(text: Text, encoded: Path) -> None:
 def rows(out: Path, task: str, size: int) -> list[tuple[list[list[int]], list[str]]]:
     """Items and languages of every row, as a model reads them."""
     counts = DataConfig(*((size, 0) if task == "mono" else (0, size)), micro_batch=size)
-    (batch,) = Loader(out, counts, 0, 1.0).step(0)
+    (batch,) = Loader(out, counts, 0, 1.0).micro_batches(0)
     codes, found = read_manifest(out / task).languages, []
     for tokens, items, places, languages in zip(
         *(value.tolist() for value in batch[:3]), batch[4].tolist(), strict=True

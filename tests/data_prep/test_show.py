@@ -46,7 +46,7 @@ def shown(capsys: pytest.CaptureFixture[str], config: ShowConfig) -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_masked_positions_are_those_of_training(data: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (ROWS, 0) if task == "mono" else (0, ROWS)
-    batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).step(0)[0]
+    batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).micro_batches(0)[0]
     expected = [set() for _ in range(ROWS)]
     for position in batch.masked_M.tolist():
         expected[position // 200].add(position % 200)

@@ -57,7 +57,7 @@ def leaving_out(steps: tuple[int, ...]) -> Patch:
 
         def train_batch(self, step, learning_rate, *arguments):  # type: ignore[no-untyped-def]
             if step in steps:
-                self.loader.step(step)  # for the audit
+                self.loader.micro_batches(step)  # for the audit
                 return StepStats({}, math.nan, learning_rate, applied=False)
             return take(self, step, learning_rate, *arguments)
 

@@ -34,7 +34,7 @@ from xlme_ds.config import (
 )
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import Loader, unigram_by_language
+from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
@@ -222,9 +222,9 @@ def test_data_and_first_weights_are_of_the_settings_of_the_run(config: RunConfig
         run = replace(of_one, seed=seed, objective=ObjectiveConfig(mask_fraction=fraction))
         run = replace(run, model=replace(run.model, init_std=std))
         ours, theirs = open_data(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
-        for one, other in zip(ours.step(3), theirs.step(3), strict=True):
+        for one, other in zip(ours.micro_batches(3), theirs.micro_batches(3), strict=True):
             assert all(map(torch.equal, one.tensors(), other.tensors()))
-        masked.append(str(ours.step(3)[0].masked_M.tolist()))
+        masked.append(str(ours.micro_batches(3)[0].masked_M.tolist()))
         model = objective_of(run.objective).build(run.model)
         initialise(model, seed, std)
         found = build_engine(run, ours, None).full_state()
@@ -548,7 +548,7 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
     assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
     line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(unseen / "mono")
     both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
-    sums, counts = unigram_by_language(both, heldout, 0, 30)
+    sums, counts = unigram_nll_by_language(both, heldout, 0, 30)
     assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
         [run / "../one", run / "../two"],

@@ -478,7 +478,7 @@ def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
     """The most likely of its tokens may be another after a rounding; the probe's loss is one of given tokens."""
     of = engine(data, BTMLM)
     module, batch = lively(of.module), of.objective.as_probe(of.loader.probe())
-    written = of.loader.step(0)[0]
+    written = of.loader.micro_batches(0)[0]
     assert len(written.added["open_P"]) and not batch.added
     assert (written.tokens_BT[0] == PAD).sum() > (batch.tokens_BT[0] == PAD).sum() == (batch.segments_BT[0] == 0).sum()
     module.eval()

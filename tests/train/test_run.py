@@ -26,7 +26,7 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.checkpoint_names import checkpoints_of, saved_step
 from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_by_language
+from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_nll_by_language
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
@@ -63,7 +63,7 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
     found, sizes = [], set()
     for rank in range(world):
         loader = HeldOutLoader(folder, data, 1, 0.15, rank, world)
-        batches = loader.step(0)
+        batches = loader.micro_batches(0)
         sizes.add(tuple((len(batch.tokens_BT), int(batch.task_B[0])) for batch in batches))
         for batch, counts in zip(batches, loader.counted, strict=True):
             masked = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, True)
@@ -89,7 +89,7 @@ def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: 
     engine = build_engine(config, Loader(folder, config.data, 1, 0.15), heldout, None)
     found, module, objective = engine.eval_batch(0), engine.module.eval(), engine.objective
     assert heldout.counted.count(False) == 2 * rank
-    batches = [batch for batch, counts in zip(heldout.step(0), heldout.counted, strict=True) if counts]
+    batches = [batch for batch, counts in zip(heldout.micro_batches(0), heldout.counted, strict=True) if counts]
     assert torch.equal(found["counts"], sum(objective.counts(batch) for batch in batches))
     with torch.no_grad():
         sums = sum(objective.sums(module(batch), batch).double() for batch in batches)
@@ -120,7 +120,7 @@ def test_what_an_evaluation_reports(tmp_path: Path) -> None:
     overall, parts = info.evaluation(5, by_language, statistics=statistics, **totals)
     assert overall["loss"] == pytest.approx(0.75 * 2)
     assert (parts["terms"], parts["tokens"]) == ({"ae": {first: 2.0}}, {"ae": {first: 3}})
-    sums, counts = unigram_by_language(loader.shares(0, config.train.steps), store, 0, 4)
+    sums, counts = unigram_nll_by_language(loader.shares(0, config.train.steps), store, 0, 4)
     assert overall["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     means = {code: sums[n] / counts[n] for n, code in enumerate(store.languages) if counts[n]}
     assert parts["unigram"]["mono"] == pytest.approx(means) and 0 < len(means) < 3

@@ -74,7 +74,7 @@ class BatchSource(Protocol):
     def fingerprints(self) -> dict[str, str]:
         """Checksums of the data by name. A run resumes only if none of them has changed."""
 
-    def step(self, step: int) -> Sequence[Any]:
+    def micro_batches(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
@@ -145,7 +145,7 @@ class Pretraining(Objective, Protocol):
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_fn(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and from the rows of the other task in the same folder, by
         default `collate`."""
         return collate

@@ -17,7 +17,7 @@ from ..checkpoint_names import checkpoints_of
 from ..cli import number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
-from ..data.loader import Loader, unigram_by_language
+from ..data.loader import Loader, unigram_nll_by_language
 from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
@@ -132,8 +132,8 @@ def pretraining_info(
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
     unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
     for index, store in heldout.stores.items() if root else ():
-        unigram[TASKS[index]] = unigram_by_language(
-            loader.shares(index, config.train.steps), store, index, heldout.plan.rows[index]
+        unigram[TASKS[index]] = unigram_nll_by_language(
+            loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
         )
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
@@ -177,7 +177,7 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
         f"{'process' if world == 1 else 'processes'}, {engine_name}, {precision}",
         f"  model: {number(total)} parameters ({counts})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
-        f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
+        f"{loader.plan.accumulation} × {loader.plan.micro_batch_size} rows",
     ]
     objective = info.objective or {"terms": (), "description": ""}
     if objective["description"]:
@@ -230,7 +230,7 @@ def write_description(
     """Write config.json; in pre-training also the vocabulary, without which no checkpoint can be used as a model."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
     if isinstance(loader, Loader):
-        data["encoded"] = loader.encoded
+        data["encoded"] = loader.encoded_fingerprints
         if len(loader.phases) > 1:
             data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
             data["phase_folders"] = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
