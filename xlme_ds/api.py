@@ -242,10 +242,10 @@ class TextModel:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         if not 1 <= top <= encoder.cfg.vocabulary:
             raise ValueError(f"top is {top}: it must be 1 to {encoder.cfg.vocabulary}, the number of pieces")
-        from_masks = (np.append(np.int32(vocabulary.mask), vocabulary.encode_after_mask(part)) for part in after)
+        from_masks = (np.append(np.int32(vocabulary.mask_id), vocabulary.encode_after_mask(part)) for part in after)
         ids = np.concatenate([vocabulary.encode(before), *from_masks])
         states_TD = self._states(encoder, ids, language)
-        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
+        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask_id)]
         likeliest = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), value) for token, value in zip(tokens, values, strict=True)]

@@ -179,10 +179,10 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
     assert found.keys() == pieces.keys() and all(pieces[one] <= found[one] <= 2 * pieces[one] for one in found)
     assert max(len(items) for items, _ in read) >= 4
     manifest = read_manifest(asked.out / "mono")
-    assert manifest.counts["fill"] > 0.95 and manifest.packed == "documents"
+    assert manifest.counts["fill"] > 0.95 and manifest.packed_unit == "documents"
     cut = replace(asked, out=tmp_path / "cut", documents=False)
     mix(cut)
-    assert not read_manifest(cut.out / "mono").packed
+    assert not read_manifest(cut.out / "mono").packed_unit
     btmlm = replace(
         RunConfig("x"),
         model=ModelConfig(vocabulary.size, max_positions=64),

@@ -110,7 +110,7 @@ def test_marks_enclose_the_masked_pieces(data: Path) -> None:
     assert re.findall("⟦(.*?)⟧", text) == [vocabulary.piece(int(tokens[i])).removeprefix("▁") for i in sorted(masked)]
     assert text.replace("⟦", "").replace("⟧", "") == vocabulary.decode(tokens)
     assert [span.style for span in text_of(tokens, 0, len(tokens), masked, vocabulary, False).spans] == ["reverse"] * 4
-    pieces = [vocabulary.piece(token) for token in range(vocabulary.mask)]
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.mask_id)]
     space = np.array([tokens[0], pieces.index("▁")], np.int32)
     assert text_of(space, 0, 2, {1}, vocabulary, True).plain.endswith(" ⟦▁⟧"), "a masked space can be seen"
     assert text_of(space, 0, 2, {1}, vocabulary, False).plain == f"{vocabulary.decode(tokens[:1])}  "

@@ -76,7 +76,7 @@ def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, 
             where, _ = draw_masks([(0, row, np.array([record + number * ROWS]))], 7, 0.15)
             read = torch.from_numpy(ids.astype(np.int64))[None]
             targets = read[0, where].clone()
-            read[0, where] = run.vocabulary.mask
+            read[0, where] = run.vocabulary.mask_id
             with torch.no_grad():
                 hidden = encoder(read, torch.arange(len(ids))[None], torch.ones_like(read))[0, where]
                 features = F.gelu(hidden @ head["dense.weight"].T + head["dense.bias"])

@@ -86,7 +86,7 @@ class Manifest:
         return str(self.settings["layout"])
 
     @property
-    def packed(self) -> str:
+    def packed_unit(self) -> str:
         """`sentences` or `documents` if `mix` packed several of these into each monolingual row; empty if a row is a
         slice of text."""
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")

@@ -71,7 +71,7 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
-    if unit := store.manifest.packed:
+    if unit := store.manifest.packed_unit:
         raise ValueError(
             f"{store.folder} was mixed with --{unit}, so a row may have several languages: use `evaluate losses`"
         )

@@ -218,7 +218,7 @@ def require_sentences(rows: "RowStore", needed: bool) -> None:
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
     (mixed without `--sentences` or `--documents`).
     """
-    packed, expected = rows.manifest.packed, "sentences" if needed else ""
+    packed, expected = rows.manifest.packed_unit, "sentences" if needed else ""
     if rows.folder.name == "mono" and packed != expected:
         mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))
         raise ValueError(
