@@ -484,7 +484,7 @@ def test_a_vocabulary_that_is_no_extension_is_refused(source: TrainedRun, larger
 def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path) -> None:
     first = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
     folder = RunFolder(tmp_path / "run")
-    folder.begin(first, data={}, world=1, parameters={})
+    folder.write_config(first, data={}, world=1, parameters={})
     folder.claim(first)
     folder.close()
     for start in (StartConfig(), StartConfig(str(source.folder), "discriminator")):

@@ -159,7 +159,7 @@ class FaultCase:
     def until_step(self, ranks: ForkedRanks, first: int) -> None:
         """Wait until a random step, at least `first`, was logged."""
         step = self.rng.randint(first, STEPS - 4)
-        ranks.until(lambda: RunFolder(self.out).steps_logged() >= step)
+        ranks.until(lambda: RunFolder(self.out).last_logged_step() >= step)
 
     def to_the_middle(self) -> None:
         """Have SIGTERM stop the run somewhere after its second checkpoint."""

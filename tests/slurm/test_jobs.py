@@ -77,7 +77,7 @@ def write_corpus(folder: Path) -> str:
 
 
 def step(out: Path) -> int:
-    return RunFolder(out).steps_logged()
+    return RunFolder(out).last_logged_step()
 
 
 def wait_for_step(job: Job, out: Path, number: int) -> None:

@@ -640,7 +640,7 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     shutil.rmtree(folder.path / "checkpoints")
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
-    assert folder.steps_logged() == config.train.steps
+    assert folder.last_logged_step() == config.train.steps
     (folder.path / "checkpoints").mkdir()  # emptied, with latest.json
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
@@ -653,7 +653,7 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     folder.finish(config.train.steps)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, seldom, folder, loader)
-    assert folder.steps_logged() == config.train.steps
+    assert folder.last_logged_step() == config.train.steps
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cli import duration, number
 from ..io.files import write_text
-from ..train.run_folder import first_step, flatten, missing_steps
+from ..train.run_folder import describe_missing_steps, first_step, flatten
 from . import figures
 from .by_language import heldout_languages, language_name, tag
 from .figures import nats, percent, points
@@ -123,7 +123,9 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
         ("heldout.jsonl", run.heldout, "eval_every"),
     ):
         if records and (every := settings.get("train", {}).get(setting, 0)):
-            gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step(settings))
+            gaps[file] = describe_missing_steps(
+                (record["step"] for record in records), every, last, first_step(settings)
+            )
     return {file: steps for file, steps in gaps.items() if steps}
 
 

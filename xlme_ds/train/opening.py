@@ -40,7 +40,7 @@ class RunInfo(NamedTuple):
     parameters: dict[str, int]  # parameter count of each network
     vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
     # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
-    evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
+    summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
     objective: Mapping[str, Any] | None = None  # result of `objectives.describe`; None in fine-tuning
     folders: tuple[Path, ...] = ()  # in pre-training: the first data folder, then the held-out folder if any
 
@@ -53,7 +53,7 @@ class RunInputs(NamedTuple):
     initial: InitialValues | None  # None: parameters start at random or come from a checkpoint
 
 
-def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
+def heldout_data_config(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
     A micro-batch has at most as many tokens as a micro-batch in training, where a row has `row_tokens` tokens, but at
@@ -105,7 +105,7 @@ def read_inputs(
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
-    rows = heldout_data(config, heldout, loader.row_tokens)
+    rows = heldout_data_config(config, heldout, loader.row_tokens)
     return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
 
 
@@ -138,7 +138,7 @@ def pretraining_info(
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
-    def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+    def summarise(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
         """Returns (metrics over all languages, metrics by language). The loss weights are those of step `step`.
 
         `by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
@@ -151,7 +151,7 @@ def pretraining_info(
         overall = objective.at(step).summarise(**totals) | baselines
         return overall, {"terms": means, "tokens": token_counts, "unigram": unigram_means}
 
-    return info._replace(evaluation=evaluation)
+    return info._replace(summarise=summarise)
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
@@ -218,7 +218,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
 
-def write_description(
+def write_run_config(
     folder: RunFolder,
     config: Training,
     loader: BatchSource,
@@ -238,7 +238,7 @@ def write_description(
         data["heldout_fingerprints"] = heldout.fingerprints
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):
         data[name] = _relative_path(data_folder, folder.path)
-    folder.begin(config, data, world, info.parameters, identity, info.objective)
+    folder.write_config(config, data, world, info.parameters, identity, info.objective)
     if info.folders:
         write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(info.folders[0] / "vocab").path)
 
