@@ -25,7 +25,7 @@ from tests.rows import write_data
 from tests.small import lively
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint import state_files
-from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete, seal
+from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete, write_state_and_marker
 from xlme_ds.checkpoint.state_files import StateWriter, read_state, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
@@ -326,12 +326,12 @@ def test_every_byte_of_a_large_file_is_checked(tmp_path: Path) -> None:
     (partial / STATE_FILE).write_bytes(content)
     files = {STATE_FILE: {"bytes": len(content), "crc32": zlib.crc32(content)}}
     whole = complete(partial, {"step": 1, "world": 1, "probe": 1.0}, files)
-    assert state_files.fault_of(whole) is None
+    assert state_files.checkpoint_fault(whole) is None
     for place in (0, len(content) // 2, -1):
         content[place] ^= 1
         (whole / STATE_FILE).write_bytes(content)
         content[place] ^= 1
-        assert state_files.fault_of(whole) == f"{STATE_FILE} has changed since it was written (checksum)", place
+        assert state_files.checkpoint_fault(whole) == f"{STATE_FILE} has changed since it was written (checksum)", place
 
 
 def test_other_names_among_the_checkpoints_are_nobodys_business(data: Path, tmp_path: Path) -> None:
@@ -538,7 +538,9 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
     folder = save(Checkpoints(run, 3, 0), trained, 1)
     listed = read_object(folder / "complete.json")
-    seal(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})  # as if two processes had saved
+    write_state_and_marker(
+        folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]}
+    )  # as if two processes had saved
     commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])
     assert other.newest() == (other.folder / folder.name, [])
     loaded = engine(data)
