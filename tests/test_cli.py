@@ -561,7 +561,7 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match=r"^--b is given twice: leave one out$"):
         cli.take_flag(["--b", "1", "--b=2"], "--b")
     words = ["--a", "1", "--b-c", "2", "3", "--d.b_c", "4", "--b_c=5", "--e"]
-    assert cli.without(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
+    assert cli.without_flags(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
     for argv, said in (
         (["/p/xlme_ds/pretrain.py", "a b"], "python -m xlme_ds.pretrain 'a b'"),
         (["/p/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
@@ -569,7 +569,7 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
         (["/p/mine.py"], "python mine.py"),
     ):
         monkeypatch.setattr(sys, "argv", argv)
-        assert cli.called() == said
+        assert cli.command_line() == said
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:

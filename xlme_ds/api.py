@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint_names import checkpoints_of, run_and_step, saved_step
-from .cli import number
+from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
 from .engine.build import require_kernels, resolve_precision
@@ -110,7 +110,8 @@ def dry_run(
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"
-        f"  operations: {number(info.flops)} FLOP a step, {number(info.flops * config.train.steps)} in all\n"
+        f"  operations: {format_number(info.flops)} FLOP a step, {format_number(info.flops * config.train.steps)} in "
+        "all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
 

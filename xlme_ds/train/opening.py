@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_names import checkpoints_of
-from ..cli import number
+from ..cli import format_number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_nll_by_language
@@ -171,11 +171,11 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     engine_name = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
     network_sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
     total = info.parameters.get("trained_total", sum(network_sizes.values()))
-    counts = ", ".join(f"{name} {number(count)}" for name, count in network_sizes.items())
+    counts = ", ".join(f"{name} {format_number(count)}" for name, count in network_sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
         f"{'process' if world == 1 else 'processes'}, {engine_name}, {precision}",
-        f"  model: {number(total)} parameters ({counts})",
+        f"  model: {format_number(total)} parameters ({counts})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
         f"{loader.plan.accumulation} × {loader.plan.micro_batch_size} rows",
     ]

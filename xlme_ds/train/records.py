@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
-from ..cli import duration, number
+from ..cli import format_duration, format_number
 from ..data.loader import Loader
 from ..data.masking import TaskRows
 from ..data.rows import TASKS
@@ -240,9 +240,9 @@ class Console:
         """Show a logged step."""
         step = f"{values['step']}/{self.steps}"
         loss = f"loss {values['loss']:.3f}"
-        speed = f"{number(values['tokens_per_s'])} tokens/s"
+        speed = f"{format_number(values['tokens_per_s'])} tokens/s"
         peak = f"{values['peak_fraction']:.0%} of matmul" if "peak_fraction" in values else ""
-        left = f"{duration(values['seconds_left'])} left"
+        left = f"{format_duration(values['seconds_left'])} left"
         if self.progress is not None:
             line = "  ".join(filter(None, (step, loss, speed, peak)))
             self.progress.update(self.task, line=line, completed=values["step"], left=left)

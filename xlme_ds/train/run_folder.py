@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step, saved_step
-from ..cli import called, note
+from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..io.files import read_json, read_object, write_object
@@ -148,7 +148,7 @@ class RunFolder:
             "objective": objective,
             "run": identity,
             "started": (self._stored() or {}).get("started", now),
-            "command": called(),
+            "command": command_line(),
         }
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
