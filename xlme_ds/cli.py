@@ -18,7 +18,7 @@ from .io.errors import in_words, no_such
 from .io.output import open_output
 from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
-from .run_commands import LAUNCHED, TORCH_VARIABLES
+from .run_commands import LAUNCHED, LAUNCHER_VARIABLES
 from .settings_file import read_values, with_values
 
 Command = TypeVar("Command")
@@ -55,7 +55,7 @@ def program(command: str) -> str:
     """
     open_output()
     if command not in LAUNCHED:
-        for name in TORCH_VARIABLES:
+        for name in LAUNCHER_VARIABLES:
             os.environ.pop(name, None)
     return f"xlme {command}"
 

@@ -538,9 +538,8 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
     folder = save(Checkpoints(run, 3, 0), trained, 1)
     listed = read_object(folder / "complete.json")
-    write_state_and_marker(
-        folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]}
-    )  # as if two processes had saved
+    # As if two processes had saved.
+    write_state_and_marker(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})
     commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])
     assert other.newest() == (other.folder / folder.name, [])
     loaded = engine(data)

@@ -8,7 +8,7 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import flops_of, parameter_sizes
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
-from ..engine_file import choose_engine, deepspeed_settings
+from ..engine_file import deepspeed_settings, resolve_engine_file
 from ..models.attention import item_mask, takes_triton
 from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, parts, pipeline_balance
@@ -104,7 +104,7 @@ class ParallelLayout(MicroBatch):
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
         """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse, and
         for engines that the planner does not count."""
-        run = choose_engine(validate(run), gpus)
+        run = resolve_engine_file(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":

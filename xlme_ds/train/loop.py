@@ -30,7 +30,7 @@ from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, write_text
-from ..run_commands import environment
+from ..run_commands import child_environment
 from .records import Console, MetricsLog, StepLog, peak_memory
 from .run_folder import flatten
 from .schedule import learning_rate
@@ -310,7 +310,7 @@ class UpdateReport(Callback):
     def _start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())],
-            env=environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env=child_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
