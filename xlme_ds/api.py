@@ -30,7 +30,7 @@ from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .plan.layout import ParallelLayout
-from .plan.memory import peak
+from .plan.memory import peak_memory
 from .report import run_page
 from .train import run
 from .train.opening import opening_lines, pretraining_info, read_inputs, starting_folders
@@ -102,7 +102,7 @@ def dry_run(
     info = pretraining_info(config, loader, None, root=False)
     try:
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
-        moment, memory = peak(layout)
+        moment, memory = peak_memory(layout)
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"

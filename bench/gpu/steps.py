@@ -23,7 +23,7 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import start_process_group
 from xlme_ds.plan.layout import ParallelLayout
-from xlme_ds.plan.memory import peak
+from xlme_ds.plan.memory import peak_memory
 from xlme_ds.plan.speed import GPUS
 from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
@@ -142,7 +142,7 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
         "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
         "seconds_per_step": seconds,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / GIB if device.kind == "cuda" else None,
-        "planned_memory_gib": sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
+        "planned_memory_gib": sum(peak_memory(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],
     } | planner_options(device.machine()["device"], tflops)

@@ -11,7 +11,7 @@ from tests.data.test_shards import plain_rows
 from tests.rows import write_data, write_index
 from xlme_ds.data.loader import unigram_nll_by_language
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
-from xlme_ds.data.shards import RowStore, unigram_nll
+from xlme_ds.data.shards import RowStore, unigram_nll_by_id
 from xlme_ds.io.files import file_sha256
 
 
@@ -37,11 +37,13 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
         tmp_path / "train", [[BOS, 4, 4, 4, 5, EOS], [BOS, 6, EOS, PAD, PAD, PAD], [BOS, UNK, 5, EOS, PAD, PAD]]
     )
     costs = [log(16 / seen) for seen in (1, 1, 1, 1, 4, 3, 2, 1, 1, 1)]
-    assert unigram_nll(train) == pytest.approx(np.array(costs))
-    assert unigram_nll(train, 1) == pytest.approx(np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)]))
+    assert unigram_nll_by_id(train) == pytest.approx(np.array(costs))
+    assert unigram_nll_by_id(train, 1) == pytest.approx(
+        np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)])
+    )
     other = written(tmp_path / "other", [[BOS, 7, 7, EOS, PAD, PAD]])
     seen = np.array([1, 1, 1, 1, 1 + 3 * 0.75, 1 + 2 * 0.75, 1.75, 1 + 2 * 0.25 * 3, 1, 1])  # as if of three rows each
-    assert unigram_nll({train: 0.75, other: 0.25}) == pytest.approx(-np.log(seen / seen.sum()))
+    assert unigram_nll_by_id({train: 0.75, other: 0.25}) == pytest.approx(-np.log(seen / seen.sum()))
     heldout = written(
         tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
     )
@@ -54,12 +56,12 @@ def test_more_rows_than_are_read_at_once(tmp_path: Path) -> None:
     """4 in the first 1,024 rows, 5 in the 76 after these."""
     train = written(tmp_path / "train", [[BOS, 4, EOS, PAD, PAD, PAD]] * 1024 + [[BOS, 5, 5, EOS, PAD, PAD]] * 76)
     seen = np.array([1, 1, 1, 1, 1 + 1024, 1 + 152, 1, 1, 1, 1])
-    assert unigram_nll(train) == pytest.approx(-np.log(seen / seen.sum()))
+    assert unigram_nll_by_id(train) == pytest.approx(-np.log(seen / seen.sum()))
 
 
 def test_tokens_of_pairs_count_for_the_language_of_their_side(tmp_path: Path) -> None:
     train, heldout = (RowStore(write_data(tmp_path / str(n), 20, seed=n) / "para") for n in (0, 1))
-    costs, expected = unigram_nll(train), np.zeros((2, 3))
+    costs, expected = unigram_nll_by_id(train), np.zeros((2, 3))
     for record in plain_rows(tmp_path / "1/para")[:12]:
         text = [token for token in record["tokens"] if token != BOS]
         for language in record["languages"]:  # each side ends in </s>

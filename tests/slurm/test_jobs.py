@@ -179,7 +179,8 @@ def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-c", "import os; from xlme_ds.run_commands import child_environment, run\n"
          "os.chdir(__import__('sys').argv[1])\n"
-         "run([__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)'], child_environment())",
+         "command = [__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)']\n"
+         "run(command, child_environment())",
          str(tmp_path)],
         cwd=ROOT, env=with_path, capture_output=True, text=True,
     )  # fmt: skip

@@ -110,7 +110,7 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     assert not torch.equal(batches[0].added["noised_BT"], batches[1].added["noised_BT"])
     store, record = Loader(data, rows, 0, 1.0).stores[0], np.arange(1)
     for of, shown in ((both, {"noised_BT"}), (translation((), ("0:1",)), {"into_BT"})):
-        assert {*of.collate_fn(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, (
+        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, (
             "in one way"
         )
 

@@ -15,7 +15,7 @@ from .collate import BatchMaker, Collate, Purpose, collate
 from .masking import TaskRows
 from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
-from .shards import RowStore, unigram_nll
+from .shards import RowStore, unigram_nll_by_id
 
 
 class Loader:
@@ -54,7 +54,7 @@ class Loader:
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
         self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
         if maker is not None:
-            self._collate = [maker.collate_fn(next(iter(stores.values())), self.purpose) for stores in self._stores]
+            self._collate = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
@@ -262,8 +262,8 @@ def unigram_nll_by_language(
     """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. Their means
     are a baseline for the masked-token losses.
 
-    A loss is −log p in nats (`unigram_nll` of `train`) of an ordinary token in the first `rows` held-out rows of a
-    task.
+    A loss is −log p in nats (`unigram_nll_by_id` of `train`) of an ordinary token in the first `rows` held-out rows of
+    a task.
     """
     row_numbers = np.arange(min(rows, heldout.rows))
     # Collated for `languages_BT`; the masks are not used.
@@ -272,5 +272,5 @@ def unigram_nll_by_language(
     ordinary_BT = tokens_BT > UNK
     tokens, languages = tokens_BT[ordinary_BT], languages_BT[ordinary_BT]
     language_count = len(heldout.languages)
-    sums = np.bincount(languages, unigram_nll(train)[tokens], language_count)
+    sums = np.bincount(languages, unigram_nll_by_id(train)[tokens], language_count)
     return np.stack([sums, np.bincount(languages, minlength=language_count)])

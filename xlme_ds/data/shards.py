@@ -317,7 +317,7 @@ def _is_valid(
     return ok
 
 
-def unigram_nll(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
+def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
     """−log p (nats) of every id in a unigram model, float64 [V].
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.

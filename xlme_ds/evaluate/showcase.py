@@ -195,7 +195,7 @@ def _samples(config: RunConfig, model: nn.Module, data: Path, vocabulary: Vocabu
         if not mean_rows or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
-        collate = objective.collate_fn(store, "show")
+        collate = objective.collate_for(store, "show")
         sides = 1 if name == "mono" else 2  # number of sides of an item
         for record in _shown_records(store, sides):
             rows = store.read(np.array([record]))

@@ -145,7 +145,7 @@ class Pretraining(Objective, Protocol):
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
-    def collate_fn(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and from the rows of the other task in the same folder, by
         default `collate`."""
         return collate

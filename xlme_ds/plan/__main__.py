@@ -55,11 +55,11 @@ def main(arguments: list[str] | None = None) -> None:
         from .budget import affordable_model  # these modules load torch, and --help should not
         from .planner import LAYOUT_FLAGS, check_numbers, plan
         from .printed import print_budget, print_details, print_plan
-        from .speed import gpu_of
+        from .speed import parse_gpu
 
         check_numbers(settings.gpus, settings.utilisation, settings.layouts)
         _check(settings)
-        gpu = gpu_of(settings.gpu)
+        gpu = parse_gpu(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             amounts = settings.budget, settings.dollars_per_hour

@@ -92,8 +92,8 @@ class ParallelLayout(MicroBatch):
     engine: EngineConfig
     flops: Flops  # operations per token
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
-    gradient_bytes: int  # bytes of one element of the gradients that are added over micro-batches
-    sum_bytes: int  # bytes of one element of the gradients that are summed over ranks
+    gradient_element_bytes: int  # bytes of one element of the gradients that are added over micro-batches
+    reduced_element_bytes: int  # bytes of one element of the gradients that are summed over ranks
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
@@ -121,6 +121,7 @@ class ParallelLayout(MicroBatch):
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
+        gradient_precision = resolve_gradient_precision(run.engine, precision, step.accumulation)
         # The phase that predicts most needs the most memory.
         fraction = max(phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction))
         return ParallelLayout(
@@ -129,8 +130,8 @@ class ParallelLayout(MicroBatch):
             engine=run.engine,
             flops=flops,
             zero=zero_settings(run.engine),
-            gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
-            sum_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
+            gradient_element_bytes=2 if gradient_precision == "bf16" else 4,
+            reduced_element_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // per_replica,
             gpus=gpus,
@@ -146,7 +147,7 @@ class ParallelLayout(MicroBatch):
         )
 
     @property
-    def borrowed(self) -> int:
+    def embedding_copy_size(self) -> int:
         """Element count of the copy of the embedding that a pipeline's last stage holds for its softmax; 0 if there is
         no copy."""
         return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0

@@ -60,8 +60,8 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
         f"on {gpus} GPUs): a discriminator of {format_number(model['parameters'])} parameters on "
         f"{format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n"
-        f"{result['rule']}.\nAssumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, "
-        "no time for transfers.\n",
+        f"{result['rule']}.\nAssumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
+        " no time for transfers.\n",
         highlight=False,
         soft_wrap=True,
     )

@@ -84,11 +84,11 @@ class MachineTranslation(MaskedLanguageModelling):
         if len(self.terms) > 1:
             require_sentences(rows, needed=True)
 
-    def collate_fn(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
         language to translate each sentence into if back-translation is trained."""
         if len(self.terms) == 1:
-            return super().collate_fn(rows, purpose)
+            return super().collate_for(rows, purpose)
         points: dict[str, tuple[str, ...]] = dict(self._weight_points)
         if purpose != "train":
             points = dict.fromkeys(points, ALWAYS)
