@@ -22,7 +22,7 @@ from bench import step as step_bench
 from bench.gpu import __main__ as gpu
 from bench.gpu import commands, kernels
 from bench.gpu.parity import CASES, ON_A_GPU, parity
-from bench.gpu.steps import Device, matmul, planner_options, run_config, step_tokens
+from bench.gpu.steps import Device, measure_matmul, planner_options, run_config, step_tokens
 from bench.measure import listing, markdown, memory
 from bench.peers.steps import HuggingFaceStep, MaskedPositions, PlainTorchStep
 from bench.rehearsal import __main__ as rehearsal
@@ -78,7 +78,7 @@ def test_the_rate_of_a_product(clock: list[float], monkeypatch: pytest.MonkeyPat
         clock[0] += 0.5
 
     monkeypatch.setattr(torch, "mm", product)
-    assert matmul(CPU, "bf16", (20, 30, 40), 3)["tflops"] == pytest.approx(2 * 20 * 30 * 40 / 0.5 / 1e12)
+    assert measure_matmul(CPU, "bf16", (20, 30, 40), 3)["tflops"] == pytest.approx(2 * 20 * 30 * 40 / 0.5 / 1e12)
 
 
 def test_what_a_measured_step_tells_the_planner() -> None:
@@ -102,7 +102,7 @@ def test_a_kernels_time_is_that_of_one_launch(clock: list[float]) -> None:
 @pytest.mark.parametrize("kernel", kernels.KERNELS)
 def test_every_legal_form_of_a_kernel_is_tried(kernel: str) -> None:
     """Scores of 256 to 1,024 a warp, in the forward pass to 2,048; 16 queries a warp, or keys."""
-    forms = set(kernels.forms(kernel))
+    forms = set(kernels.candidate_tilings(kernel))
     if kernel == "_backward_distances":
         assert forms == {Tiling(64, 64, warps, stages) for warps in (4, 8) for stages in (2, 3)}
         return
