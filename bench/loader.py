@@ -66,7 +66,7 @@ def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
         return
     loader = Loader(data, DataConfig(ROWS_PER_TASK, ROWS_PER_TASK, ROWS_PER_TASK), 1, MASK_FRACTION)
     for step in range(rows // ROWS_PER_TASK):
-        (batch,) = loader.step(step)
+        (batch,) = loader.micro_batches(step)
         yield batch.tokens_BT, batch.masked_M, batch.positions_BT, batch.segments_BT
 
 

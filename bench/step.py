@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 
-from bench.gpu.steps import built, run_config, step_tokens
+from bench.gpu.steps import run_config, step_tokens, synthetic_engine
 from bench.measure import Figures, by_turns, markdown, memory, show
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
 from bench.workers import Worker
@@ -64,7 +64,7 @@ def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
     before, run = memory("VmRSS"), sized(size)
     one_step: Callable[[], object]
     if name == "ours":
-        one_step = partial(built(run).train_batch, 0, RATE, detailed=False)
+        one_step = partial(synthetic_engine(run).train_batch, 0, RATE, detailed=False)
     elif name == "matmul":
         one_step = partial(torch.mm, *(torch.randn(4096, 4096).bfloat16() for _ in range(2)))
     else:

@@ -56,13 +56,13 @@ class SyntheticSource:
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
         # A step of an alternating run has rows of one task only. Every step here has the rows of step 0: task 0.
-        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]
+        rows = self.plan.rows_per_micro_batch[0], 0 if run.data.alternate else self.plan.rows_per_micro_batch[1]
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
             for seed in range(self.plan.accumulation)
         ]
 
-    def step(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         """The micro-batches of any step."""
         return self.batches
 

@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 # Before torch is loaded. Two files run at a time on two cores: threads of theirs would spin while they wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from xlme_ds.run_commands import TORCH_VARIABLES
+from xlme_ds.run_commands import LAUNCHER_VARIABLES
 
 # A reader takes the event files of one second in the order of their names, which end in this process's count of them:
 # "10" would come before "9".
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def launcher_variables() -> Iterator[None]:
     """A run in the test's own process sets the launcher's variables, and listens for signals by the descriptor to which
     Python writes their numbers; other files' tests must not inherit either."""
-    before = {name: os.environ.get(name) for name in TORCH_VARIABLES}
+    before = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES}
     yield
     signal.set_wakeup_fd(-1)  # else its listener would end this process 3 s after a signal that a test sends
     for name, value in before.items():

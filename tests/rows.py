@@ -10,7 +10,7 @@ import sentencepiece as spm
 from pyarrow import parquet
 
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
-from xlme_ds.data.shards import SUFFIX, group_checks, index_of
+from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
@@ -101,8 +101,8 @@ def write_index(path: Path) -> None:
     """Write the index of a shard next to it."""
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)
-        checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
-    path.with_suffix(SUFFIX).write_bytes(index_of(path, file_sha256(path), checks))
+        checks = [group_checksums(reader.get_batch(number)) for number in range(reader.num_record_batches)]
+    path.with_suffix(INDEX_SUFFIX).write_bytes(index_bytes(path, file_sha256(path), checks))
 
 
 def train_vocabulary(folder: Path, size: int = 120) -> Vocabulary:

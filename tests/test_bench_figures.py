@@ -22,7 +22,7 @@ from bench import step as step_bench
 from bench.gpu import __main__ as gpu
 from bench.gpu import commands, kernels
 from bench.gpu.parity import CASES, ON_A_GPU, parity
-from bench.gpu.steps import Device, matmul, planner_options, run_config, step_tokens
+from bench.gpu.steps import Device, measure_matmul, planner_options, run_config, step_tokens
 from bench.measure import listing, markdown, memory
 from bench.peers.steps import HuggingFaceStep, MaskedPositions, PlainTorchStep
 from bench.rehearsal import __main__ as rehearsal
@@ -78,7 +78,7 @@ def test_the_rate_of_a_product(clock: list[float], monkeypatch: pytest.MonkeyPat
         clock[0] += 0.5
 
     monkeypatch.setattr(torch, "mm", product)
-    assert matmul(CPU, "bf16", (20, 30, 40), 3)["tflops"] == pytest.approx(2 * 20 * 30 * 40 / 0.5 / 1e12)
+    assert measure_matmul(CPU, "bf16", (20, 30, 40), 3)["tflops"] == pytest.approx(2 * 20 * 30 * 40 / 0.5 / 1e12)
 
 
 def test_what_a_measured_step_tells_the_planner() -> None:
@@ -102,7 +102,7 @@ def test_a_kernels_time_is_that_of_one_launch(clock: list[float]) -> None:
 @pytest.mark.parametrize("kernel", kernels.KERNELS)
 def test_every_legal_form_of_a_kernel_is_tried(kernel: str) -> None:
     """Scores of 256 to 1,024 a warp, in the forward pass to 2,048; 16 queries a warp, or keys."""
-    forms = set(kernels.forms(kernel))
+    forms = set(kernels.candidate_tilings(kernel))
     if kernel == "_backward_distances":
         assert forms == {Tiling(64, 64, warps, stages) for warps in (4, 8) for stages in (2, 3)}
         return
@@ -190,16 +190,16 @@ def test_synthetic_steps() -> None:
     """Four rows of each task in micro-batches of two, of which no two are alike; of a run that takes turns, of text."""
     run = run_config("base_zero1", 4, 2, True)
     source = SyntheticSource(run, 64)
-    one, two = source.step(0)
+    one, two = source.micro_batches(0)
     assert one.task_B.tolist() == two.task_B.tolist() == [0, 0, 1, 1] and not torch.equal(one.tokens_BT, two.tokens_BT)
-    assert source.step(5) == source.step(0) and source.probe() is one
+    assert source.micro_batches(5) == source.micro_batches(0) and source.probe() is one
     assert step_tokens(run) == 8 * 64
     turns = SyntheticSource(replace(run, data=replace(run.data, alternate=True)), 64)
-    assert {task for batch in turns.step(0) for task in batch.task_B.tolist()} == {0}
-    assert len(SyntheticSource(run, 64, world=2).step(0)) == 1
+    assert {task for batch in turns.micro_batches(0) for task in batch.task_B.tolist()} == {0}
+    assert len(SyntheticSource(run, 64, world=2).micro_batches(0)) == 1
     rows = synthetic_rows(np.random.default_rng(0), 20, 128, 500, pairs=True)
     sides = []
-    for tokens, row_items in zip(rows.tokens, rows.items, strict=True):
+    for tokens, row_items in zip(rows.tokens, rows.item_counts, strict=True):
         starts = (tokens == BOS).nonzero()[0]
         ends = (tokens == EOS).nonzero()[0]
         assert len(starts) == row_items and len(ends) == 2 * row_items

@@ -29,7 +29,7 @@ from xlme_ds.config import (
     StartConfig,
     TrainConfig,
 )
-from xlme_ds.engine_file import choose_engine, deepspeed_settings
+from xlme_ds.engine_file import deepspeed_settings, resolve_engine_file
 from xlme_ds.io.help import read_command
 from xlme_ds.pretrain import Pretrain
 from xlme_ds.pretrain import main as pretrain
@@ -498,9 +498,9 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
 def test_auto_is_zero3_where_a_step_has_one_micro_batch(world: int, stages: int, expected: str) -> None:
     engine = EngineConfig("pipeline" if stages > 1 else "deepspeed", "auto", pipeline_stages=stages)
     config = RunConfig("x", data=DataConfig(8, 8, 4), engine=engine)
-    assert choose_engine(config, world) == replace(config, engine=replace(engine, deepspeed=expected))
+    assert resolve_engine_file(config, world) == replace(config, engine=replace(engine, deepspeed=expected))
     named = replace(config, engine=replace(engine, deepspeed="zero2"))
-    assert choose_engine(named, world) == named
+    assert resolve_engine_file(named, world) == named
 
 
 def test_a_start_from_a_model_that_is_not_named(tmp_path: Path) -> None:
@@ -561,7 +561,7 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match=r"^--b is given twice: leave one out$"):
         cli.take_flag(["--b", "1", "--b=2"], "--b")
     words = ["--a", "1", "--b-c", "2", "3", "--d.b_c", "4", "--b_c=5", "--e"]
-    assert cli.without(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
+    assert cli.without_flags(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
     for argv, said in (
         (["/p/xlme_ds/pretrain.py", "a b"], "python -m xlme_ds.pretrain 'a b'"),
         (["/p/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
@@ -569,7 +569,7 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
         (["/p/mine.py"], "python mine.py"),
     ):
         monkeypatch.setattr(sys, "argv", argv)
-        assert cli.called() == said
+        assert cli.command_line() == said
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:

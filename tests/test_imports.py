@@ -58,7 +58,7 @@ FLOORS = {
     "xlme_ds.__main__": 10,
 }
 SHARED_WITH_DATA_PREP = {
-    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
+    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "masking", "shards", "compiled")
 } | {f"xlme_ds.io.{name}" for name in ("arguments", "errors", "files", "folders", "help", "output")}
 
 

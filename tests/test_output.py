@@ -114,12 +114,12 @@ def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PATH", "/a:/b")
     monkeypatch.setenv("PYTHONPATH", ":/first")
-    theirs = run_commands.environment()
+    theirs = run_commands.child_environment()
     assert not theirs.keys() & set(names) and theirs["MINE"] == "1" and theirs["PYTHONSAFEPATH"] == "1"
     assert theirs["PATH"] == f"{Path(sys.executable).parent}:/a:/b"
     assert theirs["PYTHONPATH"] == f"/first:{ROOT}", "and no empty place, which is the current folder"
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/other")
-    assert run_commands.environment()["PYTHONPATH"] == f"{ROOT}:/other", "nor a place twice"
+    assert run_commands.child_environment()["PYTHONPATH"] == f"{ROOT}:/other", "nor a place twice"
     with pytest.raises(SystemExit) as left:
         run(["bash", "-c", "exit 3"], theirs | {"PATH": os.environ["PATH"] + ":/bin:/usr/bin"}, quiet=True)
     assert left.value.code == 3

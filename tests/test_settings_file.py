@@ -15,7 +15,7 @@ from xlme_ds.io.files import write_object
 from xlme_ds.io.toml import to_toml
 from xlme_ds.plan.__main__ import PlanSettings
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
-from xlme_ds.settings_file import read, with_values
+from xlme_ds.settings_file import read_values, with_values
 
 
 def settings(*words: str) -> RunConfig:
@@ -112,16 +112,16 @@ def test_a_mistake_in_a_file_is_one_sentence(text: str, message: str, tmp_path: 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.toml does not exist: `xlme config"):
-        read(tmp_path / "none.toml")
+        read_values(tmp_path / "none.toml")
     (tmp_path / "a.toml").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is not UTF-8"):
-        read(tmp_path / "a.toml")
+        read_values(tmp_path / "a.toml")
     with pytest.raises(ValueError, match="is not JSON"):
-        read(saved(tmp_path / "a.json", "{"))
+        read_values(saved(tmp_path / "a.json", "{"))
     with pytest.raises(ValueError, match=r"a\.json has seed twice in one object"):
-        read(saved(tmp_path / "a.json", '{"seed": 3, "name": "a", "seed": 4}'))
+        read_values(saved(tmp_path / "a.json", '{"seed": 3, "name": "a", "seed": 4}'))
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
-    assert read(tmp_path / "a.toml") == {"seed": 3}
+    assert read_values(tmp_path / "a.toml") == {"seed": 3}
     with pytest.raises(ValueError, match="there is no setting 'hub'"):
         with_values(RunConfig("x"), {"hub": 1}, tmp_path)
 

@@ -404,8 +404,8 @@ def larger(source: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Voca
 def best_cut(piece: str, vocabulary: Vocabulary) -> list[int]:
     """The likeliest sequence of ids that spells `piece`, of all there are; unknown letters as SentencePiece scores
     them, several in a row as one."""
-    scores = {vocabulary.piece(n): vocabulary.processor.get_score(n - 1) for n in range(4, vocabulary.mask)}
-    ids = {vocabulary.piece(n): n for n in range(4, vocabulary.mask)}
+    scores = {vocabulary.piece(n): vocabulary.processor.get_score(n - 1) for n in range(4, vocabulary.mask_id)}
+    ids = {vocabulary.piece(n): n for n in range(4, vocabulary.mask_id)}
     best: list[tuple[float, list[int]]] = [(0.0, [])]
     for end in range(1, len(piece) + 1):
         ways = [(best[begin][0] + scores[part], [*best[begin][1], ids[part]])
@@ -432,12 +432,12 @@ def test_new_pieces_start_from_those_they_were_cut_into(
     tables = [(rows(grown, name), rows(whole, name)) for name in ("embedding", "difference")]
     if take != "discriminator":  # which has no masked head
         tables.append((grown["masked_head.bias"], whole["masked_head.bias"]))
-    cuts = [best_cut(larger.piece(token), old) for token in range(old.mask, larger.mask)]
+    cuts = [best_cut(larger.piece(token), old) for token in range(old.mask_id, larger.mask_id)]
     assert [3] in [cut[-1:] for cut in cuts] and max(map(len, cuts)) > 3 and len(cuts) == 40
     for found, before in tables:
         assert len(found) == larger.size
-        assert torch.equal(found[: old.mask], before[: old.mask]) and torch.equal(found[-1], before[-1])
-        for token, cut in enumerate(cuts, start=old.mask):
+        assert torch.equal(found[: old.mask_id], before[: old.mask_id]) and torch.equal(found[-1], before[-1])
+        for token, cut in enumerate(cuts, start=old.mask_id):
             torch.testing.assert_close(found[token], before[cut].mean(0))
     tables_of = ("embedding_", "difference_", "masked_head.bias")
     for name, value in whole.items():
@@ -462,7 +462,7 @@ def test_a_head_that_is_missing_is_not_drawn(source: TrainedRun, tmp_path: Path)
 def test_both_heads_of_all_tokens_grow(source: TrainedRun, larger: Vocabulary, tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", layers=2, objective="all_tokens", like=source.folder))
     grown = started("all", run, name="all_tokens", vocabulary=larger.size, data=larger)
-    first, mask = run.vocabulary.mask, larger.mask
+    first, mask = run.vocabulary.mask_id, larger.mask_id
     cut = best_cut(larger.piece(first), run.vocabulary)
     for name in ("masked_head.bias", "token_head.bias"):
         before = run.state[name]
@@ -484,7 +484,7 @@ def test_a_vocabulary_that_is_no_extension_is_refused(source: TrainedRun, larger
 def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path) -> None:
     first = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
     folder = RunFolder(tmp_path / "run")
-    folder.begin(first, data={}, world=1, parameters={})
+    folder.write_config(first, data={}, world=1, parameters={})
     folder.claim(first)
     folder.close()
     for start in (StartConfig(), StartConfig(str(source.folder), "discriminator")):

@@ -49,11 +49,11 @@ def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
     check.
     """
     from . import recipes
-    from .cli import settings_of
+    from .cli import config_from_file
     from .settings_file import with_values
 
     if isinstance(name, os.PathLike) or (isinstance(name, str) and not {".", os.sep}.isdisjoint(name)):
-        config = settings_of(Path(name))
+        config = config_from_file(Path(name))
     else:
         config = recipes.recipe(name)
         if not settings:  # a published recipe is valid

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint_names import checkpoints_of, run_and_step, saved_step
-from .cli import number
+from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
 from .engine.build import require_kernels, resolve_precision
@@ -30,7 +30,7 @@ from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .plan.layout import ParallelLayout
-from .plan.memory import peak
+from .plan.memory import peak_memory
 from .report import run_page
 from .train import run
 from .train.opening import opening_lines, pretraining_info, read_inputs, starting_folders
@@ -102,7 +102,7 @@ def dry_run(
     info = pretraining_info(config, loader, None, root=False)
     try:
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
-        moment, memory = peak(layout)
+        moment, memory = peak_memory(layout)
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"
@@ -110,7 +110,8 @@ def dry_run(
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"
-        f"  operations: {number(info.flops)} FLOP a step, {number(info.flops * config.train.steps)} in all\n"
+        f"  operations: {format_number(info.flops)} FLOP a step, {format_number(info.flops * config.train.steps)} in "
+        "all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
 
@@ -242,10 +243,10 @@ class TextModel:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         if not 1 <= top <= encoder.cfg.vocabulary:
             raise ValueError(f"top is {top}: it must be 1 to {encoder.cfg.vocabulary}, the number of pieces")
-        from_masks = (np.append(np.int32(vocabulary.mask), vocabulary.encode_after_mask(part)) for part in after)
+        from_masks = (np.append(np.int32(vocabulary.mask_id), vocabulary.encode_after_mask(part)) for part in after)
         ids = np.concatenate([vocabulary.encode(before), *from_masks])
         states_TD = self._states(encoder, ids, language)
-        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
+        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask_id)]
         likeliest = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), value) for token, value in zip(tokens, values, strict=True)]

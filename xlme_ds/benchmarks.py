@@ -9,7 +9,7 @@ from pathlib import Path
 from .cli import fail
 from .io.arguments import HELP_FLAGS
 from .io.errors import no_such
-from .run_commands import environment
+from .run_commands import child_environment
 
 _FOLDER = Path(__file__).parents[1] / "bench"
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise no_such("benchmark", name, descriptions)
     except ValueError as error:
         fail("xlme bench", error)
-    os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *rest], environment())
+    os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *rest], child_environment())
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from .io.errors import in_words, no_such
 from .io.output import open_output
 from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
-from .run_commands import LAUNCHED, TORCH_VARIABLES
-from .settings_file import read, with_values
+from .run_commands import LAUNCHED, LAUNCHER_VARIABLES
+from .settings_file import read_values, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
@@ -55,12 +55,12 @@ def program(command: str) -> str:
     """
     open_output()
     if command not in LAUNCHED:
-        for name in TORCH_VARIABLES:
+        for name in LAUNCHER_VARIABLES:
             os.environ.pop(name, None)
     return f"xlme {command}"
 
 
-def called() -> str:
+def command_line() -> str:
     """The command line of this process."""
     parts = Path(sys.argv[0]).with_suffix("").parts
     if "xlme_ds" in parts:
@@ -115,7 +115,7 @@ def parse(
 
     from .io.help import READABLE, checked, wrapped_help
 
-    rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
+    rest, recipe_name = take_flag(without_local_rank(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
     sources = [flag for flag, value in values_by_flag.items() if value is not None]
@@ -127,7 +127,7 @@ def parse(
             raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
         raise ValueError("--recipe is missing: name a recipe, as in --recipe quickstart, or a file with --config")
     if file_name is not None:
-        run = settings_of(Path(file_name))
+        run = config_from_file(Path(file_name))
     elif recipe_name is not None:
         run = recipe(recipe_name)
     else:
@@ -151,10 +151,10 @@ def parse(
         )
 
 
-def settings_of(path: Path) -> RunConfig:
+def config_from_file(path: Path) -> RunConfig:
     """The settings in a file. A setting that is not in the file comes from the recipe that the file names; without a
     recipe, it has its default."""
-    values = read(path)
+    values = read_values(path)
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
     return with_values(base, values, path)
@@ -218,7 +218,7 @@ def _entry(flag: str, about: str) -> str:
     return flag_column + f"\n{'':38}".join(lines)
 
 
-def without_launcher(arguments: list[str]) -> list[str]:
+def without_local_rank(arguments: list[str]) -> list[str]:
     """`arguments` without --local_rank, which DeepSpeed's launcher adds. The environment has the rank as LOCAL_RANK."""
     return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
@@ -239,7 +239,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     return arguments, None
 
 
-def without(arguments: Sequence[str], *flags: str) -> list[str]:
+def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
     """`arguments` without `flags` and the flags' values."""
     rest: list[str] = []
     flag = ""  # the flag that the current argument is or follows
@@ -292,7 +292,7 @@ def progress(
         done += amount(item)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`seconds` in the two largest units that fit: `41 s`, `8 min 12 s`, `5 h 03 min`, `3 d 04 h`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -304,7 +304,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with three significant digits: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
     size = abs(value)
     if size >= 999.5e12 or 0 < size < 1e-3:

@@ -96,7 +96,7 @@ def zero_stage(engine: EngineConfig) -> int:
     return deepspeed_settings(engine)["zero_optimization"]["stage"]
 
 
-def choose_engine(config: Config, world: int) -> Config:
+def resolve_engine_file(config: Config, world: int) -> Config:
     """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
     If a step has one micro-batch, the file is zero3: ZeRO-3 sends as many bytes as ZeRO-1 if it can hold the gathered

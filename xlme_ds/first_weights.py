@@ -272,9 +272,9 @@ def _with_new_pieces(
     `new` does not extend `old`, both are unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
-    # `<mask>` has the last id of a vocabulary, so the new pieces have the ids from `old.mask` on. For each new piece,
-    # `old_ids` has the ids of the old pieces into which it is segmented.
-    old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask, new.mask)])
+    # `<mask>` has the last id of a vocabulary, so the new pieces have the ids from `old.mask_id` on. For each new
+    # piece, `old_ids` has the ids of the old pieces into which it is segmented.
+    old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask_id, new.mask_id)])
     ids = torch.from_numpy(np.concatenate(old_ids)).long()
     sizes = torch.tensor(list(map(len, old_ids)))
     new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # for each of `ids`, the index of its new piece
@@ -284,7 +284,7 @@ def _with_new_pieces(
         its old pieces' rows."""
         sums = rows.new_zeros(len(old_ids), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
-        return torch.cat([rows[: old.mask], means, rows[old.mask :]])
+        return torch.cat([rows[: old.mask_id], means, rows[old.mask_id :]])
 
     whole_tables = replace(cfg, vocabulary_blocks=1)
     values = in_blocks(dict(state), whole_tables)

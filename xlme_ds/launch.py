@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .cli import fail, program, take_flag
 from .io.arguments import HELP_FLAGS
-from .run_commands import LAUNCHED, environment, launch
+from .run_commands import LAUNCHED, child_environment, launch_command
 
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
@@ -50,7 +50,7 @@ def command(argv: list[str]) -> list[str]:
     for flag in (word.partition("=")[0] for word in options if word.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")
-    return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
+    return launch_command(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         check_flags(flags)
     except ValueError as error:
         fail(prog, error)
-    os.execvpe(launcher[0], launcher, environment())
+    os.execvpe(launcher[0], launcher, child_environment())
 
 
 if __name__ == "__main__":

@@ -65,10 +65,10 @@ def main(arguments: list[str] | None = None) -> None:
         argv, branch = take_flag(argv, "--branch")
         branch_config = None
         if branch is not None:
-            from .train.run_folder import branched  # it loads torch
+            from .train.run_folder import read_branch_config  # it loads torch
 
             _, out_name = take_flag(argv, "--out")
-            branch_config = branched(Path(branch), None if out_name is None else Path(out_name))
+            branch_config = read_branch_config(Path(branch), None if out_name is None else Path(out_name))
         command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
         flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:

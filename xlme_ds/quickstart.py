@@ -15,7 +15,7 @@ from .cli import fail, program
 from .io.folders import LOCK, empty, lock
 from .io.help import read_command
 from .recipes import recipe
-from .run_commands import environment, launch, run
+from .run_commands import child_environment, launch_command, run
 from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
@@ -74,7 +74,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 def training(data: Path, out: Path, processes: int) -> list[str]:
     """The training command."""
     folders = ["--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
-    return launch("xlme_ds.pretrain", processes, ["--recipe", RUN.name, *folders])
+    return launch_command("xlme_ds.pretrain", processes, ["--recipe", RUN.name, *folders])
 
 
 def begin(out: Path, fresh: bool) -> None:
@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)
     # Training uses CPUs even if there is a GPU: the recipe's sizes and ZeRO settings are chosen for CPUs.
-    variables = environment() | {"DS_ACCELERATOR": "cpu"}
+    variables = child_environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     finished = out / "finished.json"
     if not (out / "config.json").exists():  # training has not begun

@@ -20,12 +20,12 @@ from typing import IO
 # did not start would wait at that store for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 # The variables that a launcher sets for each process that it starts.
-TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment for a command that this process starts: this process's environment without the variables that a
     launcher set. PATH begins with this Python's folder. PYTHONPATH contains the folder of our packages, unless they are
     installed. PYTHONSAFEPATH keeps Python from importing a file of the current folder that has the name of a module
@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "PYTHONSAFEPATH": "1",
     }
-    return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *TORCH_VARIABLES)} | added
+    return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *LAUNCHER_VARIABLES)} | added
 
 
 # The ports at which processes of a run meet, below those that systems assign by default.
@@ -61,7 +61,9 @@ def free_port() -> int:
                     raise
 
 
-def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+def launch_command(
+    module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()
+) -> list[str]:
     """The command that runs `module` under DeepSpeed's launcher; one process without `options` needs no launcher.
 
     `processes`: number of processes, None for one per GPU; `options`: further options of the launcher.

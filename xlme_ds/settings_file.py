@@ -11,7 +11,7 @@ from .io.errors import near_settings, no_such
 from .io.files import read_json, read_object
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, Any]:
     """The settings in a TOML or JSON file, or in a run's config.json. Raises ValueError for any other file."""
     try:
         if path.suffix != ".json":

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
-from .engine_file import check_engine_file, choose_engine, deepspeed_settings
+from .engine_file import check_engine_file, deepspeed_settings, resolve_engine_file
 from .models.encoder import layer_class
 from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
@@ -31,7 +31,7 @@ def validate(config: Config, world: int | None = None) -> Config:
         settings = getattr(config, section.name)
         if is_dataclass(settings):
             check_ranges(settings, f"{section.name}.")
-    _check_data(config)  # comes before `choose_engine`, which divides by numbers of rows
+    _check_data(config)  # comes before `resolve_engine_file`, which divides by numbers of rows
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
             raise ValueError("engine.deepspeed auto is for pre-training: set it to zero1 or zero3")
@@ -40,7 +40,7 @@ def validate(config: Config, world: int | None = None) -> Config:
                 validate(replace(config, engine=replace(config.engine, deepspeed=name)))
             return config
         check_processes(config.engine, world)
-        config = choose_engine(config, world)
+        config = resolve_engine_file(config, world)
     _check_model(config)
     if isinstance(config, RunConfig):
         _check_objective(config)

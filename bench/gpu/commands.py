@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
-from xlme_ds.run_commands import environment
+from xlme_ds.run_commands import child_environment
 
 # A killed run has STEPS steps in all, saves a checkpoint every SAVE_EVERY steps, and is killed after STEPS_BEFORE_KILL.
 STEPS, SAVE_EVERY, STEPS_BEFORE_KILL = 60, 20, 33
@@ -97,7 +97,7 @@ def prepare(folder: Path, quick: bool) -> None:
 
 def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at the same time
-    env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
+    env = child_environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
     with log.open("a") as file:
         return subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 

@@ -38,7 +38,7 @@ LAUNCHES = 10  # launches that are timed together, so that the host's time for a
 BOUND = 2e-2  # largest max|error| / max|reference| that passes: the kernels round to bf16 several times in a row
 
 
-def forms(kernel: str) -> list[Tiling]:
+def candidate_tilings(kernel: str) -> list[Tiling]:
     """The forms of a kernel to try. A tile's scores must fit into the registers. Except in `_backward_distances`, every
     warp needs at least 16 of the tile's queries (in `_backward_keys`, of its keys)."""
     if kernel == "_backward_distances":
@@ -212,7 +212,7 @@ def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: i
     return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
 
 
-def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
+def autotune(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
     """Yield a row of figures for every form, and one for torch's attention. Forms whose turn comes after `seconds` are
     not run; their rows say so.
 
@@ -220,14 +220,14 @@ def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]
     entry of this GPU's compute capability.
     """
     started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
-    candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
+    candidates = [(kernel, form) for kernel in KERNELS for form in candidate_tilings(kernel)]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _make_inputs) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
     exact, kernels = expected(tensors), launches(tensors)
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}  # matrix products
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
-        rows: dict[Tiling, Figures] = {form: compiled[kernel, form] for form in forms(kernel)}
+        rows: dict[Tiling, Figures] = {form: compiled[kernel, form] for form in candidate_tilings(kernel)}
         for form in [form for form, row in rows.items() if not row]:
             if time.monotonic() - started > seconds:
                 rows[form] |= {"left_out": "no time"}

@@ -23,7 +23,7 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import start_process_group
 from xlme_ds.plan.layout import ParallelLayout
-from xlme_ds.plan.memory import peak
+from xlme_ds.plan.memory import peak_memory
 from xlme_ds.plan.speed import GPUS
 from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
@@ -96,7 +96,7 @@ class Device:
         return begin.elapsed_time(end) / 1000
 
 
-def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
+def measure_matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
     """Rate in TFLOP/s of the product [M, K] × [K, N] of normal random numbers (zeros would run faster)."""
     m, k, n = shape
     a, b = (torch.randn(size, device=device.torch).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
@@ -120,21 +120,21 @@ def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: 
     return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
 
 
-def built(run: RunConfig) -> Engine:
+def synthetic_engine(run: RunConfig) -> Engine:
     """DeepSpeed's engine of `run` on synthetic rows, ready to train."""
     start_process_group(run.engine)
     source: Any = SyntheticSource(run, run.model.max_positions)
     return build_engine(run, source, None)
 
 
-def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
+def measure_step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps. `tflops` counts the operations of `flops_per_step`, which leaves
     recomputation out."""
     row_tokens = run.model.max_positions
-    engine = built(run)
+    engine = synthetic_engine(run)
     seconds = device.seconds(lambda: engine.train_batch(0, RATE, detailed=False), rounds)
     metrics = engine.train_batch(0, RATE, detailed=True).metrics
-    padding = torch.cat([batch.segments_BT for batch in engine.loader.step(0)]).eq(0).double().mean()
+    padding = torch.cat([batch.segments_BT for batch in engine.loader.micro_batches(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
     return {
         "tokens_per_s": step_tokens(run) / seconds,
@@ -142,7 +142,7 @@ def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> F
         "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
         "seconds_per_step": seconds,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / GIB if device.kind == "cuda" else None,
-        "planned_memory_gib": sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
+        "planned_memory_gib": sum(peak_memory(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],
     } | planner_options(device.machine()["device"], tflops)
@@ -160,7 +160,7 @@ def step_tokens(run: RunConfig) -> int:
     return (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
 
 
-def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
+def compare_peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
     """Yield a row with the tokens/s of our step, and a row for each peer's step. The steps take turns. If a peer fails,
     its row says so, and the others run.
 
@@ -172,7 +172,7 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
     deadline = time.monotonic() + seconds
     micro_batch = 1 if quick else 32
     ours, our_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
-    engine = built(our_run)
+    engine = synthetic_engine(our_run)
     steps: dict[str, Callable[[], object]] = {ours: lambda: engine.train_batch(0, RATE, detailed=False)}
     tokens = {ours: step_tokens(our_run)}
     device.seconds(steps[ours], rounds=1)  # not measured: it compiles the model
@@ -191,11 +191,11 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
         yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[ours] / rate}
 
 
-def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
+def profile_step(run: RunConfig, device: Device, top: int = 45) -> Figures:
     """A profile of one step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
     the sum of all kernels' times (`total_ms`), and at which lines of code the host waited for the GPU."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
-    engine = built(run)
+    engine = synthetic_engine(run)
 
     def one_step() -> None:
         engine.train_batch(0, RATE, detailed=False)

@@ -9,9 +9,9 @@ import torch
 import torch._dynamo
 
 from bench.gpu.commands import RUNS, resume, smoke
-from bench.gpu.kernels import tournament
+from bench.gpu.kernels import autotune
 from bench.gpu.parity import CASES, ON_A_GPU, parity
-from bench.gpu.steps import Device, matmul, peers, run_config, step, where_time_goes
+from bench.gpu.steps import Device, compare_peers, measure_matmul, measure_step, profile_step, run_config
 from bench.measure import Figures
 
 # (M, K, N) of the matrix products. The last one is in the feed-forward part of Base, for 32 rows of 512 tokens.
@@ -42,13 +42,13 @@ def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
         yield {"failed": reason} if absent else device.machine()
     elif section == "matmul":
         for shape in ((128, 128, 128),) if quick else SHAPES:
-            yield {"shape": "×".join(map(str, shape))} | matmul(device, case["dtype"], shape, rounds)
+            yield {"shape": "×".join(map(str, shape))} | measure_matmul(device, case["dtype"], shape, rounds)
     elif section == "parity":
         yield parity((CASES | ON_A_GPU)[case["case"]], device, case["dtype"])
     elif section == "peers":
-        yield from peers(device, rounds, quick, seconds)
+        yield from compare_peers(device, rounds, quick, seconds)
     elif section == "kernels":
-        yield from tournament(device, seconds, folder.parent / "tilings.json")
+        yield from autotune(device, seconds, folder.parent / "tilings.json")
     elif section == "smoke":
         yield from smoke(folder, seconds, quick)
     elif section == "resume":
@@ -58,9 +58,9 @@ def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
         step_rows = 2 if quick else 16 if case["recipe"].startswith("xl_") else ROWS
         run = run_config(case["recipe"], max(step_rows, micro_batch), micro_batch, quick, **case["settings"])
         if section == "profile":
-            yield where_time_goes(run, device)
+            yield profile_step(run, device)
         else:
-            yield {"rows": run.data.mono_rows} | step(run, device, rounds, case["matmul_tflops"])
+            yield {"rows": run.data.mono_rows} | measure_step(run, device, rounds, case["matmul_tflops"])
 
 
 def prepare() -> Callable[[Figures], Iterator[Figures]]:

@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     peer, loader = Peer(run), open_data(run, options.data)
     for step in range(run.train.steps):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
-        means = peer.step(loader.step(step), rate)
+        means = peer.step(loader.micro_batches(step), rate)
         if (step + 1) % options.every == 0 or step + 1 == run.train.steps:
             losses = dict(zip(("mlm", "tlm", "mrtd", "trtd"), means, strict=True))
             print(json.dumps({"step": step + 1} | losses), flush=True)

@@ -113,7 +113,7 @@ class BatchJob:
         return "none: too late"
 
 
-WAYS = [BatchJob.kill_rank, BatchJob.kill_step]  # ways to kill a job; the stages use them in turn
+KILL_METHODS = [BatchJob.kill_rank, BatchJob.kill_step]  # the stages use them in turn
 
 
 def slurm(*command: str, **variables: object) -> str:
@@ -199,9 +199,9 @@ class Jobs:
             time.sleep(delay)
             return True
 
-        way = WAYS[stage_index % len(WAYS)] if name in RESUMABLE else None
+        kill = KILL_METHODS[stage_index % len(KILL_METHODS)] if name in RESUMABLE else None
         written = [] if name == "verify" else ["--out", out]
-        self.job(name, ["slurm/stage.sh", name, *flags, *written], out, way, ready)
+        self.job(name, ["slurm/stage.sh", name, *flags, *written], out, kill, ready)
 
     def text(self) -> None:
         """Run the job that writes the corpus. The job's ranks divide the files among themselves."""

@@ -1,7 +1,7 @@
 """Finds exact duplicates in all text of a language or pair, in bounded memory. Of equal texts, the first in input order
 is kept.
 
-Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms`), because the model reads them alike.
+Texts are duplicates if they have the same normal form (`Vocabulary.normalise`), because the model reads them alike.
 
 1. While a block is encoded, a paragraph (or pair) that repeats an earlier one of the block is dropped. `BlockHashes`
    stores a 64-bit hash (BLAKE2b) and the lengths of each paragraph that stays.

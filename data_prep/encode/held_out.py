@@ -24,7 +24,7 @@ _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines,
 @dataclass(frozen=True)
 class Split:
     """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form
-    (`Vocabulary.normal_forms`) decides which part the text is in. So texts that the model cannot tell apart are in the
+    (`Vocabulary.normalise`) decides which part the text is in. So texts that the model cannot tell apart are in the
     same part, even if they are in different files."""
 
     part: str

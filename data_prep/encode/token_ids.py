@@ -117,7 +117,7 @@ class IdEncoder:
         Exact duplicates are found by the forms of all sides. The split needs only the forms of the side `split_side`.
         """
         return [
-            self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split_side) else []
+            self.vocabulary.normalise(lines) if self.hashes or (self.split and side == split_side) else []
             for side, lines in enumerate(texts)
         ]
 
@@ -136,9 +136,9 @@ class IdEncoder:
         """Encode the lines that have no reason to drop them yet, then add the reasons of held-out text and token
         filters. Returns the ids of each side, without the lines that the added reasons drop."""
         is_encoded = reasons.kept
-        encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
+        encode_lines, encode_normalised = self.vocabulary.encode_lines, self.vocabulary.encode_normalised
         sides = [
-            encode_normal(_select(normal, is_encoded)) if normal else encode_lines(_select(lines, is_encoded))
+            encode_normalised(_select(normal, is_encoded)) if normal else encode_lines(_select(lines, is_encoded))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:

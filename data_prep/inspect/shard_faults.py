@@ -30,7 +30,7 @@ def schema_and_checks(
             sides=sides,
             languages=len(manifest.languages),
             layout=LAYOUTS[manifest.layout],
-            packed=sides == 2 or bool(manifest.packed),
+            packed=sides == 2 or bool(manifest.packed_unit),
         )
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
     if folder.name == "para":

@@ -17,7 +17,7 @@ from data_prep.languages import language_of
 from data_prep.parallel import on_root
 from data_prep.progress import printable, warn
 from data_prep.store import is_whole, read_arrow
-from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.masking import draw_masks
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.folders import require_folder
@@ -62,7 +62,7 @@ class ShownRow:
             return set()
         lengths, no_languages = np.array(self.lengths, np.int64), np.zeros(0, np.int64)
         rows = Rows(self.tokens[None], np.array([len(lengths)]), lengths, no_languages)
-        positions, _ = corrupt([(TASKS.index(task), rows, np.array([self.index]))], seed, fraction)
+        positions, _ = draw_masks([(TASKS.index(task), rows, np.array([self.index]))], seed, fraction)
         return set(positions.tolist())
 
 

@@ -76,7 +76,7 @@ def _section(config: StatsConfig, task: str) -> Section:
         lambda: (
             stats_lines(config.encoded, config.data, task),
             read_manifest(config.encoded / task),
-            bool(read_manifest(config.data / task).packed),
+            bool(read_manifest(config.data / task).packed_unit),
         )
     )
     lengths = length_histograms(config.encoded / task, encoded, config.processes)

@@ -130,7 +130,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
     if is_mixed:
-        from xlme_ds.data.shards import group_checks, index_of  # imported late: it loads numba
+        from xlme_ds.data.shards import group_checksums, index_bytes  # imported late: it loads numba
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, expected = (", ".join(f"{c.name} {c.type}" for c in fields) for fields in (reader.schema, schema))
@@ -139,7 +139,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if is_mixed:
-                    checks.append(group_checks(batch))
+                    checks.append(group_checksums(batch))
                 faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
                     row, sentence = min(faults, key=lambda fault: fault[0])
@@ -151,7 +151,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         raise ValueError(
             f"{path} is not readable from row {counts['records']} on ({error}): {_again(folder)}"
         ) from None
-    if is_mixed and index.read_bytes() != index_of(path, shard.sha256, checks):
+    if is_mixed and index.read_bytes() != index_bytes(path, shard.sha256, checks):
         raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
     if counts["records"] != shard.rows:
         raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_again(folder)}")
@@ -270,7 +270,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
-    packed = settings["task"] == "para" or bool(manifest.packed)
+    packed = settings["task"] == "para" or bool(manifest.packed_unit)
     yield (
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, although this text is cut into rows: {_again(folder)}",

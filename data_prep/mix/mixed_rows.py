@@ -144,7 +144,7 @@ def write_shard(
 
     `rows_before` [windows + 1] has the number of rows before each window; it is None if rows are cut, not packed.
     """
-    from xlme_ds.data.shards import SUFFIX, index_of  # imported late: it loads numba, which other stages do not need
+    from xlme_ds.data.shards import INDEX_SUFFIX, index_bytes  # imported late: it loads numba
 
     name = f"{shard_number:05d}"
     path = stage.folder / f"{name}.arrow"
@@ -161,7 +161,7 @@ def write_shard(
         checks: list[np.ndarray] = []
         shard = write_arrow(path, schema, _checked(batches, checks), stage.folder)
         assert shard.rows == stop - start
-        index = write_file(path.with_suffix(SUFFIX), index_of(path, shard.sha256, checks), stage.folder)
+        index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checks), stage.folder)
         result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
         stage.finish_task(f"shard-{name}", result)
     return result
@@ -169,10 +169,10 @@ def write_shard(
 
 def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """Yield `batches`, and append the checksums of each to `checks` while it is in memory."""
-    from xlme_ds.data.shards import group_checks
+    from xlme_ds.data.shards import group_checksums
 
     for batch in batches:
-        checks.append(group_checks(batch))
+        checks.append(group_checksums(batch))
         yield batch
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint64, void
 
-from xlme_ds.data.compiled import compiled, reads
+from xlme_ds.data.compiled import compiled, readonly
 
 Numbers = np.ndarray
 LONGEST = 16  # largest number of characters of a piece, as in SentencePiece
@@ -22,7 +22,7 @@ ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
 
 
-@compiled(void(reads(uint32), int64[::1], float64[::1], float64[::1]))
+@compiled(void(readonly(uint32), int64[::1], float64[::1], float64[::1]))
 def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrences: Numbers) -> None:
     """Add the occurrences of each code point to `occurrences`; word w occurs `counts[w]` times."""
     for word in range(len(counts)):

@@ -24,7 +24,7 @@ def packed(layout: str, task: int, languages: list[int]) -> Batch:
         texts = [[of.item(ONE, TWO).tolist(), of.item(TWO, ONE).tolist()], [of.item(TWO, TWO).tolist()]]
     rows = rows_of(texts, 16, task)
     return collate(
-        [(task, Rows(rows.tokens, rows.items, rows.lengths, np.array(languages)), np.arange(len(texts)))], 1, 0.15
+        [(task, Rows(rows.tokens, rows.item_counts, rows.lengths, np.array(languages)), np.arange(len(texts)))], 1, 0.15
     )
 
 
@@ -76,4 +76,4 @@ def test_languages_of_text_are_those_that_monolingual_rows_use(tmp_path: Path) -
 def test_items_longer_than_the_row_are_refused() -> None:
     rows = rows_of([[LAYOUTS["xlme"].item(ONE).tolist()] * 2], 8)
     with pytest.raises(ValueError, match="the items of a row are empty or longer than the row: mix the data again"):
-        collate([(0, Rows(rows.tokens, rows.items, rows.lengths + 1, rows.languages), np.arange(1))], 1, 0.15)
+        collate([(0, Rows(rows.tokens, rows.item_counts, rows.lengths + 1, rows.languages), np.arange(1))], 1, 0.15)

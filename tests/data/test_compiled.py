@@ -9,11 +9,11 @@ from tests.launch import ROOT, environment
 
 PROGRAM = """
 import numpy as np
-from xlme_ds.data import corrupt
+from xlme_ds.data import masking
 from xlme_ds.data.schema import Rows
-assert {folder!r} in corrupt.__file__
+assert {folder!r} in masking.__file__
 one = np.ones(1, dtype=np.int64)
-where, _ = corrupt.corrupt([(0, Rows(np.full((1, 42), {token}, dtype=np.int32), one, 42 * one, one), one)], 1, 0.15)
+where, _ = masking.draw_masks([(0, Rows(np.full((1, 42), {token}, dtype=np.int32), one, 42 * one, one), one)], 1, 0.15)
 print(where.tolist())
 """
 
@@ -29,7 +29,7 @@ def test_a_run_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "xlme_ds", tmp_path / "xlme_ds", ignore=shutil.ignore_patterns("__pycache__"))
     written = masked(tmp_path)
     cached = tmp_path / "xlme_ds/data/__pycache__"
-    assert list(cached.rglob("corrupt._corrupt*.nbc")) and written.returncode == 0, written.stderr
+    assert list(cached.rglob("masking._draw_masks*.nbc")) and written.returncode == 0, written.stderr
     shutil.rmtree(cached)
     cached.touch()  # a file, so that no folder can be made of that name, not even by root
     unwritten = masked(tmp_path, HOME="/proc", XDG_CACHE_HOME="/proc/none")

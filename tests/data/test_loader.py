@@ -16,8 +16,8 @@ from tests.small import item, rows_of
 from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.masking import draw_masks, philox
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import open_data
@@ -59,7 +59,7 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             row = Rows(
                 text, np.array([len(record["lengths"])]), np.array(record["lengths"]), np.array(record["languages"])
             )
-            where, uniform = corrupt([(task, row, np.array([number]))], seed, 0.15)
+            where, uniform = draw_masks([(task, row, np.array([number]))], seed, 0.15)
             masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
             uniforms += uniform.tolist()
             tokens.append(record["tokens"])
@@ -86,7 +86,7 @@ def assert_equal(one: Batch, other: Batch) -> None:
 def test_a_batch_is_its_rows(folder: Path, world: int, step: int) -> None:
     for rank in range(world):
         loader = Loader(folder, DATA, 7, 0.15, rank, world)
-        batches = loader.step(step)
+        batches = loader.micro_batches(step)
         assert len(batches) == loader.plan.accumulation == 4 // world
         for micro, batch in enumerate(batches):
             start = step * 12 + (micro * world + rank) * 3
@@ -101,11 +101,11 @@ def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> 
     for rank in range(world):
         loader = Loader([folder, other], data, 7, 0.5, rank, world)
         for step, place in ((1, folder), (2, other), (5, other)):
-            for micro, batch in enumerate(loader.step(step)):
+            for micro, batch in enumerate(loader.micro_batches(step)):
                 start = step * 12 + (micro * world + rank) * 3
                 assert_equal(batch, reference(place, [list(range(start, start + 3))] * 2, 7))
     fractions = replace(data, phase_mask_fractions=(0.15, 0.6))
-    both = [len(Loader([folder, folder], fractions, 7, 0.5).step(step)[0].masked_M) for step in (1, 2)]
+    both = [len(Loader([folder, folder], fractions, 7, 0.5).micro_batches(step)[0].masked_M) for step in (1, 2)]
     assert 3 < both[1] / both[0] < 5
     again = replace(data, phase_steps=(2, 5), phase_mask_fractions=(0.15,) * 3)
     shares = Loader([folder, other, folder], again, 7, 0.15).shares(0, 8)
@@ -125,7 +125,7 @@ def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path
     for folders, phases in (((folder, more), (False, True)), ((more, folder), (True, False))):
         loader = Loader(folders, data, 1, 0.15, languages=languages, maker=objective_of(made))
         for step, has_sv in ((1, phases[0]), (3, phases[1])):
-            batches = loader.step(step)
+            batches = loader.micro_batches(step)
             found = torch.stack([batch.added.get("into_BT", batch.languages_BT) for batch in batches])
             assert (found == codes.index("sv")).any().item() == has_sv
 
@@ -140,7 +140,7 @@ def test_the_text_of_every_phase_is_named(folder: Path, tmp_path: Path) -> None:
             write_manifest(tmp_path / name / task, replace(manifest, settings=manifest.settings | encoded))
     data = replace(DATA, phase_steps=(2, 2))
     loader = Loader([tmp_path / "one", tmp_path / "two", tmp_path / "one"], data, 7, 0.15)
-    assert loader.encoded == ["a mono", "a para", "b mono", "b para"]
+    assert loader.encoded_fingerprints == ["a mono", "a para", "b mono", "b para"]
     both, second, third = (list(TASKS), *([f"{task} from step {step}" for task in TASKS] for step in (2, 4)))
     until = {steps: list(loader.fingerprints_until(steps)) for steps in (0, 2, 3, 4, 5)}
     assert until == {0: both, 2: both, 3: both + second, 4: both + second, 5: both + second + third}
@@ -150,24 +150,24 @@ def test_the_text_of_every_phase_is_named(folder: Path, tmp_path: Path) -> None:
 def test_one_task_alone(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, mono_rows=0), 7, 0.15)
     assert list(loader.fingerprints) == ["para"]
-    assert_equal(loader.step(1)[0], reference(folder, [[], [12, 13, 14]], 7))
+    assert_equal(loader.micro_batches(1)[0], reference(folder, [[], [12, 13, 14]], 7))
 
 
 def test_unequal_tasks(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, para_rows=4), 7, 0.15)
-    assert_equal(loader.step(2)[1], reference(folder, [[27, 28, 29], [9]], 7))
+    assert_equal(loader.micro_batches(2)[1], reference(folder, [[27, 28, 29], [9]], 7))
 
 
 def test_a_second_pass_reads_the_same_rows_under_new_masks(folder: Path) -> None:
     loader = Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15)
-    first, second = loader.step(0)[0], loader.step(1)[0]
+    first, second = loader.micro_batches(0)[0], loader.micro_batches(1)[0]
     for name in ("tokens_BT", "positions_BT", "segments_BT", "sides_BT", "languages_BT", "task_B"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert len(first.masked_M) == len(second.masked_M) and not torch.equal(first.masked_M, second.masked_M)
     # Two independent choices of 15% agree in about 15% of their positions.
     common = len(set(first.masked_M.tolist()) & set(second.masked_M.tolist())) / len(first.masked_M)
     assert 0.05 < common < 0.3
-    assert_equal(first, Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15).step(0)[0])
+    assert_equal(first, Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15).micro_batches(0)[0])
 
 
 def test_the_cut_changes_no_row(folder: Path) -> None:
@@ -176,7 +176,7 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     for micro_batch, world in ((12, 1), (3, 1), (3, 2), (1, 4)):
         rows = []
         for rank in range(world):
-            for batch in Loader(folder, replace(DATA, micro_batch=micro_batch), 7, 0.15, rank, world).step(3):
+            for batch in Loader(folder, replace(DATA, micro_batch=micro_batch), 7, 0.15, rank, world).micro_batches(3):
                 masked, uniforms = batch.masked_M.numpy(), batch.uniforms_M.numpy()
                 for n, (task, tokens) in enumerate(zip(batch.task_B.tolist(), batch.tokens_BT.tolist(), strict=True)):
                     mine = masked // 32 == n
@@ -188,8 +188,8 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
 
 def test_tasks_in_turns(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, alternate=True), 7, 0.15)
-    assert_equal(loader.step(4)[1], reference(folder, [[27, 28, 29], []], 7))
-    assert_equal(loader.step(5)[1], reference(folder, [[], [27, 28, 29]], 7))
+    assert_equal(loader.micro_batches(4)[1], reference(folder, [[27, 28, 29], []], 7))
+    assert_equal(loader.micro_batches(5)[1], reference(folder, [[], [27, 28, 29]], 7))
     assert loader.describe_rows(4) == "mono 24-35" and loader.describe_rows(5, 1) == "para 27-29"
     assert Loader(folder, replace(DATA, micro_batch=1), 7, 0.15).describe_rows(2, 1) == "mono 25, para 25"
     assert loader.probe().task_B.tolist() == [0, 1] and len(loader.first_rows(7).task_B) == 14
@@ -198,7 +198,7 @@ def test_tasks_in_turns(folder: Path) -> None:
 
 def test_languages_are_numbered_as_asked(folder: Path) -> None:
     ours, asked = (
-        Loader(folder, DATA, 7, 0.15, languages=codes).step(1)[0] for codes in ((), ("fr", "xx", "en", "de"))
+        Loader(folder, DATA, 7, 0.15, languages=codes).micro_batches(1)[0] for codes in ((), ("fr", "xx", "en", "de"))
     )
     renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr
     assert torch.equal(asked.languages_BT, renumbered * (ours.segments_BT > 0))
@@ -226,7 +226,7 @@ def test_a_phase_of_longer_rows(folder: Path, tmp_path: Path, alternate: bool) -
             for step, starts in enumerate(first_rows):
                 micro_rows = 2 if step in (3, 4) else 6
                 place = longer if step in (3, 4) else folder
-                for micro, batch in enumerate(loader.step(step)):
+                for micro, batch in enumerate(loader.micro_batches(step)):
                     begin = (micro * world + rank) * micro_rows
                     rows = [[] if s is None else list(range(s + begin, s + begin + micro_rows)) for s in starts]
                     assert_equal(batch, reference(place, rows, 7))
@@ -287,14 +287,14 @@ def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path
     """In training alone: an evaluation, and a run without the setting, have none."""
     fakes = objective_of(ObjectiveConfig(random_fakes=("0:1", "4:0.2", "8:0")))
     loader = Loader(folder, DATA, 1, 0.15, maker=fakes)
-    shares = [[float(batch.added["random_1"]) for batch in loader.step(step)] for step in (0, 2, 4, 6, 8, 20)]
+    shares = [[float(batch.added["random_1"]) for batch in loader.micro_batches(step)] for step in (0, 2, 4, 6, 8, 20)]
     assert shares == [[pytest.approx(share)] * 4 for share in (1.0, 0.6, 0.2, 0.1, 0.0, 0.0)]
-    assert not Loader(folder, DATA, 1, 0.15, maker=objective_of(ObjectiveConfig())).step(0)[0].added
+    assert not Loader(folder, DATA, 1, 0.15, maker=objective_of(ObjectiveConfig())).micro_batches(0)[0].added
     vocabulary = train_vocabulary(tmp_path / "vocab")
     ours = write_data(tmp_path, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)
-    assert not open_data(config, ours, rows=config.data).step(0)[0].added
-    assert float(open_data(config, ours).step(0)[0].added["random_1"]) == 1.0
+    assert not open_data(config, ours, rows=config.data).micro_batches(0)[0].added
+    assert float(open_data(config, ours).micro_batches(0)[0].added["random_1"]) == 1.0
 
 
 def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +310,6 @@ def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: py
     loader = Loader(folder, DATA, 3, 0.15, rank=1, world=2)
     for step in range(4):
         asked.clear()
-        loader.step(step)
+        loader.micro_batches(step)
         firsts = [12 * (step + 1) + 3, 12 * (step + 1) + 9]
         assert asked == [(task, first % ROWS, (first + 2) % ROWS) for task in TASKS for first in firsts]

@@ -39,7 +39,7 @@ def test_every_row_of_a_step_is_read_once(mono: int, para: int, micro_batch: int
 @pytest.mark.parametrize(("micro_batch", "world"), [(2, 1), (2, 4), (8, 2)])
 def test_tasks_in_turns(micro_batch: int, world: int) -> None:
     plan = plan_step(DataConfig(16, 16, micro_batch, alternate=True), world)
-    assert plan.micro_rows == plan.micro[0] == plan.micro[1] <= micro_batch
+    assert plan.micro_batch_size == plan.rows_per_micro_batch[0] == plan.rows_per_micro_batch[1] <= micro_batch
     for step in range(6):
         for task in (0, 1):
             numbers = [
@@ -51,7 +51,7 @@ def test_tasks_in_turns(micro_batch: int, world: int) -> None:
 
 def test_micro_batches_hold_the_tasks_in_proportion() -> None:
     plan = plan_step(DataConfig(64, 16, micro_batch=8), 2)
-    assert (plan.accumulation, plan.micro) == (4, (8, 2))
+    assert (plan.accumulation, plan.rows_per_micro_batch) == (4, (8, 2))
 
 
 def test_a_micro_batch_is_one_stretch_of_rows() -> None:

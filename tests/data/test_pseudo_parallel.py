@@ -12,8 +12,8 @@ from tests.rows import write_data
 from tests.small import item, rows_of
 from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.corrupt import masked_count
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.masking import masked_count
 from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Rows
 from xlme_ds.objectives import objective_of
@@ -110,7 +110,9 @@ def test_a_row_is_the_same_on_any_rank_and_micro_batch(folder: Path) -> None:
         data = DataConfig(12, 0, micro_batch)
         btmlm = objective_of(ObjectiveConfig("btmlm", pseudo_fractions=FRACTIONS))
         return [
-            batch for rank in range(world) for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).step(5)
+            batch
+            for rank in range(world)
+            for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).micro_batches(5)
         ]
 
     (whole,) = step(12, 1)

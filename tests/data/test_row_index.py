@@ -35,7 +35,7 @@ def test_any_records_in_any_order(data: Path, task: str) -> None:
         rows = store.read(np.array(records))
         assert unpacked(rows) == [expected[n] for n in records]
         assert rows.tokens.dtype == np.int32
-        assert rows.items.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
+        assert rows.item_counts.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
 
 
 def test_the_system_is_told_what_is_read_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

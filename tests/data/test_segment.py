@@ -57,7 +57,7 @@ def ties() -> spm.SentencePieceProcessor:
 
 def same(segmenter: Segmenter, processor: spm.SentencePieceProcessor, lines: Sequence[str]) -> None:
     ids, numbers = segmenter([line.encode() for line in lines])
-    expected = [Vocabulary.from_pieces(processor.encode(line)) for line in lines]
+    expected = [Vocabulary.from_sentencepiece_ids(processor.encode(line)) for line in lines]
     assert numbers.tolist() == list(map(len, expected))
     assert np.array_equal(ids, np.concatenate([np.empty(0, np.int32), *expected]))
 
@@ -91,7 +91,7 @@ def test_words_that_are_remembered(ties: spm.SentencePieceProcessor) -> None:
 def test_a_trained_vocabulary(tmp_path: Path) -> None:
     """Of the pieces of the trained model none is missing in the trie; each alone is what SentencePiece makes of it."""
     vocabulary = train_vocabulary(tmp_path / "vocab")
-    pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask)]
+    pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask_id)]
     model = proto.ModelProto.FromString(vocabulary.path.read_bytes())
     model.normalizer_spec.CopyFrom(proto.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False))
     processor = spm.SentencePieceProcessor(model_proto=model.SerializeToString())
@@ -110,5 +110,5 @@ def test_real_text(tmp_path: Path) -> None:
     )  # fmt: skip
     vocabulary = Vocabulary(tmp_path)
     ids, numbers = vocabulary.encode_lines(lines)
-    expected = [Vocabulary.from_pieces(vocabulary.processor.encode(line)) for line in lines]
+    expected = [Vocabulary.from_sentencepiece_ids(vocabulary.processor.encode(line)) for line in lines]
     assert numbers.tolist() == list(map(len, expected)) and np.array_equal(ids, np.concatenate(expected))

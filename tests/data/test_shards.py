@@ -36,7 +36,7 @@ def unpacked(rows: Rows) -> list[dict[str, list[int]]]:
     """Records of `rows`; of languages a row has one an item (mono) or two (para)."""
     out, item, language = [], 0, 0
     sides = len(rows.languages) // max(len(rows.lengths), 1)
-    for tokens, items in zip(rows.tokens, rows.items, strict=True):
+    for tokens, items in zip(rows.tokens, rows.item_counts, strict=True):
         out.append(
             {
                 "tokens": tokens.tolist(),
@@ -70,7 +70,10 @@ def test_any_records_in_any_order(data: Path, task: str, records: list[int]) -> 
     expected = plain_rows(data / task)
     rows = store.read(np.array(records))
     assert unpacked(rows) == [expected[n] for n in records]
-    assert rows.tokens.dtype == np.int32 and rows.items.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
+    assert (
+        rows.tokens.dtype == np.int32
+        and rows.item_counts.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
+    )
 
 
 def test_random_reads_equal_sequential_ones(data: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.data.test_shards import plain_rows
 from tests.rows import write_data, write_index
-from xlme_ds.data.loader import unigram_by_language
+from xlme_ds.data.loader import unigram_nll_by_language
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
-from xlme_ds.data.shards import RowStore, unigram_costs
+from xlme_ds.data.shards import RowStore, unigram_nll_by_id
 from xlme_ds.io.files import file_sha256
 
 
@@ -37,17 +37,17 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
         tmp_path / "train", [[BOS, 4, 4, 4, 5, EOS], [BOS, 6, EOS, PAD, PAD, PAD], [BOS, UNK, 5, EOS, PAD, PAD]]
     )
     costs = [log(16 / seen) for seen in (1, 1, 1, 1, 4, 3, 2, 1, 1, 1)]
-    assert unigram_costs(train) == pytest.approx(np.array(costs))
-    assert unigram_costs(train, 1) == pytest.approx(
+    assert unigram_nll_by_id(train) == pytest.approx(np.array(costs))
+    assert unigram_nll_by_id(train, 1) == pytest.approx(
         np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)])
     )
     other = written(tmp_path / "other", [[BOS, 7, 7, EOS, PAD, PAD]])
     seen = np.array([1, 1, 1, 1, 1 + 3 * 0.75, 1 + 2 * 0.75, 1.75, 1 + 2 * 0.25 * 3, 1, 1])  # as if of three rows each
-    assert unigram_costs({train: 0.75, other: 0.25}) == pytest.approx(-np.log(seen / seen.sum()))
+    assert unigram_nll_by_id({train: 0.75, other: 0.25}) == pytest.approx(-np.log(seen / seen.sum()))
     heldout = written(
         tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
     )
-    two, three = (unigram_by_language(train, heldout, 0, rows) for rows in (2, 100))
+    two, three = (unigram_nll_by_language(train, heldout, 0, rows) for rows in (2, 100))
     assert two[:, 0] == pytest.approx([log(16 / 4) + log(16 / 1) + log(16 / 3), 3])
     assert three[:, 0] == pytest.approx([log(16 / 4) + 5 * log(16 / 1) + log(16 / 3), 7])
 
@@ -56,19 +56,19 @@ def test_more_rows_than_are_read_at_once(tmp_path: Path) -> None:
     """4 in the first 1,024 rows, 5 in the 76 after these."""
     train = written(tmp_path / "train", [[BOS, 4, EOS, PAD, PAD, PAD]] * 1024 + [[BOS, 5, 5, EOS, PAD, PAD]] * 76)
     seen = np.array([1, 1, 1, 1, 1 + 1024, 1 + 152, 1, 1, 1, 1])
-    assert unigram_costs(train) == pytest.approx(-np.log(seen / seen.sum()))
+    assert unigram_nll_by_id(train) == pytest.approx(-np.log(seen / seen.sum()))
 
 
 def test_tokens_of_pairs_count_for_the_language_of_their_side(tmp_path: Path) -> None:
     train, heldout = (RowStore(write_data(tmp_path / str(n), 20, seed=n) / "para") for n in (0, 1))
-    costs, expected = unigram_costs(train), np.zeros((2, 3))
+    costs, expected = unigram_nll_by_id(train), np.zeros((2, 3))
     for record in plain_rows(tmp_path / "1/para")[:12]:
         text = [token for token in record["tokens"] if token != BOS]
         for language in record["languages"]:  # each side ends in </s>
             for token in text[: text.index(EOS)]:
                 expected[:, language] += costs[token], 1
             text = text[text.index(EOS) + 1 :]
-    assert unigram_by_language(train, heldout, 1, 12) == pytest.approx(expected)
+    assert unigram_nll_by_language(train, heldout, 1, 12) == pytest.approx(expected)
 
 
 def test_every_token_counts_for_its_language(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_every_token_counts_for_its_language(tmp_path: Path) -> None:
     heldout = written(tmp_path / "heldout", rows, (1, 0, 1))
     often, once, never = (log(14 / seen) for seen in (4, 2, 1))
     expected = [[once + never, 3 * often], [2, 3]]
-    assert unigram_by_language(train, heldout, 0, 3) == pytest.approx(np.array(expected))
+    assert unigram_nll_by_language(train, heldout, 0, 3) == pytest.approx(np.array(expected))

@@ -91,7 +91,7 @@ def test_what_is_encoded(text: Text, encoded: Path) -> None:
 def rows(out: Path, task: str, size: int) -> list[tuple[list[list[int]], list[str]]]:
     """Items and languages of every row, as a model reads them."""
     counts = DataConfig(*((size, 0) if task == "mono" else (0, size)), micro_batch=size)
-    (batch,) = Loader(out, counts, 0, 1.0).step(0)
+    (batch,) = Loader(out, counts, 0, 1.0).micro_batches(0)
     codes, found = read_manifest(out / task).languages, []
     for tokens, items, places, languages in zip(
         *(value.tolist() for value in batch[:3]), batch[4].tolist(), strict=True
@@ -179,10 +179,10 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
     assert found.keys() == pieces.keys() and all(pieces[one] <= found[one] <= 2 * pieces[one] for one in found)
     assert max(len(items) for items, _ in read) >= 4
     manifest = read_manifest(asked.out / "mono")
-    assert manifest.counts["fill"] > 0.95 and manifest.packed == "documents"
+    assert manifest.counts["fill"] > 0.95 and manifest.packed_unit == "documents"
     cut = replace(asked, out=tmp_path / "cut", documents=False)
     mix(cut)
-    assert not read_manifest(cut.out / "mono").packed
+    assert not read_manifest(cut.out / "mono").packed_unit
     btmlm = replace(
         RunConfig("x"),
         model=ModelConfig(vocabulary.size, max_positions=64),

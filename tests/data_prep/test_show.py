@@ -46,7 +46,7 @@ def shown(capsys: pytest.CaptureFixture[str], config: ShowConfig) -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_masked_positions_are_those_of_training(data: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (ROWS, 0) if task == "mono" else (0, ROWS)
-    batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).step(0)[0]
+    batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).micro_batches(0)[0]
     expected = [set() for _ in range(ROWS)]
     for position in batch.masked_M.tolist():
         expected[position // 200].add(position % 200)
@@ -110,7 +110,7 @@ def test_marks_enclose_the_masked_pieces(data: Path) -> None:
     assert re.findall("⟦(.*?)⟧", text) == [vocabulary.piece(int(tokens[i])).removeprefix("▁") for i in sorted(masked)]
     assert text.replace("⟦", "").replace("⟧", "") == vocabulary.decode(tokens)
     assert [span.style for span in text_of(tokens, 0, len(tokens), masked, vocabulary, False).spans] == ["reverse"] * 4
-    pieces = [vocabulary.piece(token) for token in range(vocabulary.mask)]
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.mask_id)]
     space = np.array([tokens[0], pieces.index("▁")], np.int32)
     assert text_of(space, 0, 2, {1}, vocabulary, True).plain.endswith(" ⟦▁⟧"), "a masked space can be seen"
     assert text_of(space, 0, 2, {1}, vocabulary, False).plain == f"{vocabulary.decode(tokens[:1])}  "

@@ -156,7 +156,7 @@ def test_text_that_the_model_reads_alike_is_on_one_side(
     run(in_form(asked, folder, form))
     assert 3 < len(numbers) < 20
     processor = spm.SentencePieceProcessor(model_file=str(vocab / "sentencepiece.model"))
-    ids = [Vocabulary.from_pieces(processor.encode(sentences[n])).tolist() for n in numbers]
+    ids = [Vocabulary.from_sentencepiece_ids(processor.encode(sentences[n])).tolist() for n in numbers]
     found = records(tmp_path / form / "mono", "fr")
     assert [record[0][:-1] for record in found] == ids
     assert [record[0] for record in records(tmp_path / form / "para", "en-fr")] == ids
@@ -171,8 +171,8 @@ LINES = st.lists(
 @given(lines=LINES)
 def test_normal_forms_are_cut_as_their_lines(vocab: Path, lines: list[str]) -> None:
     vocabulary = Vocabulary(vocab)
-    ids, lengths = vocabulary.encode_normal(vocabulary.normal_forms(lines))
-    expected = [Vocabulary.from_pieces(vocabulary.processor.encode(line)).tolist() for line in lines]
+    ids, lengths = vocabulary.encode_normalised(vocabulary.normalise(lines))
+    expected = [Vocabulary.from_sentencepiece_ids(vocabulary.processor.encode(line)).tolist() for line in lines]
     assert ids.tolist() == [token for line in expected for token in line]
     assert lengths.tolist() == list(map(len, expected))
 

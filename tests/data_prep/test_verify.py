@@ -17,7 +17,7 @@ from data_prep.inspect.verify import VerifyConfig, run
 from data_prep.mix import mix
 from data_prep.store import Stage
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
-from xlme_ds.data.shards import SUFFIX, group_checks, index_of
+from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes
 from xlme_ds.io.files import write_signed
 
 ROW = 24
@@ -81,8 +81,8 @@ def index_again(folder: Path) -> None:
     shard = read_manifest(folder).shards[0]
     path = folder / shard.name
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-        checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
-    path.with_suffix(SUFFIX).write_bytes(index_of(path, shard.sha256, checks))
+        checks = [group_checksums(reader.get_batch(number)) for number in range(reader.num_record_batches)]
+    path.with_suffix(INDEX_SUFFIX).write_bytes(index_bytes(path, shard.sha256, checks))
 
 
 def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -448,7 +448,7 @@ def _agree(vocabulary: Vocabulary, folder: Path, sentences: list[str]) -> None:
     shutil.copy(vocabulary.path, folder / "sentencepiece.bpe.model")
     tokenizer = transformers.XLMRobertaTokenizer.from_pretrained(str(folder))
     assert len(tokenizer) == vocabulary.size
-    assert tokenizer.mask_token_id == vocabulary.mask
+    assert tokenizer.mask_token_id == vocabulary.mask_id
     assert (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
         0,
         1,

@@ -65,8 +65,8 @@ def new(config: VocabConfig) -> Vocabulary:
 
 
 def test_old_pieces_keep_ids_and_scores(old: Vocabulary, new: Vocabulary, config: VocabConfig) -> None:
-    assert (old.size, new.size, new.mask) == (SIZE, LARGER, LARGER - 1)
-    assert [new.piece(token) for token in range(old.mask)] == [old.piece(token) for token in range(old.mask)]
+    assert (old.size, new.size, new.mask_id) == (SIZE, LARGER, LARGER - 1)
+    assert [new.piece(token) for token in range(old.mask_id)] == [old.piece(token) for token in range(old.mask_id)]
     for number in range(3, SIZE - 2):
         assert new.processor.get_score(number) == old.processor.get_score(number)
     pieces = [new.piece(token) for token in range(LARGER)]

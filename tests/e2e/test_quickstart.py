@@ -226,7 +226,7 @@ def test_stages_take_the_processes_and_any_folder() -> None:
 
 def test_training_has_all_cores_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared among its processes; where it was stopped, the command has not succeeded."""
-    RunFolder(tmp_path).begin(quickstart.RUN, {}, 1, {})
+    RunFolder(tmp_path).write_config(quickstart.RUN, {}, 1, {})
     (tmp_path / "data/stats").mkdir(parents=True)
     for name in (".quickstart", "data/stats/stats.html"):
         (tmp_path / name).touch()

@@ -91,7 +91,7 @@ def finish(folder: Path, out: Path) -> str:
 
 
 def last_step(out: Path) -> int:
-    return RunFolder(out).steps_logged()
+    return RunFolder(out).last_logged_step()
 
 
 def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:

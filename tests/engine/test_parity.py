@@ -222,7 +222,7 @@ def formula(data: Path) -> Formula:
     loader = Loader(data, run.data, run.seed, run.objective.mask_fraction)
     norms, rates, peak, last = [], [], settings.warmup_steps, run.train.steps
     for t in range(1, last + 1):
-        (batch,) = loader.step(t - 1)
+        (batch,) = loader.micro_batches(t - 1)
         loss = (objective.weights.double() / objective.counts(batch) * objective.sums(model(batch), batch)).sum()
         gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
         norms.append(float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5)

@@ -27,7 +27,7 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.loop import Callback, Guard, Record, fit
+from xlme_ds.train.loop import BadStepGuard, Callback, Record, fit
 from xlme_ds.train.records import MetricsLog
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.translate import model as translation_model
@@ -162,7 +162,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
     record = Record(MetricsLog(folder, "metrics", 0), config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0)
-    guard = Guard(config.train, {}, loaders[0].describe_rows, None)
+    guard = BadStepGuard(config.train, {}, loaders[0].describe_rows, None)
     fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()
     if rank == 0:

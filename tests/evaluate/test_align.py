@@ -207,7 +207,7 @@ def test_pairs_that_do_not_fit_are_cut_and_counted(
     assert align_test(encoder, vocabulary, [GOLD[0], long], apart=True)["cut"] == 1
     two_tests = {"de-en": [long, long], "en-ro": [GOLD[0], long]}
     assert score_tests(encoder, vocabulary, two_tests, False, "")["cut"] == 3
-    pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask)]
+    pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask_id)]
     word = next(piece[1:] for piece in pieces if piece[0] == "▁" and len(vocabulary.encode(piece[1:])) == 1)
     for apart, sizes in ((False, (18, 19)), (True, (38, 38))):  # of 40 tokens three, or two, are special
         for more in (0, 1):

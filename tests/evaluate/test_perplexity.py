@@ -17,7 +17,7 @@ from tests.rows import write_data
 from tests.small import batch_of
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.masking import draw_masks
 from xlme_ds.data.schema import UNK, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -73,10 +73,10 @@ def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, 
     for number in range(passes):
         for record, (language, ids) in enumerate(rows_of(root)):
             row = Rows(ids[None], np.array([1]), np.array([len(ids)]), np.array([0]))
-            where, _ = corrupt([(0, row, np.array([record + number * ROWS]))], 7, 0.15)
+            where, _ = draw_masks([(0, row, np.array([record + number * ROWS]))], 7, 0.15)
             read = torch.from_numpy(ids.astype(np.int64))[None]
             targets = read[0, where].clone()
-            read[0, where] = run.vocabulary.mask
+            read[0, where] = run.vocabulary.mask_id
             with torch.no_grad():
                 hidden = encoder(read, torch.arange(len(ids))[None], torch.ones_like(read))[0, where]
                 features = F.gelu(hidden @ head["dense.weight"].T + head["dense.bias"])

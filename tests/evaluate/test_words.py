@@ -85,7 +85,7 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEnco
 
 def test_translations_by_hand(run: Path) -> None:
     vocabulary = load_encoder(run).vocabulary
-    whole = [vocabulary.piece(token)[1:] for token in range(4, vocabulary.mask) if vocabulary.piece(token)[0] == "▁"]
+    whole = [vocabulary.piece(token)[1:] for token in range(4, vocabulary.mask_id) if vocabulary.piece(token)[0] == "▁"]
     a, b, x, y, z = [word for word in whole if word and len(vocabulary.encode(word)) == 1][:5]
     encoder = encoder_of(model(vocabulary=vocabulary.size))
     lookup = TrainedEncoder(encoder, vocabulary)

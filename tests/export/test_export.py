@@ -36,7 +36,7 @@ from tests.evaluate.folders import write_run
 from tests.launch import ROOT, environment
 from tests.small import MODERN
 from xlme_ds.checkpoint import __main__ as checkpoint
-from xlme_ds.checkpoint.state_files import COMPLETE, STATE
+from xlme_ds.checkpoint.state_files import MARKER_FILE, STATE_JSON
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.compared_models import load_encoders
@@ -472,10 +472,10 @@ def test_a_checkpoint_that_the_run_deletes_while_it_is_read(run: Path, tmp_path:
         opened += 1
         if opened == 3:
             shutil.copytree(folder / "step_00000002", tmp_path / "next")
-            state, marker = tmp_path / "next" / STATE, tmp_path / "next" / COMPLETE
+            state, marker = tmp_path / "next" / STATE_JSON, tmp_path / "next" / MARKER_FILE
             state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 9}))
             whole = {"bytes": state.stat().st_size, "crc32": zlib.crc32(state.read_bytes())}
-            marker.write_text(json.dumps(json.loads(marker.read_text()) | {STATE: whole}))
+            marker.write_text(json.dumps(json.loads(marker.read_text()) | {STATE_JSON: whole}))
             (tmp_path / "next").rename(folder / "step_00000009")
             shutil.rmtree(folder / "step_00000002")
 

@@ -195,7 +195,7 @@ def test_without_our_package(masked: tuple[Path, Path], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     vocabulary = load_run(run).vocabulary
-    assert found["ids"] == [0, *vocabulary.encode("kalo"), vocabulary.mask, *vocabulary.encode("sador"), 2]
+    assert found["ids"] == [0, *vocabulary.encode("kalo"), vocabulary.mask_id, *vocabulary.encode("sador"), 2]
     ids = torch.tensor([found["ids"]])
     hidden = hidden_states(run, "encoder", ids)[-1]
     torch.testing.assert_close(torch.tensor(found["hidden"]), hidden[0].float(), rtol=0, atol=1e-5)

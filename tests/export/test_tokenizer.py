@@ -58,7 +58,7 @@ def test_special_tokens(tokenizer: Any, vocabulary: Vocabulary) -> None:
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     ids = [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
     assert ids == [0, 1, 2, 3] == [tokenizer.cls_token_id, 1, tokenizer.sep_token_id, 3]
-    assert tokenizer.mask_token_id == vocabulary.mask and len(tokenizer) == vocabulary.size
+    assert tokenizer.mask_token_id == vocabulary.mask_id and len(tokenizer) == vocabulary.size
     assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == [
         vocabulary.piece(i) for i in range(len(tokenizer))
     ]
@@ -71,7 +71,7 @@ def test_a_mask_is_as_in_training(tokenizer: Any, vocabulary: Vocabulary) -> Non
     at = next(i for i, piece in enumerate(pieces) if not piece.startswith("▁"))  # what follows the mask starts no word
     text = "".join(["<mask>" if i == at - 1 else piece for i, piece in enumerate(pieces)]).replace("▁", " ").strip()
     expected = ids.tolist()
-    expected[at - 1] = vocabulary.mask
+    expected[at - 1] = vocabulary.mask_id
     assert tokenizer(text)["input_ids"] == [0, *expected, 2]
 
 
@@ -83,7 +83,7 @@ def test_what_follows_a_mask_begins_a_word_where_the_tokenizer_says_so(
 ) -> None:
     """U+200B and others are spaces to SentencePiece and none to Python, U+0085 the other way."""
     for rest in ("miter", "mi ter", ""):
-        expected = [*vocabulary.encode("kalo"), vocabulary.mask, *vocabulary.encode_after_mask(space + rest)]
+        expected = [*vocabulary.encode("kalo"), vocabulary.mask_id, *vocabulary.encode_after_mask(space + rest)]
         assert tokenizer(f"kalo<mask>{space}{rest}")["input_ids"] == [0, *expected, 2], (space, rest)
 
 
@@ -110,7 +110,7 @@ def test_places_are_sentencepieces(tokenizer: Any, vocabulary: Vocabulary) -> No
     text = "kalo <mask> sa<mask>, a"
     found = tokenizer(text, return_offsets_mapping=True)
     places = list(zip(found["input_ids"], found["offset_mapping"], strict=True))
-    assert [place for token, place in places if token == vocabulary.mask] == [(5, 11), (14, 20)]
+    assert [place for token, place in places if token == vocabulary.mask_id] == [(5, 11), (14, 20)]
     assert not any(text[start:end].startswith(" ") for _, (start, end) in places)
 
 

@@ -57,7 +57,7 @@ def leaving_out(steps: tuple[int, ...]) -> Patch:
 
         def train_batch(self, step, learning_rate, *arguments):  # type: ignore[no-untyped-def]
             if step in steps:
-                self.loader.step(step)  # for the audit
+                self.loader.micro_batches(step)  # for the audit
                 return StepStats({}, math.nan, learning_rate, applied=False)
             return take(self, step, learning_rate, *arguments)
 
@@ -159,7 +159,7 @@ class FaultCase:
     def until_step(self, ranks: ForkedRanks, first: int) -> None:
         """Wait until a random step, at least `first`, was logged."""
         step = self.rng.randint(first, STEPS - 4)
-        ranks.until(lambda: RunFolder(self.out).steps_logged() >= step)
+        ranks.until(lambda: RunFolder(self.out).last_logged_step() >= step)
 
     def to_the_middle(self) -> None:
         """Have SIGTERM stop the run somewhere after its second checkpoint."""

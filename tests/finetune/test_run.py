@@ -488,7 +488,7 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
     more = ["--seeds", 1, 2, "--tuning.epochs", 10, "--tuning.batch", 8, "--engine.kind", "plain"]
     process = Python(words(base, "ner", data, out, *more))
-    while RunFolder(out / "seed2").steps_logged() < 15:
+    while RunFolder(out / "seed2").last_logged_step() < 15:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGUSR1)
@@ -496,7 +496,7 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     assert process.returncode == 0 and "seed2: stopped after step" in said, said
     assert (out / "seed1" / "scores.json").exists() and not (out / "seed2" / "scores.json").exists()
     saved = json.loads((out / "seed2" / "checkpoints" / "latest.json").read_text())["checkpoint"]
-    assert saved == f"step_{RunFolder(out / 'seed2').steps_logged():08d}"
+    assert saved == f"step_{RunFolder(out / 'seed2').last_logged_step():08d}"
 
 
 def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def features(kind: str, count: int = 10) -> list[Feature]:
 
 
 def read(loader: TaskLoader, step: int) -> list[tuple[int, ...]]:
-    batches = loader.step(step)
+    batches = loader.micro_batches(step)
     return [tuple(row[row != PAD].tolist()) for batch in batches for row in batch.tokens_BT]
 
 
@@ -56,7 +56,7 @@ def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
     named = [int(number) for number in loaders[0].describe_rows(2).removeprefix("examples ").split(", ")]
     assert sorted(tuple(every[number].ids.tolist()) for number in named) == seen[1, 4][2]
     for loader in [TaskLoader(every, "pair", DataConfig(8, 0, 2), 1, rank, 2) for rank in range(2)]:
-        batches = loader.step(1)
+        batches = loader.micro_batches(1)
         assert len(batches) == 2
         for micro_batch, batch in enumerate(batches):  # the examples of that micro-batch of this rank
             told = [int(n) for n in loader.describe_rows(1, micro_batch).removeprefix("examples ").split(", ")]
@@ -85,14 +85,14 @@ def test_every_epoch_has_an_order_and_dropout_of_its_own() -> None:
     orders = [tuple(read(ones, 10 * epoch + step)[0] for step in range(10)) for epoch in range(6)]
     assert len(set(orders)) == 6 and len({tuple(sorted(order)) for order in orders}) == 1
     loader = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
-    epochs = [loader.step(step)[0] for step in range(6)]
+    epochs = [loader.micro_batches(step)[0] for step in range(6)]
     orders = [[tuple(row[row != PAD].tolist()) for row in batch.tokens_BT] for batch in epochs]
     keys = [dict(zip(order, batch.keys_B.tolist(), strict=True)) for order, batch in zip(orders, epochs, strict=True)]
     assert all(len({epoch[row] for epoch in keys}) == 6 for row in orders[0]), "what is dropped of an example"
     assert len({key for epoch in keys for key in epoch.values()}) == 6 * len(every)
     again = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
-    assert torch.equal(again.step(4)[0].keys_B, epochs[4].keys_B), "a resumed run goes on with the same"
-    assert torch.equal(again.step(4)[0].tokens_BT, epochs[4].tokens_BT)
+    assert torch.equal(again.micro_batches(4)[0].keys_B, epochs[4].keys_B), "a resumed run goes on with the same"
+    assert torch.equal(again.micro_batches(4)[0].tokens_BT, epochs[4].tokens_BT)
 
 
 def test_examples_of_a_length_are_run_together() -> None:
@@ -100,7 +100,7 @@ def test_examples_of_a_length_are_run_together() -> None:
     longest = sorted(len(feature.ids) for feature in every)[1::2]
     for world in (1, 5):
         loaders = [TaskLoader(every, "pair", DataConfig(10, 0, 2), 1, rank, world) for rank in range(world)]
-        assert [batch.tokens_BT.shape[1] for loader in loaders for batch in loader.step(0)] == longest
+        assert [batch.tokens_BT.shape[1] for loader in loaders for batch in loader.micro_batches(0)] == longest
 
 
 @pytest.mark.parametrize("kind", ["tokens", "pair", "span"])

@@ -173,7 +173,10 @@ def kept() -> dict[str, list[float]]:
     """Bytes that a layer keeps for its backward pass, and what the planner says."""
     cases = {kind: replace(SIZES["triton"], relative_bias=kind) for kind in ("gated", "plain", "none")}  # type: ignore[arg-type]
     return {
-        kind: [saved_by_a_layer(cfg, torch.float32, "cpu"), activations.layer(layout(cfg, 4, True))]
+        kind: [
+            saved_by_a_layer(cfg, torch.float32, "cpu"),
+            activations.uncheckpointed_layer_bytes(layout(cfg, 4, True)),
+        ]
         for kind, cfg in cases.items()
     }
 

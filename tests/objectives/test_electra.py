@@ -280,6 +280,6 @@ def test_random_fakes_are_for_training_alone(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "mixed", 8) / "mono")
     purposes: tuple[Purpose, ...] = ("train", "evaluate", "compare", "show")
     for purpose in purposes:
-        batch = objective.batches(store, purpose)([(0, store.read(np.arange(4)), np.arange(4))], 1, 0.15, 2)
+        batch = objective.collate_for(store, purpose)([(0, store.read(np.arange(4)), np.arange(4))], 1, 0.15, 2)
         assert ("random_1" in batch.added) == (purpose == "train"), purpose
         assert purpose != "train" or batch.added["random_1"].tolist() == [0.75], "of step 2"

@@ -56,7 +56,7 @@ def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, d
     cfg = replace(SMALL, norm=norm, relative_bias=relative_bias, **rates)  # type: ignore[arg-type]
     # The scale of q·k is kept as a number of 8 bytes by some versions of torch.
     assert saved_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
-        activations.layer(layout(cfg, dtype.itemsize, False)), abs=64
+        activations.uncheckpointed_layer_bytes(layout(cfg, dtype.itemsize, False)), abs=64
     )
 
 
@@ -67,7 +67,7 @@ def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
     cfg = replace(SMALL, norm=norm, relative_bias=relative_bias)  # type: ignore[arg-type]
     # The kernel may pad its log-sum-exp to a multiple of 32 tokens.
     kept = saved_by_a_layer(cfg, torch.bfloat16, "cuda")
-    assert kept == pytest.approx(activations.layer(layout(cfg, 2, True)), rel=0.05)
+    assert kept == pytest.approx(activations.uncheckpointed_layer_bytes(layout(cfg, 2, True)), rel=0.05)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -144,17 +144,17 @@ def test_what_layers_share_and_a_backward_pass_holds_counted_by_hand(
 def test_dropout_saves_nothing_of_a_generator() -> None:
     rates = dict(dropout=0.1, attention_dropout=0.1)
     with_dropout, without = layout(replace(SMALL, **rates), 2, False), layout(SMALL, 2, False)  # type: ignore[arg-type]
-    assert activations.generator(with_dropout) == activations.generator(without) > 0
-    assert activations.saved_stage(with_dropout, 0) > activations.saved_stage(without, 0)
+    assert activations.saved_generator_bytes(with_dropout) == activations.saved_generator_bytes(without) > 0
+    assert activations.saved_stage_bytes(with_dropout, 0) > activations.saved_stage_bytes(without, 0)
 
 
 def test_checkpointing_saves_only_the_input_of_a_layer() -> None:
     cfg = replace(SMALL, activation_checkpointing=True)
     of = layout(cfg, 2, False)
-    assert activations.saved_layer(of) == ROWS * TOKENS * cfg.width * 2
+    assert activations.saved_layer_bytes(of) == ROWS * TOKENS * cfg.width * 2
     assert activations.layer_backward_bytes(of) - activations.layer_backward_bytes(
         layout(SMALL, 2, False)
-    ) == activations.layer(of)
+    ) == activations.uncheckpointed_layer_bytes(of)
 
 
 def test_positions_at_which_a_head_predicts() -> None:

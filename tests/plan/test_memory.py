@@ -11,8 +11,8 @@ from tests.plan.measure import run_config
 from tests.rows import write_data
 from tests.small import MODERN
 from xlme_ds.plan.layout import ParallelLayout
-from xlme_ds.plan.memory import peak
-from xlme_ds.plan.speed import communication
+from xlme_ds.plan.memory import peak_memory
+from xlme_ds.plan.speed import communication_bytes
 
 TINY = dict(
     vocabulary=2000,
@@ -159,7 +159,7 @@ def layout(name: str, case: dict[str, Any]) -> ParallelLayout:
 @pytest.mark.parametrize("name", CASES)
 def test_peak_memory(measured: dict[str, Any], name: str) -> None:
     case, ranks = measured[name]
-    moment, memory = peak(layout(name, case))
+    moment, memory = peak_memory(layout(name, case))
     fullest = max(ranks, key=lambda rank: rank["peak"])
     # What is left out: copies that one operation makes for itself, and rows that are not full.
     assert sum(memory.values()) == pytest.approx(fullest["peak"], rel=0.1), (moment, memory, fullest)
@@ -170,7 +170,7 @@ def test_communication(measured: dict[str, Any], name: str) -> None:
     case, ranks = measured[name]
     of = layout(name, case)
     sent, share = ranks[0]["bytes"], (of.replicas - 1) / of.replicas
-    expected = communication(of)
+    expected = communication_bytes(of)
     gradients = 2 * sent.get("allreduce_", 0) + sent.get("_reduce_scatter_base_", 0)
     # Besides gradients the ranks reduce the counts and statistics of the batch: 16 KB here.
     assert gradients * share == pytest.approx(expected["gradients"], rel=0.01, abs=40_000)

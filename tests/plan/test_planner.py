@@ -19,10 +19,10 @@ from xlme_ds.plan import run
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
-from xlme_ds.plan.memory import _moments, peak
+from xlme_ds.plan.memory import _moments, peak_memory
 from xlme_ds.plan.planner import _engines, check_numbers, plan
 from xlme_ds.plan.printed import _operations, _own_layout, _round, _time, distinct, print_budget
-from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication, gpu_of, speed
+from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication_bytes, parse_gpu, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
 
@@ -31,7 +31,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 
 @pytest.fixture(scope="module")
 def xl() -> dict:
-    return plan(recipe("xl_zero3"), 64, gpu_of("a100-80g"), layouts=1000)
+    return plan(recipe("xl_zero3"), 64, parse_gpu("a100-80g"), layouts=1000)
 
 
 def test_keys(xl: dict) -> None:
@@ -75,11 +75,11 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
 def test_settings_are_ready_for_the_command_line(command: str) -> None:
     """Added to the command that the plan was for they give the layout that was priced, and a run of it is legal."""
     run = parse("plan", PlanSettings, "", command.split()).run
-    layouts = plan(run, 64, gpu_of("a100-80g"), layouts=1000)["layouts"]
+    layouts = plan(run, 64, parse_gpu("a100-80g"), layouts=1000)["layouts"]
     for one in [*layouts[:2], *layouts[2::20]]:
         run = parse("plan", PlanSettings, "", [*command.split(), *one.pop("settings").split()]).run
         validate(run, 64)
-        again = plan(run, 64, gpu_of("a100-80g"), layouts=0)
+        again = plan(run, 64, parse_gpu("a100-80g"), layouts=0)
         assert {key: again[key] for key in one} == one
 
 
@@ -89,7 +89,7 @@ def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
     machine = re.search(r"\(fits (?:a GPU|(\d+) or more GPUs) of (\d+) GB\)\.$", SUMMARIES[name])
     assert machine is not None, SUMMARIES[name]
     for gpus in (int(machine[1] or 1), 64):
-        result = plan(recipe(name), gpus, gpu_of(f"{machine[2]},300"), layouts=0)
+        result = plan(recipe(name), gpus, parse_gpu(f"{machine[2]},300"), layouts=0)
         assert result["fits"], (gpus, result["memory_per_gpu_gib"])
 
 
@@ -102,7 +102,7 @@ def test_recipes_for_any_number_of_gpus_are_near_the_fastest_layout(name: str, g
     networks (`_pipe`), and XL on H200s, which have room for larger micro-batches and on 512 are faster with a
     pipeline."""
     for gpus in (8, 64, 512):
-        found = plan(recipe(name), gpus, gpu_of(gpu), layouts=1)
+        found = plan(recipe(name), gpus, parse_gpu(gpu), layouts=1)
         (fastest,) = found["layouts"]
         assert found["fits"] and found["tokens_per_s"] >= 0.97 * fastest["tokens_per_s"], (gpus, fastest["settings"])
 
@@ -141,7 +141,7 @@ def test_memory_is_that_of_the_phase_that_predicts_most() -> None:
     def memory(*fractions: float) -> float:
         steps = (1000,) * (len(fractions) - 1)
         data = replace(run.data, phase_steps=steps, phase_mask_fractions=fractions)
-        return sum(peak(ParallelLayout.of(replace(run, data=data), 8, "fp32", 512))[1].values())
+        return sum(peak_memory(ParallelLayout.of(replace(run, data=data), 8, "fp32", 512))[1].values())
 
     assert memory(0.15, 0.5) == memory(0.5, 0.15) == memory(0.5) > memory(0.15)
 
@@ -152,7 +152,7 @@ def test_exposed_bytes_counted_by_hand() -> None:
     for engine in ("zero1", "zero2", "zero3"):
         chosen = replace(run, engine=EngineConfig(deepspeed=engine))
         layout = ParallelLayout.of(chosen, 64, "bf16", 512)
-        sizes, sent = layout.sizes(0), communication(layout)
+        sizes, sent = layout.sizes(0), communication_bytes(layout)
         total, tables = (63 / 64 * size for size in (sizes.total, sizes.tables))
         assert layout.accumulation == 4
         if engine == "zero1":
@@ -177,12 +177,12 @@ def test_what_stays_on_a_node_takes_its_links(gpus: int, among_replicas: int, am
     layout = ParallelLayout.of(replace(run, data=replace(run.data, micro_batch=1)), gpus, "bf16", 512)
     layout = replace(layout, zero={**layout.zero, "overlap_comm": 1})  # as a user's file may have it
     assert len(layout.stages) == 2 and layout.replicas == gpus // 2
-    sent, rate = communication(layout), 0.7e9
+    sent, rate = communication_bytes(layout), 0.7e9
     assert sent["exposed"] == sent["total"] == sent["gradients"] + sent["weights"] + sent["stages"]
     expected = sent["stages"] / among_stages + (sent["gradients"] + sent["weights"]) / among_replicas
     assert speed(run, layout, gpu, 0.4)["transfer"] == pytest.approx(expected / rate)
     whole = ParallelLayout.of(recipe("large_zero2"), gpus // 2, "bf16", 512)
-    all_sent = communication(whole)
+    all_sent = communication_bytes(whole)
     found = speed(recipe("large_zero2"), whole, gpu, 0.4)["transfer"]
     at_least = (all_sent["gradients"] + all_sent["weights"]) / rate / among_replicas
     assert 0.9 * at_least < found <= at_least, "little of it is hidden behind such a fast GPU"
@@ -198,7 +198,7 @@ def test_offloaded_bytes_counted_by_hand(gpus: int) -> None:
             offload_optimizer="cpu", offload_parameters=parameters, nvme_folder="/local" if parameters == "nvme" else ""
         )
         engine = EngineConfig(deepspeed="zero3_offload", **places)  # type: ignore[arg-type]
-        found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), gpus, gpu_of("a100-80g"))
+        found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), gpus, parse_gpu("a100-80g"))
         assert found["accumulation"] == 256 // gpus
         times.append(found["seconds_per_step"]["offload"])
     share = plan(run)["parameters"]["trained_total"] / gpus / 10e9  # seconds of a byte of each, at 10 GB/s
@@ -217,11 +217,11 @@ def test_a_run_in_fp32_is_counted_in_fp32() -> None:
     )
     assert whole["hardware"]["precision"] == "fp32" and whole["hardware"]["peak_tflops"] == 19.5
     assert whole["memory_per_gpu_gib"]["total"] > half["memory_per_gpu_gib"]["total"]
-    assert plan(exact, 8, gpu_of("v100-32g"))["tokens_per_s"] > 0
+    assert plan(exact, 8, parse_gpu("v100-32g"))["tokens_per_s"] > 0
     with pytest.raises(ValueError, match=r"engine\.precision fp32 has no rate on 80,300: leave it at auto"):
-        plan(exact, 8, gpu_of("80,300"))
+        plan(exact, 8, parse_gpu("80,300"))
     with pytest.raises(ValueError, match=r"engine\.precision bf16 has no rate on v100-32g"):
-        plan(replace(run, engine=EngineConfig(deepspeed="zero1", precision="bf16")), 8, gpu_of("v100-32g"))
+        plan(replace(run, engine=EngineConfig(deepspeed="zero1", precision="bf16")), 8, parse_gpu("v100-32g"))
 
 
 def test_the_papers_run() -> None:
@@ -231,15 +231,15 @@ def test_the_papers_run() -> None:
     assert per_gpu == pytest.approx(27_900, rel=0.01)
     share = plan(run)["flops"]["per_step"] * 125_000 / (published * 86_400 * 64 * 312e12)
     assert share == pytest.approx(0.083, abs=0.001)
-    found = plan(run, 64, gpu_of("a100-80g"), utilisation=0.1)
+    found = plan(run, 64, parse_gpu("a100-80g"), utilisation=0.1)
     assert 0.05 < found["of_peak"] < 0.1 and 1.4 < found["days"] < 2.8
 
 
 def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimizer() -> None:
     run = recipe("large_pipe")
-    two = peak(ParallelLayout.of(run, 2, "bf16", 512))[1]
-    assert two["weights"] < peak(ParallelLayout.of(recipe("large_zero2"), 2, "bf16", 512))[1]["weights"]
-    assert peak(ParallelLayout.of(run, 64, "bf16", 512))[1]["optimizer"] == pytest.approx(two["optimizer"] / 32)
+    two = peak_memory(ParallelLayout.of(run, 2, "bf16", 512))[1]
+    assert two["weights"] < peak_memory(ParallelLayout.of(recipe("large_zero2"), 2, "bf16", 512))[1]["weights"]
+    assert peak_memory(ParallelLayout.of(run, 64, "bf16", 512))[1]["optimizer"] == pytest.approx(two["optimizer"] / 32)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tupl
     Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
     """
     run = parse("plan", PlanSettings, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
-    of = speed(run, ParallelLayout.of(run, gpus, "bf16", 512), gpu_of("a100-80g"), 0.4)
+    of = speed(run, ParallelLayout.of(run, gpus, "bf16", 512), parse_gpu("a100-80g"), 0.4)
     waiting, working = idle
     assert of["bubble"] == pytest.approx(of["compute"] * waiting / working) and of["compute"] > 0
     assert of["step"] == pytest.approx(of["compute"] * (1 + waiting / working) + of["transfer"] + of["offload"])
@@ -271,12 +271,12 @@ def test_a_stage_holds_as_many_micro_batches_as_in_deepspeeds_schedule(micro_bat
 
 
 def test_gpus_by_name_and_by_figures() -> None:
-    assert gpu_of("h200") is GPUS["h200"]
+    assert parse_gpu("h200") is GPUS["h200"]
     short = {"h100": "h100-80g", "a100": "a100-80g", "v100": "v100-32g", "a10": "a10-24g"}
-    assert {name: gpu_of(name).name for name in short} == short
-    assert gpu_of("48,181.05") == GPU("48,181.05", 48, 181.05)
-    assert (gpu_of("0.001,1000000").memory_gib, gpu_of("1000000,0.001").tflops) == (0.001, 0.001)
-    assert not plan(recipe("xl_zero3"), 1, gpu_of("a10-24g"), layouts=0)["fits"]
+    assert {name: parse_gpu(name).name for name in short} == short
+    assert parse_gpu("48,181.05") == GPU("48,181.05", 48, 181.05)
+    assert (parse_gpu("0.001,1000000").memory_gib, parse_gpu("1000000,0.001").tflops) == (0.001, 0.001)
+    assert not plan(recipe("xl_zero3"), 1, parse_gpu("a10-24g"), layouts=0)["fits"]
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -333,7 +333,7 @@ def test_the_plain_engine_is_not_planned() -> None:
 
 
 def test_a_gpu_has_its_name_in_capitals_too() -> None:
-    assert gpu_of("H100") is gpu_of("h100") is GPUS["h100-80g"]
+    assert parse_gpu("H100") is parse_gpu("h100") is GPUS["h100-80g"]
 
 
 def test_the_table_of_the_guide() -> None:
@@ -355,7 +355,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = ["--recipe", "large", "--gpus", "64", "--gpu", "h100"]
-    (best, *_) = plan(recipe("large"), 64, gpu_of("h100"))["layouts"]
+    (best, *_) = plan(recipe("large"), 64, parse_gpu("h100"))["layouts"]
     days, hours = best["days"], best["gpu_hours"]
     assert hours == pytest.approx(days * 24 * 64, rel=1e-3)
     first, _, launched, hosts, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
@@ -395,7 +395,7 @@ def test_the_printed_command_has_each_flag_of_a_layout_once(capsys: pytest.Captu
 
 
 def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    layouts = plan(recipe("base"), 8, gpu_of("h100"), layouts=1000)["layouts"]
+    layouts = plan(recipe("base"), 8, parse_gpu("h100"), layouts=1000)["layouts"]
     ways = distinct(layouts)
     assert sum(len(way["micro_batches"]) for way in ways) == len(layouts) > len(ways)
     assert len({(way["settings"], way["tokens_per_s"]) for way in ways}) == len(ways)
@@ -485,7 +485,7 @@ def test_details_of_phases_and_of_what_fits() -> None:
         train=replace(run.train, steps=50),
         optimizer=replace(run.optimizer, warmup_steps=5),
     )
-    found = plan(run, 1, gpu_of("80,300"))
+    found = plan(run, 1, parse_gpu("80,300"))
     lines = _operations(found)[1].splitlines()
     assert lines[:2] == [
         "phase 1 from step 0: 1.02e+04 tokens in 20 steps, 15% predicted",
@@ -493,7 +493,7 @@ def test_details_of_phases_and_of_what_fits() -> None:
     ]
     total = found["memory_per_gpu_gib"]["total"]
     for factor, said in ((1.02, "fits"), (0.98, "does not fit")):
-        again = plan(run, 1, gpu_of(f"{total / 0.9 * factor},300"))
+        again = plan(run, 1, parse_gpu(f"{total / 0.9 * factor},300"))
         note = " ".join(_own_layout(again)[1].split())
         assert f"({again['fullest_at']}): {said} into {total / 0.9 * factor:g} GiB with 10% of it set aside" in note
         assert f"over the whole step {again['of_peak']:.1%} of peak" in note and "40% of 300 TFLOP/s (bf16)" in note
@@ -515,7 +515,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     run = parse("plan", PlanSettings, "", model["settings"].split()).run
     assert run == validate(run) and (run.train.steps, run.name) == (model["steps"], "base")
     assert run.optimizer.warmup_steps == min(10_000, model["steps"] // 10)
-    cost = plan(run, 8, gpu_of("h100"))
+    cost = plan(run, 8, parse_gpu("h100"))
     assert cost["flops"]["standard"]["both"] == pytest.approx(found["flops"], rel=0.01)
     assert cost["parameters"]["discriminator"] == model["parameters"]
     base = found["recipes"]["base"]

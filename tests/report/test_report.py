@@ -794,7 +794,7 @@ def test_smoothing_keeps_straight_lines_and_ends() -> None:
     ],
 )
 def test_number(value: float, text: str) -> None:
-    assert figures.number(value) == text
+    assert figures.format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -805,7 +805,7 @@ def test_number(value: float, text: str) -> None:
     ],
 )  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
-    assert run_page.duration(seconds) == text
+    assert run_page.format_duration(seconds) == text
 
 
 def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:

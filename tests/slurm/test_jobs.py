@@ -21,8 +21,7 @@ from tests.launch import ROOT, catches, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
 from xlme_ds.io.help import checked
 from xlme_ds.recipes import RECIPES
-from xlme_ds.run_commands import environment as run_environment
-from xlme_ds.run_commands import launch
+from xlme_ds.run_commands import child_environment, launch_command
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS = 48
@@ -77,7 +76,7 @@ def write_corpus(folder: Path) -> str:
 
 
 def step(out: Path) -> int:
-    return RunFolder(out).steps_logged()
+    return RunFolder(out).last_logged_step()
 
 
 def wait_for_step(job: Job, out: Path, number: int) -> None:
@@ -165,18 +164,23 @@ def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> Non
     """Neither by a step of a larger command, nor by what draws the page of a run."""
     for name in ("jinja2", "numpy", "data_prep"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')")
-    step = launch("data_prep.inspect.show", 1, ["--help"])
+    step = launch_command("data_prep.inspect.show", 1, ["--help"])
     page = ["-c", "import jinja2, numpy, data_prep, xlme_ds; print(xlme_ds.__file__)"]
     for command in (step, [sys.executable, *page]):
         done = subprocess.run(
-            command, cwd=tmp_path, env=run_environment() | {"PYTHONWARNINGS": "ignore"}, capture_output=True, text=True
+            command,
+            cwd=tmp_path,
+            env=child_environment() | {"PYTHONWARNINGS": "ignore"},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0 and "planted" not in done.stdout + done.stderr, done.stderr
     with_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", "import os; from xlme_ds.run_commands import environment, run\n"
+        [sys.executable, "-c", "import os; from xlme_ds.run_commands import child_environment, run\n"
          "os.chdir(__import__('sys').argv[1])\n"
-         "run([__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)'], environment())",
+         "command = [__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)']\n"
+         "run(command, child_environment())",
          str(tmp_path)],
         cwd=ROOT, env=with_path, capture_output=True, text=True,
     )  # fmt: skip

@@ -30,7 +30,7 @@ def test_killed_stages_end_with_the_same_bytes(
         wait_until(lambda: int(job.field("Restarts")) > restarts or job.field("JobState") != "RUNNING", "the requeue")
         cluster.recover("n2")
 
-    monkeypatch.setattr(rehearsal, "WAYS", [*rehearsal.WAYS, lose_node])
+    monkeypatch.setattr(rehearsal, "KILL_METHODS", [*rehearsal.KILL_METHODS, lose_node])
     settings = Rehearsal(0.01, CORPUS, tmp_path / "killed", ids=12_000, rows=4000, sentences=2000, keep=True)
     done = run(settings)
     killed = {name: done["stages"][name]["kills"] for name in RESUMABLE}

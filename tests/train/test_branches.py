@@ -34,7 +34,7 @@ from xlme_ds.config import (
 )
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import Loader, unigram_by_language
+from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ from xlme_ds.plan.planner import plan
 from xlme_ds.pretrain import main as pretrain_command
 from xlme_ds.train.opening import _phases
 from xlme_ds.train.records import audit_lines
-from xlme_ds.train.run_folder import RunFolder, branched
+from xlme_ds.train.run_folder import RunFolder, read_branch_config
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run, pin_step
 from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights, save_weights
@@ -118,7 +118,7 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     before = {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
     whole = longer(replace(config, schedule=ScheduleConfig("wsd", 4)), 10)
     alone = pretrain(whole, data, stable.with_name("alone"))
-    branch = replace(longer(branched(stable.with_name("stable@6")), 10), schedule=whole.schedule)
+    branch = replace(longer(read_branch_config(stable.with_name("stable@6")), 10), schedule=whole.schedule)
     out = pretrain(branch, data, stable.with_name("branch"))
     assert weights(out) == weights(alone) != weights(stable)
     assert records(out) == records(alone)[6:]
@@ -157,7 +157,7 @@ def test_a_state_that_gives_another_loss_is_refused(
     forget(run, 6, 8)
     state = run / "checkpoints/step_00000003/state.json"
     rewrite(state, probe=1.001 * read_json(state, dict)["probe"])
-    for settings, out in ((config, run), (branched(tmp_path / "run@3"), tmp_path / "branch")):
+    for settings, out in ((config, run), (read_branch_config(tmp_path / "run@3"), tmp_path / "branch")):
         with pytest.raises(SharedError, match=r"the loss of the probe batch was \S+ when \S+step_00000003 was saved"):
             pretrain(settings, data, out)
 
@@ -222,9 +222,9 @@ def test_data_and_first_weights_are_of_the_settings_of_the_run(config: RunConfig
         run = replace(of_one, seed=seed, objective=ObjectiveConfig(mask_fraction=fraction))
         run = replace(run, model=replace(run.model, init_std=std))
         ours, theirs = open_data(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
-        for one, other in zip(ours.step(3), theirs.step(3), strict=True):
+        for one, other in zip(ours.micro_batches(3), theirs.micro_batches(3), strict=True):
             assert all(map(torch.equal, one.tensors(), other.tensors()))
-        masked.append(str(ours.step(3)[0].masked_M.tolist()))
+        masked.append(str(ours.micro_batches(3)[0].masked_M.tolist()))
         model = objective_of(run.objective).build(run.model)
         initialise(model, seed, std)
         found = build_engine(run, ours, None).full_state()
@@ -256,19 +256,21 @@ def test_a_run_keeps_its_kernels_tilings(
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
     parent, out = stable.with_name("parent"), stable.with_name("orphan")
     shutil.copytree(stable, parent)
-    pretrain(branched(Path(f"{parent}@6")), data, out)
+    pretrain(read_branch_config(Path(f"{parent}@6")), data, out)
     for other in (parent.with_name("stable@6"), parent.with_name("parent@3")):
-        assert branched(other, out).start.folder == str(other), "settings of another branch are those of its parent"
+        assert read_branch_config(other, out).start.folder == str(other), (
+            "settings of another branch are those of its parent"
+        )
     shutil.rmtree(parent / "checkpoints" / "step_00000006")
     (parent / "config.json").write_text("{}")
-    again = branched(Path(f"{parent}@6"), out)
+    again = read_branch_config(Path(f"{parent}@6"), out)
     assert again.start.folder == f"{parent}@6" and pretrain(again, data, out) == out
 
 
 @pytest.mark.parametrize("change", ["seed", "share", "weight"])
 def test_a_branch_has_masks_and_weights_of_its_own(data: tuple[Path, Path], stable: Path, change: str) -> None:
     """The loss of the probe, a masked row of the same data, cannot be compared then."""
-    branch = branched(stable.with_name("stable@3"))
+    branch = read_branch_config(stable.with_name("stable@3"))
     changes: dict[str, Any] = {
         "seed": dict(seed=9),
         "share": dict(data=replace(branch.data, phase_mask_fractions=(0.5, 0.05))),
@@ -288,7 +290,7 @@ def test_a_finished_run_without_checkpoints_stays(config: RunConfig, data: tuple
 
 
 def test_a_branch_reads_other_data(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
-    branch = branched(stable.with_name("stable@6"))
+    branch = read_branch_config(stable.with_name("stable@6"))
     branch = longer(replace(branch, data=replace(branch.data, phase_steps=(), phase_mask_fractions=())), 7)
     out = pretrain(branch, data[0], stable.with_name("elsewhere"))
     assert records(out)[0]["loss"] != records(stable)[6]["loss"]
@@ -299,7 +301,7 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
     out = stable.with_name("longer")
     shutil.copytree(stable, out)
     (out / "finished.json").unlink()  # as if it had been stopped in its report, and then been made longer
-    RunFolder(out).begin(longer(config, 10), {}, 1, {})
+    RunFolder(out).write_config(longer(config, 10), {}, 1, {})
     assert not (out / "model/model.safetensors").exists(), "weights of step 8 are not the model of a run of 10 steps"
     write_json(out / "config.json", read_json(stable / "config.json", dict) | {"started": "long ago"})
     pretrain(longer(config, 10), data, out)
@@ -341,7 +343,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 import xlme_ds.train.run
-xlme_ds.train.run.product_rate = lambda device, precision: 1e9  # as if each process had a GPU
+xlme_ds.train.run.measure_matmul_peak = lambda device, precision: 1e9  # as if each process had a GPU
 from xlme_ds.api import pretrain
 from xlme_ds.config import RunConfig, from_json
 pretrain(from_json(RunConfig, json.loads(sys.argv[1])), sys.argv[3:], Path(sys.argv[2]))
@@ -450,7 +452,7 @@ def test_a_branch_may_raise_the_rotary_base(config: RunConfig, data: tuple[Path,
     model = replace(config.model, rotary_base=50.0, init_std=0.3, **MODERN)
     one = replace(config.data, phase_steps=(), phase_mask_fractions=())
     run = pretrain(longer(replace(config, model=model, data=one), 3), data[0], tmp_path / "run")
-    branch = longer(branched(Path(f"{run}@3")), 4)
+    branch = longer(read_branch_config(Path(f"{run}@3")), 4)
     raised = replace(branch, model=replace(model, rotary_base=5e5))
     found = [records(pretrain(each, data[0], tmp_path / str(n))) for n, each in enumerate((branch, raised))]
     assert [[line["step"] for line in lines] for lines in found] == [[4], [4]]
@@ -548,7 +550,7 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
     assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
     line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(unseen / "mono")
     both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
-    sums, counts = unigram_by_language(both, heldout, 0, 30)
+    sums, counts = unigram_nll_by_language(both, heldout, 0, 30)
     assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
         [run / "../one", run / "../two"],
@@ -625,19 +627,19 @@ def test_what_cannot_be(
     with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, but data.phase_steps is for 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
     with pytest.raises(ValueError, match=r"has no checkpoint of step 7 \(it has 3, 6, 8\): name one"):
-        branched(stable.with_name("stable@7"))
+        read_branch_config(stable.with_name("stable@7"))
     shutil.copytree(stable, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(ValueError, match=r"bare has no checkpoint of step 7, and no other: wait for its first"):
-        branched(tmp_path / "bare@7")
+        read_branch_config(tmp_path / "bare@7")
     with pytest.raises(ValueError, match=r"nowhere does not exist: name a run of pre-training with --branch"):
-        branched(tmp_path / "nowhere@7")
+        read_branch_config(tmp_path / "nowhere@7")
     with pytest.raises(ValueError, match=r"--branch .*stable names no step: write .*stable@STEP"):
-        branched(stable)
+        read_branch_config(stable)
     with pytest.raises(SharedError, match=r"train.steps is 8, but the run begins at step 8: raise train.steps"):
-        pretrain(branched(stable.with_name("stable@8")), data, tmp_path / "one")
+        pretrain(read_branch_config(stable.with_name("stable@8")), data, tmp_path / "one")
     with pytest.raises(ValueError, match=r"has no config.json: name a run of pre-training with --branch"):
-        branched(tmp_path.with_name(f"{tmp_path.name}@3"))
-    late = branched(stable.with_name("stable@6"))
+        read_branch_config(tmp_path.with_name(f"{tmp_path.name}@3"))
+    late = read_branch_config(stable.with_name("stable@6"))
     stepless = replace(late, start=StartConfig(str(stable), "state"))
     with pytest.raises(
         SharedError, match=r"start.take state continues from a step: name the step as .*stable@STEP, or give"
@@ -668,7 +670,7 @@ def test_a_branch_is_of_the_same_model(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
 ) -> None:
     """One objective, one vocabulary and the parts that the parent has; settings that no tensor's shape would show."""
-    late, vocabulary = branched(stable.with_name("stable@6")), Vocabulary(data[0] / "vocab")
+    late, vocabulary = read_branch_config(stable.with_name("stable@6")), Vocabulary(data[0] / "vocab")
     assert starting_weights(late, vocabulary) is None
     other = train_vocabulary(tmp_path / "other", size=vocabulary.size - 10)
     parent = tmp_path / "parent"

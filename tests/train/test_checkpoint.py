@@ -25,7 +25,7 @@ from tests.rows import write_data
 from tests.small import lively
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint import state_files
-from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete, seal
+from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete, write_state_and_marker
 from xlme_ds.checkpoint.state_files import StateWriter, read_state, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
@@ -326,12 +326,12 @@ def test_every_byte_of_a_large_file_is_checked(tmp_path: Path) -> None:
     (partial / STATE_FILE).write_bytes(content)
     files = {STATE_FILE: {"bytes": len(content), "crc32": zlib.crc32(content)}}
     whole = complete(partial, {"step": 1, "world": 1, "probe": 1.0}, files)
-    assert state_files.fault_of(whole) is None
+    assert state_files.checkpoint_fault(whole) is None
     for place in (0, len(content) // 2, -1):
         content[place] ^= 1
         (whole / STATE_FILE).write_bytes(content)
         content[place] ^= 1
-        assert state_files.fault_of(whole) == f"{STATE_FILE} has changed since it was written (checksum)", place
+        assert state_files.checkpoint_fault(whole) == f"{STATE_FILE} has changed since it was written (checksum)", place
 
 
 def test_other_names_among_the_checkpoints_are_nobodys_business(data: Path, tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
     """The most likely of its tokens may be another after a rounding; the probe's loss is one of given tokens."""
     of = engine(data, BTMLM)
     module, batch = lively(of.module), of.objective.as_probe(of.loader.probe())
-    written = of.loader.step(0)[0]
+    written = of.loader.micro_batches(0)[0]
     assert len(written.added["open_P"]) and not batch.added
     assert (written.tokens_BT[0] == PAD).sum() > (batch.tokens_BT[0] == PAD).sum() == (batch.segments_BT[0] == 0).sum()
     module.eval()
@@ -538,7 +538,8 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
     folder = save(Checkpoints(run, 3, 0), trained, 1)
     listed = read_object(folder / "complete.json")
-    seal(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})  # as if two processes had saved
+    # As if two processes had saved.
+    write_state_and_marker(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})
     commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])
     assert other.newest() == (other.folder / folder.name, [])
     loaded = engine(data)
@@ -640,7 +641,7 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     shutil.rmtree(folder.path / "checkpoints")
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
-    assert folder.steps_logged() == config.train.steps
+    assert folder.last_logged_step() == config.train.steps
     (folder.path / "checkpoints").mkdir()  # emptied, with latest.json
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
@@ -653,7 +654,7 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     folder.finish(config.train.steps)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, seldom, folder, loader)
-    assert folder.steps_logged() == config.train.steps
+    assert folder.last_logged_step() == config.train.steps
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data: Path, tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
-from xlme_ds.train.records import StepLines
-from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing
-from xlme_ds.train.run_folder import RunFolder, missing_steps
+from xlme_ds.train.records import StepLog
+from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
+from xlme_ds.train.run_folder import RunFolder, describe_missing_steps
 from xlme_ds.trained.runs import complete_checkpoint, write_model
 from xlme_ds.trained.settings import read_settings
 
@@ -68,7 +68,7 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     config = tiny(**PLAIN)
     out = tmp_path / "run"
     with closing(claimed(out, config)) as folder:
-        folder.begin(config, {}, 1, {})
+        folder.write_config(config, {}, 1, {})
     claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
     claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
     claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary_blocks=2))).close()
@@ -120,7 +120,7 @@ OPEN_BEFORE_THE_FIRST_STEP = ("train.steps", "schedule.", "data.phase_")
 def test_what_may_change_on_a_resume_and_nothing_else(tmp_path: Path, kind: type[Training]) -> None:
     """Every setting of pre-training and of fine-tuning, one after the other."""
     config = kind("mine")
-    RunFolder(tmp_path).begin(config, {}, 1, {})
+    RunFolder(tmp_path).write_config(config, {}, 1, {})
     sections = re.split(r"(\w+): ", " ".join(MAY_CHANGE.split()))[1:]
     may_change = {f"{name}.{key}" for name, keys in zip(*[iter(sections)] * 2, strict=True) for key in keys.split()}
     seen = set()
@@ -153,7 +153,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=config.train.steps + 1))
     out = tmp_path / "run"
     with closing(claimed(out, config)) as folder:
-        folder.begin(config, {}, 1, {})
+        folder.write_config(config, {}, 1, {})
     (out / "checkpoints" / f"step_{config.train.steps:08d}").mkdir()
     start = f"another output folder (with start.folder {out}, the new run starts from this run's weights)"
     tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
@@ -556,8 +556,8 @@ def test_records_that_are_missing_of_every_file(tmp_path: Path, capsys: pytest.C
     for start, lacking in ((StartConfig(), ("3 to 6, 12", "4, 12")), (StartConfig("run@6", "state"), ("12", "12"))):
         for name in names:
             (tmp_path / f"{name}.jsonl").write_text('{"step": 8}\n{"step": 9}\n')
-        logs = [StepLines(tmp_path, name, 12) for name in names]
-        report_missing(logs, dataclasses.replace(config, start=start), 12, saved)
+        logs = [StepLog(tmp_path, name, 12) for name in names]
+        report_missing_records(logs, dataclasses.replace(config, start=start), 12, saved)
         steps = (lacking[0], lacking[1], lacking[1], "", "")
         assert capsys.readouterr().out.splitlines() == [
             f"{log.path} has 2 of the 9 lines that it had at step 12" + f", and no record of step {of}" * bool(of)
@@ -583,12 +583,15 @@ def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:
 
 
 def test_missing_steps_in_words() -> None:
-    assert missing_steps([10, 30, 40], 10, 45) == "20"
-    assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
-    assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more ranges")
-    assert missing_steps(range(0, 20, 2), 1, 19).endswith(", 17, 19"), "ten ranges are all said"
-    assert missing_steps([2, 4], 2, 5) == ""
-    assert missing_steps([40], 10, 45, done=7) == "10 to 30" and missing_steps([20], 10, 20, done=10) == ""
+    assert describe_missing_steps([10, 30, 40], 10, 45) == "20"
+    assert describe_missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
+    assert describe_missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more ranges")
+    assert describe_missing_steps(range(0, 20, 2), 1, 19).endswith(", 17, 19"), "ten ranges are all said"
+    assert describe_missing_steps([2, 4], 2, 5) == ""
+    assert (
+        describe_missing_steps([40], 10, 45, done=7) == "10 to 30"
+        and describe_missing_steps([20], 10, 20, done=10) == ""
+    )
 
 
 class Synced(list[str]):

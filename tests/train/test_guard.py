@@ -25,9 +25,9 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
-from xlme_ds.train.loop import Callback, Evaluate, Guard, Record, UpdateReport, fit
+from xlme_ds.train.loop import BadStepGuard, Callback, Evaluate, Record, UpdateReport, fit
 from xlme_ds.train.opening import pretraining_info
-from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLines
+from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLog
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -119,7 +119,7 @@ def test_norms_that_an_engine_accepts(data: Path) -> None:
 class Last(Callback):
     """Writes a record when the run ends."""
 
-    def __init__(self, log: StepLines):
+    def __init__(self, log: StepLog):
         self.logs = (log,)
 
     def close(self, done: int) -> None:
@@ -127,7 +127,7 @@ class Last(Callback):
 
 
 def test_a_record_that_cannot_be_written_at_the_end_is_an_error(data: Path, tmp_path: Path) -> None:
-    of, log = config(), StepLines(tmp_path, "last", 12)
+    of, log = config(), StepLog(tmp_path, "last", 12)
     log.path.unlink()
     log.path.mkdir()
     engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
@@ -139,8 +139,8 @@ def stats(norm: float, applied: bool = True) -> StepStats:
     return StepStats({}, norm, 1e-3, applied)
 
 
-def guard(state: dict | None = None, **settings: object) -> Guard:
-    return Guard(TrainConfig(**settings), state or {}, lambda step: f"rows of {step}", None)
+def guard(state: dict | None = None, **settings: object) -> BadStepGuard:
+    return BadStepGuard(TrainConfig(**settings), state or {}, lambda step: f"rows of {step}", None)
 
 
 def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -> None:
@@ -160,7 +160,7 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
 
 def test_a_bad_step_is_recorded_with_its_reason_and_all_rows_of_the_step(tmp_path: Path) -> None:
     """Where no micro-batch's loss shows which. Of 32 ones and 32 twos the mean is 1.5, the deviation 0.50395."""
-    ours = Guard(TrainConfig(spike_sigma=6), {}, lambda step: f"rows of {step}", StepLines(tmp_path, "faults", 0))
+    ours = BadStepGuard(TrainConfig(spike_sigma=6), {}, lambda step: f"rows of {step}", StepLog(tmp_path, "faults", 0))
     for step in range(1, 65):
         ours.after_step(step, stats(1.0 + (step % 2)))
     ours.after_step(65, stats(math.nan, applied=False))

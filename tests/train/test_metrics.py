@@ -17,7 +17,7 @@ from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
 from xlme_ds.train import records
-from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLines, Tracker, product_rate
+from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLog, Tracker, measure_matmul_peak
 
 WRITE = """
 import sys, time
@@ -134,7 +134,7 @@ def test_lines_are_counted_over_a_resume(tmp_path: Path) -> None:
             content = path.read_bytes() + b'y\n{"step": true}\n{"step": 4}\n'
             damaged += b'{"step": true}\n'
         path.write_bytes(content)
-        log = StepLines(tmp_path, "metrics", start)
+        log = StepLog(tmp_path, "metrics", start)
         assert log.sync() == start and (tmp_path / "metrics.damaged").read_bytes() == damaged
         log.write({"step": start + 1})
         assert log.sync() == start + 1
@@ -147,8 +147,8 @@ def test_the_peak_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(records.torch, "ones", lambda *_, **__: ones)
     clock = iter([0.0, 5, 10, 14, 20, 23, 30, 32, 40, 44, 50, 59])
     monkeypatch.setattr(records.time, "perf_counter", lambda: next(clock))
-    assert product_rate(torch.device("cuda"), "fp32") == 2 * 8192**3 / 2
-    assert product_rate(torch.device("cpu"), "fp32") is None
+    assert measure_matmul_peak(torch.device("cuda"), "fp32") == 2 * 8192**3 / 2
+    assert measure_matmul_peak(torch.device("cpu"), "fp32") is None
 
 
 def test_the_peak_memory_of_a_gpu_is_what_torch_allocated(monkeypatch: pytest.MonkeyPatch) -> None:

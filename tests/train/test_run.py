@@ -26,13 +26,13 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.checkpoint_names import checkpoints_of, saved_step
 from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_by_language
+from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_nll_by_language
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import build_engine
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.opening import heldout_data, pretraining_info
+from xlme_ds.train.opening import heldout_data_config, pretraining_info
 from xlme_ds.train.run_folder import RunFolder
 
 _TINY = (
@@ -55,15 +55,15 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
     config = replace(
         config, data=replace(config.data, micro_batch=micro_batch), train=replace(config.train, eval_rows=60)
     )
-    data = heldout_data(config, folder, row_tokens=32)
+    data = heldout_data_config(config, folder, row_tokens=32)
     assert (data.mono_rows, data.para_rows) == (min(rows, 60), 9)
     for row_tokens, expected in ((32, micro_batch), (64, 2 * micro_batch), (16, max(micro_batch // 2, 1)), (1, 1)):
         # as many tokens at once as in training on rows of that length, and a row at least
-        assert heldout_data(config, folder, row_tokens).micro_batch == expected
+        assert heldout_data_config(config, folder, row_tokens).micro_batch == expected
     found, sizes = [], set()
     for rank in range(world):
         loader = HeldOutLoader(folder, data, 1, 0.15, rank, world)
-        batches = loader.step(0)
+        batches = loader.micro_batches(0)
         sizes.add(tuple((len(batch.tokens_BT), int(batch.task_B[0])) for batch in batches))
         for batch, counts in zip(batches, loader.counted, strict=True):
             masked = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, True)
@@ -89,7 +89,7 @@ def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: 
     engine = build_engine(config, Loader(folder, config.data, 1, 0.15), heldout, None)
     found, module, objective = engine.eval_batch(0), engine.module.eval(), engine.objective
     assert heldout.counted.count(False) == 2 * rank
-    batches = [batch for batch, counts in zip(heldout.step(0), heldout.counted, strict=True) if counts]
+    batches = [batch for batch, counts in zip(heldout.micro_batches(0), heldout.counted, strict=True) if counts]
     assert torch.equal(found["counts"], sum(objective.counts(batch) for batch in batches))
     with torch.no_grad():
         sums = sum(objective.sums(module(batch), batch).double() for batch in batches)
@@ -109,24 +109,24 @@ def test_what_an_evaluation_reports(tmp_path: Path) -> None:
     objective = objective_of(config.objective)
     read = config.seed, 1.0, 0, 1, languages, objective
     loader = Loader(folder, config.data, *read)
-    heldout = HeldOutLoader(unseen, heldout_data(config, unseen, loader.row_tokens), *read)
+    heldout = HeldOutLoader(unseen, heldout_data_config(config, unseen, loader.row_tokens), *read)
     info = pretraining_info(config, loader, heldout, root=True)
-    assert info.evaluation is not None and objective.terms == ("ae", "mt")
+    assert info.summarise is not None and objective.terms == ("ae", "mt")
     store = heldout.stores[0]
     first = store.languages[0]
     by_language = torch.tensor([[[6.0, np.inf, 0.0], [0.0, 0.0, 0.0]], [[3.0, 2.0, 0.0], [0.0, 0.0, 0.0]]])
     totals = {"sums": torch.tensor([6.0, 0.0]), "counts": torch.tensor([3.0, 0.0])}
     statistics = torch.zeros(objective.statistics_shape)
-    overall, parts = info.evaluation(5, by_language, statistics=statistics, **totals)
+    overall, parts = info.summarise(5, by_language, statistics=statistics, **totals)
     assert overall["loss"] == pytest.approx(0.75 * 2)
     assert (parts["terms"], parts["tokens"]) == ({"ae": {first: 2.0}}, {"ae": {first: 3}})
-    sums, counts = unigram_by_language(loader.shares(0, config.train.steps), store, 0, 4)
+    sums, counts = unigram_nll_by_language(loader.shares(0, config.train.steps), store, 0, 4)
     assert overall["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     means = {code: sums[n] / counts[n] for n, code in enumerate(store.languages) if counts[n]}
     assert parts["unigram"]["mono"] == pytest.approx(means) and 0 < len(means) < 3
     other = pretraining_info(config, loader, heldout, root=False)
-    assert other.evaluation is not None, "collective, but only the root needs the unigram model"
-    assert other.evaluation(5, by_language, statistics=statistics, **totals)[1]["unigram"] == {}
+    assert other.summarise is not None, "collective, but only the root needs the unigram model"
+    assert other.summarise(5, by_language, statistics=statistics, **totals)[1]["unigram"] == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -254,25 +254,25 @@ def test_a_lost_terminal_costs_no_step(tmp_path: Path, lost: str) -> None:
     os.close(theirs)
 
     def until(step: int) -> None:
-        while RunFolder(out).steps_logged() < step:
+        while RunFolder(out).last_logged_step() < step:
             assert os.read(ours, 65536)
 
     until(3)
     if lost == "pipe":  # full, so that the run waits in the middle of a line
         before = -1
-        while before < (before := RunFolder(out).steps_logged()):
+        while before < (before := RunFolder(out).last_logged_step()):
             time.sleep(1)
     if lost != "terminal":
         process.send_signal(signal.SIGHUP)
     if lost == "nohup":
-        until(RunFolder(out).steps_logged() + 3)
+        until(RunFolder(out).last_logged_step() + 3)
         process.send_signal(signal.SIGTERM)
         while os.read(ours, 65536):
             pass
     os.close(ours)
     assert process.wait(timeout=300) == 0
     (saved,) = checkpoints_of(out)
-    assert saved_step(saved) == RunFolder(out).steps_logged() >= 3
+    assert saved_step(saved) == RunFolder(out).last_logged_step() >= 3
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]])

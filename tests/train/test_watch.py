@@ -30,7 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.api import dry_run, pretrain
-from xlme_ds.cli import number
+from xlme_ds.cli import format_number
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.data.loader import Loader
@@ -217,7 +217,7 @@ def test_rows_of_a_pipeline_are_recorded_by_its_first_stage(
     (tmp_path / "audit").mkdir()
     loader = Loader(folder / "data", DataConfig(4, 4, 2), 1, 0.15, rank % 2, 2)
     path = audit_reads(tmp_path, loader, 0, rank, 4)
-    loader.step(0)
+    loader.micro_batches(0)
     assert path == (name and tmp_path / "audit" / name)
     assert [each.name for each in (tmp_path / "audit").glob("rank_*")] == ([name] if name else [])
 
@@ -229,7 +229,7 @@ def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytes
     assert "starting at step 0 of 9" in said and "nothing was written" in said
     assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
     step = 3 * 8 * 32 * flops_of(config, 32).forward
-    assert f"  operations: {number(step)} FLOP a step, {number(STEPS * step)} in all\n" in said
+    assert f"  operations: {format_number(step)} FLOP a step, {format_number(STEPS * step)} in all\n" in said
     assert sorted(folder.rglob("*")) == before
 
 
@@ -254,8 +254,8 @@ def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.
     assert first == "runs/mine: starting at step 0 of 10, 2 processes, deepspeed zero1, bf16"
     sizes = count_parameters(turns)
     total = sizes.pop("trained_total")
-    said = ", ".join(f"{name} {number(size)}" for name, size in sizes.items())
-    assert model == f"  model: {number(total)} parameters ({said})"
+    said = ", ".join(f"{name} {format_number(size)}" for name, size in sizes.items())
+    assert model == f"  model: {format_number(total)} parameters ({said})"
     assert step == "  a step: 4 + 4 rows of 32 tokens, 128 in all; a process takes 1 × 2 rows"
     (changed,) = (line for line in others if "not as the recipe" in line)
     assert "data.alternate True" in changed and "engine.precision" not in changed

@@ -13,7 +13,7 @@ from tests.small import LANGUAGES, SMALL, batch_of, lively, rows_of
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.corrupt import TaskRows
+from xlme_ds.data.masking import TaskRows
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
 from xlme_ds.models import attention, encoder, layers
 from xlme_ds.models.attention import bucket

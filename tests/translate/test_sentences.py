@@ -104,13 +104,15 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     known = Loader(data, rows, 0, 1.0).stores[0].languages
     asked = ("xx", *reversed(known))
     both = translation(("0:1",), ("0:1",))
-    batches = [Loader(data, rows, seed, 1.0, 0, 1, asked, both).step(0)[0] for seed in (0, 1)]
+    batches = [Loader(data, rows, seed, 1.0, 0, 1, asked, both).micro_batches(0)[0] for seed in (0, 1)]
     into = batches[0].added["into_BT"][batches[0].segments_BT > 0]
     assert into.min() > 0 and (into != batches[0].languages_BT[batches[0].segments_BT > 0]).all()
     assert not torch.equal(batches[0].added["noised_BT"], batches[1].added["noised_BT"])
     store, record = Loader(data, rows, 0, 1.0).stores[0], np.arange(1)
     for of, shown in ((both, {"noised_BT"}), (translation((), ("0:1",)), {"into_BT"})):
-        assert {*of.batches(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, "in one way"
+        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, (
+            "in one way"
+        )
 
 
 def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
         counts = {"by_language": {code: {"used": count, **shares} for code, count in used.items()}}
         write_manifest(folder / "mono", replace(manifest, counts=counts))
         if known:
-            batch = Loader(folder, *read, back).step(0)[0]
+            batch = Loader(folder, *read, back).micro_batches(0)[0]
             assert set(batch.added["into_BT"][batch.segments_BT > 0].tolist()) == known
         else:
             with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):

@@ -36,8 +36,8 @@ from ..trained.runs import (
 )
 from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_settings, read_vocabulary
 from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
-from .checkpoints import seal
-from .state_files import StateReader, StateWriter, fault_of, merge_state, read_state, state_file, state_files
+from .checkpoints import write_state_and_marker
+from .state_files import StateReader, StateWriter, checkpoint_fault, merge_state, read_state, state_file, state_files
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -114,7 +114,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     with atomic_folder(out) as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
-        seal(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
+        write_state_and_marker(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
     print(f"{out}: {source.name} as complete parameters")
 
 
@@ -284,7 +284,7 @@ def _print_checkpoints(run: Path, checksums: bool) -> bool:
     if not folders:
         raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")
     for folder in folders:
-        fault = fault_of(folder, checksums=checksums)
+        fault = checkpoint_fault(folder, checksums=checksums)
         sound &= fault is None
         if fault is None:
             size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20

@@ -21,11 +21,11 @@ from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, to_disk, write_object
 from .state_files import (
-    COMPLETE,
-    STATE,
+    MARKER_FILE,
+    STATE_JSON,
     StateReader,
     StateWriter,
-    fault_of,
+    checkpoint_fault,
     read_headers,
     read_state,
     state_file,
@@ -88,7 +88,7 @@ class Checkpoints:
         """The newest sound checkpoint or None, and a sentence for each newer, damaged checkpoint; collective."""
         complaints: list[str] = []
         for folder in reversed(broadcast(on_all_ranks(self.all))):
-            fault = find_fault(folder, rank, world)
+            fault = gather_fault(folder, rank, world)
             if fault is None:
                 return folder, complaints
             complaints.append(f"{folder} is left out: {fault}")
@@ -183,7 +183,7 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
     `files`, are on the disk already."""
     final = partial.with_suffix("")
     with naming(partial):
-        seal(partial, state, files)
+        write_state_and_marker(partial, state, files)
         if final.is_symlink() or final.is_dir():  # a damaged checkpoint of the same step
             _remove(final)
         elif final.exists():  # a user's file
@@ -193,19 +193,19 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
     return final
 
 
-def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
+def write_state_and_marker(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
     """Turn `folder` into a checkpoint: write `state` and the marker. The state files, listed in `files`, are on the
     disk already."""
-    write_object(folder / STATE, state)
-    content = (folder / STATE).read_bytes()
-    to_disk(folder / STATE, folder)
-    write_object(folder / COMPLETE, {**files, STATE: {"bytes": len(content), "crc32": zlib.crc32(content)}})
-    to_disk(folder / COMPLETE, folder)
+    write_object(folder / STATE_JSON, state)
+    content = (folder / STATE_JSON).read_bytes()
+    to_disk(folder / STATE_JSON, folder)
+    write_object(folder / MARKER_FILE, {**files, STATE_JSON: {"bytes": len(content), "crc32": zlib.crc32(content)}})
+    to_disk(folder / MARKER_FILE, folder)
 
 
-def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
+def gather_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     """The fault of a checkpoint, or None if it is sound. Each rank checks an equal part of the files; collective."""
-    return next((fault for fault in gather(fault_of(folder, rank, world)) if fault), None)
+    return next((fault for fault in gather(checkpoint_fault(folder, rank, world)) if fault), None)
 
 
 def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from torch import Tensor
 from ..checkpoint_names import checkpoint_name, saved_step
 from ..io.files import read_object
 
-WEIGHTS = "fp32"  # the kind of the master weights
-COMPLETE = "complete.json"  # the marker: it lists the files of a complete checkpoint
-STATE = "state.json"
+MASTER_WEIGHTS = "fp32"  # the kind of the master weights
+MARKER_FILE = "complete.json"  # the marker: it lists the files of a complete checkpoint
+STATE_JSON = "state.json"
 # A parameter TABLE_N is block N of a vocabulary table. Readers join the blocks, because the model that loads them may
 # store the table in another number of blocks.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
@@ -216,7 +216,7 @@ class StateReader:
         (self.step,) = steps
         self.sizes, self._parts = _merge(headers)
         kinds = {kind for _, kind in self._parts}
-        self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
+        self.kinds = [MASTER_WEIGHTS, *sorted(kinds - {MASTER_WEIGHTS})]
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors. Every file that is needed is opened once and read in order.
@@ -282,7 +282,7 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
     all_parts = np.concatenate(reindexed)
     ends = np.zeros(len(indices), np.int64)  # for each tensor, the end of its last part
     np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
-    sizes = {name: int(ends[index]) for (name, kind), index in sorted(indices.items()) if kind == WEIGHTS}
+    sizes = {name: int(ends[index]) for (name, kind), index in sorted(indices.items()) if kind == MASTER_WEIGHTS}
     block_starts = _block_starts(sizes)
     for (name, kind), index in list(indices.items()):
         if name in block_starts:  # the parts of this block become parts of the table
@@ -312,14 +312,14 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
     writer.end()
 
 
-def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
+def checkpoint_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
     """A sentence about the first fault of a checkpoint, or None if no fault is found. Rank `rank` of `world` checks the
     sizes and, if `checksums`, the checksums of an equal share of the files. Rank 0 also checks the step in the folder's
     name."""
     try:
         own_files = list(_read_marker(folder).items())[rank::world]
     except (OSError, ValueError):
-        return f"{COMPLETE} is missing or damaged"
+        return f"{MARKER_FILE} is missing or damaged"
     faults = (_file_fault(folder / name, *size_and_crc, checksums) for name, size_and_crc in own_files)
     return next(filter(None, faults), None) or (_name_fault(folder) if rank == 0 else None)
 
@@ -329,25 +329,25 @@ def _name_fault(folder: Path) -> str | None:
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):
-        return f"{STATE} is damaged"
+        return f"{STATE_JSON} is damaged"
     right = checkpoint_name(step)
     return None if saved_step(folder) == step else f"it holds step {step}, so its name is wrong: rename it to {right}"
 
 
 def state_files(folder: Path) -> list[Path]:
     """The state files that a checkpoint's marker lists. Raises ValueError if the marker is damaged."""
-    return [folder / name for name in _read_marker(folder) if name != STATE]
+    return [folder / name for name in _read_marker(folder) if name != STATE_JSON]
 
 
 def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
     """(bytes, CRC-32) of every file of a checkpoint, by the file's name."""
-    path = folder / COMPLETE
+    path = folder / MARKER_FILE
     try:
         files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_object(path).items())}
     except (KeyError, TypeError):
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
     # A marker from elsewhere must not name files in other folders.
-    if STATE not in files or any(Path(name).name != name for name in files):
+    if STATE_JSON not in files or any(Path(name).name != name for name in files):
         raise ValueError(f"{path} does not list the files of a checkpoint: resume from another checkpoint")
     return files
 
@@ -375,11 +375,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     the probe batch), and what the run that saved it added (`state_after` in `train/run.py`): among others its identity
     `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
-        state = read_object(folder / STATE)
+        state = read_object(folder / STATE_JSON)
         int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
                 raise TypeError(name)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"{folder / STATE} is damaged ({error!r}): resume from another checkpoint") from None
+        raise ValueError(f"{folder / STATE_JSON} is damaged ({error!r}): resume from another checkpoint") from None
     return state

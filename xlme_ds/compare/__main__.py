@@ -21,7 +21,7 @@ from ..io.files import read_object
 from ..io.folders import lock
 from ..io.help import read_command
 from ..recipes import recipe
-from ..run_commands import environment, launch, run
+from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
 from .results import RunScores, join_runs, read_results, write_results
@@ -113,17 +113,17 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
 
 def _train_and_test(system: System, settings: CompareSettings) -> None:
     """Do the training and the tests of a system that are not done yet."""
-    variables = environment()
+    variables = child_environment()
     for leg in system.legs:
         if not (leg.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
             options = [*leg.arguments, *data, "--out", str(leg.folder)]
-            run(launch("xlme_ds.pretrain", settings.processes, options), variables)
+            run(launch_command("xlme_ds.pretrain", settings.processes, options), variables)
             if not (leg.folder / FINISHED).exists():
                 sys.exit(1)  # the run was stopped; its user continues it with the same command
     for name, command in left_to_test(system, settings):
         module, *options = command
-        run(launch(module, 1, options), variables, quiet=True)
+        run(launch_command(module, 1, options), variables, quiet=True)
         if not record(system, name, command, settings):
             stopped = f"{module} was stopped before it wrote its scores"
             print(f"{system.model}: {stopped}: give the same command again to continue", file=sys.stderr)

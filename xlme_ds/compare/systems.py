@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from ..cli import parse, program, without
+from ..cli import parse, program, without_flags
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
@@ -142,7 +142,7 @@ def plan_system(
     step, and for a run whose model has another shape than that of the run before.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
-        if any(without(options, flag) != list(options) for options in (settings, *own.values())):
+        if any(without_flags(options, flag) != list(options) for options in (settings, *own.values())):
             raise ValueError(f"{flag} follows from --budgets and --seeds: leave {flag} out")
     recipes = [(recipe_name, _row_options(recipe_name, budget.rows)) for recipe_name in name.split("+")]
     share = budget._replace(flops=budget.flops / len(recipes))

@@ -11,8 +11,8 @@ import torch
 from numba.types import boolean, int32, int64, void
 
 from .batch import Batch
-from .compiled import Array, compiled, reads
-from .corrupt import TOO_LONG, TaskRows, corrupt, row_bits
+from .compiled import Array, compiled, readonly
+from .masking import TOO_LONG, TaskRows, draw_masks, row_bits
 from .rows import EOS, TASKS
 
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
@@ -31,7 +31,7 @@ Collate = Callable[[TaskRows, int, float, int], Batch]
 class BatchMaker(Protocol):
     """The part of an objective that a loader needs."""
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
@@ -53,11 +53,13 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0)
     start = 0
     for task, rows, row_numbers in task_rows:
         stop = start + len(rows.tokens)
-        _lay_out(rows.tokens, rows.items, rows.lengths, rows.languages, task == TASKS.index("para"), text_5BT, start)
+        _lay_out(
+            rows.tokens, rows.item_counts, rows.lengths, rows.languages, task == TASKS.index("para"), text_5BT, start
+        )
         tasks_B[start:stop] = task
         keys_B[start:stop] = row_bits(row_numbers, seed, task, _KEY_COLUMN).view(np.int64)
         start = stop
-    arrays = *text_5BT, tasks_B, keys_B, *corrupt(task_rows, seed, mask_fraction)
+    arrays = *text_5BT, tasks_B, keys_B, *draw_masks(task_rows, seed, mask_fraction)
     return Batch.of_tensors([torch.from_numpy(array) for array in arrays])
 
 
@@ -69,9 +71,15 @@ def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
     return tuple(rows.languages.index(code) for code in codes)
 
 
-@compiled(void(reads(int32, 2), reads(int64), reads(int64), reads(int64), boolean, int64[:, :, ::1], int64))
+@compiled(void(readonly(int32, 2), readonly(int64), readonly(int64), readonly(int64), boolean, int64[:, :, ::1], int64))
 def _lay_out(
-    tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_5BT: Array, first_row: int
+    tokens_BT: Array,
+    item_counts_B: Array,
+    lengths: Array,
+    languages: Array,
+    pairs: bool,
+    text_5BT: Array,
+    first_row: int,
 ) -> None:
     """Write tokens, positions, segments, sides and languages (see `Batch`) to the five arrays of `text_5BT`, from row
     `first_row` on. `lengths` and `languages` are those of `Rows`; `pairs` is true if each item has two sides.
@@ -89,7 +97,7 @@ def _lay_out(
         positions_T, segments_T = text_5BT[1, batch_row], text_5BT[2, batch_row]
         sides_T, languages_T = text_5BT[3, batch_row], text_5BT[4, batch_row]
         start = 0
-        for segment in range(1, items_B[row] + 1):
+        for segment in range(1, item_counts_B[row] + 1):
             stop = start + lengths[item]
             if not start < stop <= len(tokens_T):
                 raise ValueError(TOO_LONG)

@@ -23,7 +23,7 @@ Kernel = Callable[..., Any]
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & LOW and x >> HALF: the halves of 64 bits
 
 
-def reads(dtype: Type, dimensions: int = 1) -> Type:
+def readonly(dtype: Type, dimensions: int = 1) -> Type:
     """The numba type of a contiguous array that a compiled function only reads. (The type of an array that it writes to
     is `dtype[::1]`.)"""
     return types.Array(dtype, dimensions, "C", readonly=True)

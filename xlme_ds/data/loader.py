@@ -12,10 +12,10 @@ import numpy as np
 from ..config import DataConfig
 from .batch import Batch
 from .collate import BatchMaker, Collate, Purpose, collate
-from .corrupt import TaskRows
+from .masking import TaskRows
 from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
-from .shards import RowStore, unigram_costs
+from .shards import RowStore, unigram_nll_by_id
 
 
 class Loader:
@@ -54,7 +54,7 @@ class Loader:
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
         self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
         if maker is not None:
-            self._collate = [maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
+            self._collate = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
@@ -73,7 +73,7 @@ class Loader:
         for folder in self.folders:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
             for task, content in enumerate(("monolingual text", "pairs")):
-                if self.plan.rows[task] and any(has_task) and not has_task[task]:
+                if self.plan.rows_per_step[task] and any(has_task) and not has_task[task]:
                     name = TASKS[task]
                     raise ValueError(
                         f"{folder} has no {content}: set data.{name}_rows to 0 (`--data.{name}-rows 0`), or name a "
@@ -83,7 +83,7 @@ class Loader:
             folder: {
                 task: RowStore(folder / name, languages, scattered=self.plan.world > 1)
                 for task, name in enumerate(TASKS)
-                if self.plan.rows[task] > 0
+                if self.plan.rows_per_step[task] > 0
             }
             for folder in dict.fromkeys(self.folders)
         }
@@ -106,7 +106,7 @@ class Loader:
         return fingerprints
 
     @property
-    def encoded(self) -> list[str]:
+    def encoded_fingerprints(self) -> list[str]:
         """Fingerprints of the outputs of `xlme prep encode` from which the rows of all tasks and phases were mixed."""
         mix_settings = (store.manifest.settings for stores in self._stores for store in stores.values())
         return sorted({settings["encoded"] for settings in mix_settings if "encoded" in settings})
@@ -172,7 +172,7 @@ class Loader:
             task_rows.append((task, store.read(row_numbers), row_numbers))
         return self._batch(0, task_rows)
 
-    def step(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`; the rows of the next step are prefetched."""
         micro_batches = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         for task, store in self.stores_at(step + 1).items():
@@ -210,15 +210,16 @@ class HeldOutLoader(Loader):
         return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
 
     @cached_property
-    def _micro_batches(self) -> list[_HeldOutRows]:
+    def _heldout_rows(self) -> list[_HeldOutRows]:
         """This rank's micro-batches, the largest first."""
         micro_batches = []
         world = self.plan.world
-        for task, rows in enumerate(self.plan.rows):
+        for task, rows in enumerate(self.plan.rows_per_step):
             per_rank, left_over = divmod(rows, world)
             own_rows = np.arange(self.rank * per_rank, (self.rank + 1) * per_rank)
-            in_full = per_rank - per_rank % self.plan.micro[task]  # rows in full micro-batches; then come single rows
-            borders = [*range(0, in_full, self.plan.micro[task]), *range(in_full, per_rank + 1)]
+            size = self.plan.rows_per_micro_batch[task]
+            in_full = per_rank - per_rank % size  # rows in full micro-batches; then come single rows
+            borders = [*range(0, in_full, size), *range(in_full, per_rank + 1)]
             micro_batches += [_HeldOutRows(task, own_rows[start:end], True) for start, end in pairwise(borders)]
             if left_over:
                 is_counted = self.rank < left_over
@@ -229,13 +230,13 @@ class HeldOutLoader(Loader):
     @property
     def counted(self) -> list[bool]:
         """Whether the result includes each micro-batch of a step."""
-        return [each.is_counted for each in self._micro_batches]
+        return [each.is_counted for each in self._heldout_rows]
 
-    def step(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         """All micro-batches of this rank; every step reads the same rows."""
         return [
             self._batch(step, [(task, self.stores[task].read(row_numbers), row_numbers)])
-            for task, row_numbers, _ in self._micro_batches
+            for task, row_numbers, _ in self._heldout_rows
         ]
 
 
@@ -255,14 +256,14 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
     return first.row_tokens
 
 
-def unigram_by_language(
+def unigram_nll_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
     """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. Their means
     are a baseline for the masked-token losses.
 
-    A loss is −log p in nats (`unigram_costs` of `train`) of an ordinary token in the first `rows` held-out rows of a
-    task.
+    A loss is −log p in nats (`unigram_nll_by_id` of `train`) of an ordinary token in the first `rows` held-out rows of
+    a task.
     """
     row_numbers = np.arange(min(rows, heldout.rows))
     # Collated for `languages_BT`; the masks are not used.
@@ -271,5 +272,5 @@ def unigram_by_language(
     ordinary_BT = tokens_BT > UNK
     tokens, languages = tokens_BT[ordinary_BT], languages_BT[ordinary_BT]
     language_count = len(heldout.languages)
-    sums = np.bincount(languages, unigram_costs(train)[tokens], language_count)
+    sums = np.bincount(languages, unigram_nll_by_id(train)[tokens], language_count)
     return np.stack([sums, np.bincount(languages, minlength=language_count)])

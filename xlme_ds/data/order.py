@@ -65,37 +65,37 @@ def phase_index(run_phases: Sequence[Phase], step: int) -> int:
 class StepPlan:
     """The split of a step's rows into micro-batches over `world` ranks, in one phase of a run."""
 
-    rows: tuple[int, ...]  # number of rows of each task in a step
-    micro: tuple[int, ...]  # number of rows of each task in a micro-batch
+    rows_per_step: tuple[int, ...]  # number of rows of each task in a step
+    rows_per_micro_batch: tuple[int, ...]  # number of rows of each task in a micro-batch
     accumulation: int  # number of micro-batches of a rank in a step
     world: int
     alternate: bool = False  # whether even steps read only monolingual rows, and odd steps only pairs
     first_step: int = 0  # the phase's first step
-    read: tuple[int, ...] = (0,) * len(TASKS)  # number of rows of each task that earlier phases read
+    rows_before_phase: tuple[int, ...] = (0,) * len(TASKS)  # number of rows of each task that earlier phases read
 
     @property
-    def micro_rows(self) -> int:
+    def micro_batch_size(self) -> int:
         """The number of rows of a micro-batch."""
-        return max(self.micro) if self.alternate else sum(self.micro)
+        return max(self.rows_per_micro_batch) if self.alternate else sum(self.rows_per_micro_batch)
 
     def step_rows(self, step: int, task: int) -> range:
         """Row numbers of one task in a step; empty if the step does not read the task."""
         if self.alternate and step % len(TASKS) != task:
             return range(0)
-        first = self.read_before(step, task)
-        return range(first, first + self.rows[task])
+        first = self.rows_before(step, task)
+        return range(first, first + self.rows_per_step[task])
 
-    def read_before(self, step: int, task: int) -> int:
+    def rows_before(self, step: int, task: int) -> int:
         """The number of rows of a task that all steps before `step` read."""
         steps = range(self.first_step, step)
         if self.alternate:
             steps = steps[(task - self.first_step) % len(TASKS) :: len(TASKS)]
-        return self.read[task] + len(steps) * self.rows[task]
+        return self.rows_before_phase[task] + len(steps) * self.rows_per_step[task]
 
     def row_numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
         """The row numbers of one task in one micro-batch of one rank, int64."""
-        start = (micro_batch * self.world + rank) * self.micro[task]
-        rows = self.step_rows(step, task)[start : start + self.micro[task]]
+        start = (micro_batch * self.world + rank) * self.rows_per_micro_batch[task]
+        rows = self.step_rows(step, task)[start : start + self.rows_per_micro_batch[task]]
         return np.arange(rows.start, rows.stop)
 
 
@@ -125,7 +125,10 @@ def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequen
     plans = [plan]
     for phase, (previous_length, length) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
         previous, first_step, ratio = plans[-1], phase.first_step, Fraction(length, previous_length)
-        rows, micro = (tuple(count / ratio for count in counts) for counts in (previous.rows, previous.micro))
+        rows, micro = (
+            tuple(count / ratio for count in counts)
+            for counts in (previous.rows_per_step, previous.rows_per_micro_batch)
+        )
         if any(count.denominator != 1 for count in (*rows, *micro)):
             raise ValueError(
                 f"data.phase_steps: from step {first_step} on rows are {ratio} times as long, so that a step would "
@@ -135,10 +138,10 @@ def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequen
         plans.append(
             replace(
                 previous,
-                rows=tuple(map(int, rows)),
-                micro=tuple(map(int, micro)),
+                rows_per_step=tuple(map(int, rows)),
+                rows_per_micro_batch=tuple(map(int, micro)),
                 first_step=first_step,
-                read=tuple(previous.read_before(first_step, task) for task in range(len(rows))),
+                rows_before_phase=tuple(previous.rows_before(first_step, task) for task in range(len(rows))),
             )
         )
     return plans

@@ -13,7 +13,7 @@ import torch
 from .batch import Batch
 from .collate import collate
 from .compiled import HALF, LOW
-from .corrupt import TaskRows, row_bits
+from .masking import TaskRows, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
 
@@ -32,7 +32,7 @@ class PseudoSides:
         The batch has the added tensor `open_P`: the open positions, as ascending indices into the flattened tokens.
         """
         ((task, rows, row_numbers),) = task_rows
-        assert task == TASKS.index("mono") and (rows.items == 1).all()
+        assert task == TASKS.index("mono") and (rows.item_counts == 1).all()
         opened, languages_B = self.append(rows, row_numbers, seed)
         batch = collate([(task, opened, row_numbers)], seed, mask_fraction)
         in_item_BT = batch.segments_BT > 0
@@ -63,7 +63,7 @@ class PseudoSides:
         # With n languages, a shift by 1 to n − 1 leads to any other language. With a single one, the shift is 0.
         shift = _draw_below(max(len(languages) - 1, 1), bits >> HALF) + (len(languages) > 1)
         y_languages = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
-        return Rows(tokens, rows.items, lengths, rows.languages), y_languages
+        return Rows(tokens, rows.item_counts, lengths, rows.languages), y_languages
 
 
 def _draw_below(count: int, bits: np.ndarray) -> np.ndarray:

@@ -39,6 +39,6 @@ class Rows(NamedTuple):
     """Training rows as arrays, in reading order."""
 
     tokens: np.ndarray  # int32 [B, T]
-    items: np.ndarray  # int64 [B]: the number of items in each row
+    item_counts: np.ndarray  # int64 [B]: the number of items in each row
     lengths: np.ndarray  # int64: the number of tokens of each item, row after row
     languages: np.ndarray  # int64: the language index of each side of each item, row after row

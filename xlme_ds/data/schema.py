@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
 `data_prep` may import only these parts of `xlme_ds`: most of `io` and, from `data`, this module, `shards`,
-`vocabulary`, `corrupt` and `compiled` (`tests/test_imports.py`). This module needs no library except pyarrow and numpy.
+`vocabulary`, `masking` and `compiled` (`tests/test_imports.py`). This module needs no library except pyarrow and numpy.
 
 There are three kinds of shard. All are uncompressed Arrow IPC files, which can be read through a memory map:
 
@@ -86,7 +86,7 @@ class Manifest:
         return str(self.settings["layout"])
 
     @property
-    def packed(self) -> str:
+    def packed_unit(self) -> str:
         """`sentences` or `documents` if `mix` packed several of these into each monolingual row; empty if a row is a
         slice of text."""
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")

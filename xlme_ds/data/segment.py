@@ -13,7 +13,7 @@ import sentencepiece as spm
 from numba import njit
 from numba.types import Tuple, float32, int32, int64, uint8
 
-from .compiled import Array, compiled, reads
+from .compiled import Array, compiled, readonly
 from .rows import PIECE_OFFSET, UNK
 
 Paths = tuple[Array, Array, Array, Array]
@@ -28,7 +28,7 @@ _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3) 
 _COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
 
 
-@compiled(int32[:, ::1](reads(uint8), reads(int64), reads(int32), reads(float32)))
+@compiled(int32[:, ::1](readonly(uint8), readonly(int64), readonly(int32), readonly(float32)))
 def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> Array:
     """A trie of pieces as a double array (Aoe, 1989), int32 [units, 4]. Piece i has the bytes
     `letters[starts[i] : starts[i + 1]]`; pieces are sorted.
@@ -171,7 +171,7 @@ def _slot(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows
 
 @compiled(
     int64(
-        *(reads(uint8), reads(int64), int32[:, ::1], float32[:, ::1], float32[::1]),
+        *(readonly(uint8), readonly(int64), int32[:, ::1], float32[:, ::1], float32[::1]),
         *(Tuple((int32[::1], int64[:, ::1], uint8[::1], int32[::1], int64[::1])), int32[::1], int64[::1]),
     )
 )

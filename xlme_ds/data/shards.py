@@ -32,27 +32,27 @@ import pyarrow as pa
 from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
-from .compiled import HALF, LOW, Array, compiled, reads
+from .compiled import HALF, LOW, Array, compiled, readonly
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, Shard, read_manifest
 
 _MAX_OPEN_SHARDS = 16
-GROUP = 4  # number of rows that share a checksum
+ROWS_PER_CHECKSUM = 4  # number of rows that share a checksum
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # for the checksum
-SUFFIX = ".index"
+INDEX_SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6I32s")
 _MAGIC, _VERSION = b"XLMEROWS", 1
 _OFFSETS = 5  # offsets in the index for each record batch
 
 
-def group_checks(batch: pa.RecordBatch) -> np.ndarray:
+def group_checksums(batch: pa.RecordBatch) -> np.ndarray:
     """The checksum of each group of a record batch, uint64."""
     tokens, lengths, languages = batch.columns
     lists = []
     for column in (lengths, languages):
         offsets = column.offsets.to_numpy()
         lists += [offsets - offsets[0], column.values.to_numpy()[offsets[0] : offsets[-1]]]
-    return _checks(tokens.flatten().to_numpy(), tokens.type.list_size, GROUP, *lists)
+    return _checksums(tokens.flatten().to_numpy(), tokens.type.list_size, ROWS_PER_CHECKSUM, *lists)
 
 
 @njit(inline="always")
@@ -61,8 +61,10 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
     return check ^ (check >> HALF)
 
 
-@compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
-def _checks(
+@compiled(
+    uint64[::1](readonly(int32), int64, int64, readonly(int32), readonly(int16), readonly(int32), readonly(int16))
+)
+def _checksums(
     tokens: Array, width: int, group: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
 ) -> Array:
     """The checksum of every `group` consecutive rows, uint64. Row n has `tokens` from n · width to (n + 1) · width − 1,
@@ -84,15 +86,15 @@ def _checks(
     return checks
 
 
-def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
-    """The content of the index file of the shard at `path`. `checks`: the `group_checks` of each record batch."""
+def index_bytes(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
+    """The content of the index file of the shard at `path`. `checks`: the `group_checksums` of each record batch."""
     with pa.memory_map(str(path)) as mapped:
         start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
         batch_rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
     rows_of_first = batch_rows[0] if batch_rows else 0  # every batch but the last has this number of rows
-    sizes = sum(batch_rows), width, GROUP, rows_of_first, len(batch_rows)
+    sizes = sum(batch_rows), width, ROWS_PER_CHECKSUM, rows_of_first, len(batch_rows)
     head = _HEADER.pack(_MAGIC, _VERSION, *sizes, bytes.fromhex(sha256)) + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
 
@@ -113,9 +115,9 @@ class IndexedShard:
     def __init__(self, path: Path, listed: Shard, row_tokens: int, scattered: bool):
         """`listed`: the shard in the manifest. `scattered`: reads skip rows, so the system should not read ahead."""
         self.row_tokens = row_tokens
-        if not path.with_suffix(SUFFIX).exists():
-            raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
-        with open(path.with_suffix(SUFFIX), "rb") as file:
+        if not path.with_suffix(INDEX_SUFFIX).exists():
+            raise ValueError(f"its index {path.with_suffix(INDEX_SUFFIX).name} does not exist")
+        with open(path.with_suffix(INDEX_SUFFIX), "rb") as file:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
@@ -135,7 +137,7 @@ class IndexedShard:
         if path.stat().st_size != listed.bytes:
             raise ValueError("it is not the file that the manifest lists: its size changed")
         self._file = os.open(path, os.O_RDONLY)
-        self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
+        self._index = os.open(path.with_suffix(INDEX_SUFFIX), os.O_RDONLY)
         for descriptor in (self._file, self._index) if scattered else ():
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
 
@@ -176,7 +178,7 @@ class IndexedShard:
         groups = range(begin // self._group, -(-end // self._group))
         groups_before = batch * -(-self._batch_rows // self._group) + groups.start
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
-        if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
+        if (_checksums(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
         low, high = wanted_begin - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
         item_offsets, lengths, side_offsets, languages = lists
@@ -292,9 +294,9 @@ class RowStore:
             ) from None
 
 
-@compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))
+@compiled(boolean(readonly(int32, 2), readonly(int64), readonly(int64), readonly(int64), int64, int64))
 def _is_valid(
-    tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
+    tokens_BT: Array, item_counts_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
 ) -> bool:
     """Whether all ids, lengths and language indices of the rows are possible. The checksums do not tell, because
     another program may have written wrong rows with right checksums."""
@@ -302,20 +304,20 @@ def _is_valid(
     item, ok = 0, True
     for row in range(batch):
         tokens_T, used = tokens_BT[row], 0
-        for length in lengths[item : item + items_B[row]]:
+        for length in lengths[item : item + item_counts_B[row]]:
             ok &= length > 0
             used += length
-        ok &= (items_B[row] > 0) & (used <= width)
+        ok &= (item_counts_B[row] > 0) & (used <= width)
         for column in range(width):
             token = tokens_T[column]
             ok &= (token >= 0) & (token < vocabulary) & ((token == PAD) == (column >= used))
-        item += items_B[row]
+        item += item_counts_B[row]
     for language in languages:
         ok &= (language >= 0) & (language < language_count)
     return ok
 
 
-def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
+def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
     """−log p (nats) of every id in a unigram model, float64 [V].
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.

@@ -39,7 +39,7 @@ class Vocabulary:
     Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file whose checksum
     differs from the one in the manifest that `data_prep` wrote next to the file.
 
-    `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the id of `<mask>`, the last one.
+    `size` counts the pieces, `<pad>` and `<mask>`; `mask_id` is the id of `<mask>`, the last one.
     """
 
     def __init__(self, model: Path):
@@ -57,7 +57,7 @@ class Vocabulary:
                 f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
             )
         self.size = self.processor.get_piece_size() + 2
-        self.mask = self.size - 1
+        self.mask_id = self.size - 1
         _require_exportable(path)
         if path.with_name("manifest.json").exists():
             checksums = {shard.name: shard.sha256 for shard in read_manifest(path.parent).shards}
@@ -74,7 +74,7 @@ class Vocabulary:
 
     def encode(self, text: str) -> np.ndarray:
         """int32 ids of `text`, without special tokens."""
-        return self.from_pieces(self.processor.encode(text))
+        return self.from_sentencepiece_ids(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
         """int32 ids of a `text` right after a `<mask>`: the text begins a new word only if it starts with a space.
@@ -82,7 +82,7 @@ class Vocabulary:
         A space is any character that the model normalises to a space, in most models U+200B too.
         """
         new_word = self._without_prefix.normalize(f"x{text}").startswith("x▁")
-        return self.encode(text) if new_word else self.from_pieces(self._without_prefix.encode(text))
+        return self.encode(text) if new_word else self.from_sentencepiece_ids(self._without_prefix.encode(text))
 
     @cached_property
     def _without_prefix(self) -> spm.SentencePieceProcessor:
@@ -94,15 +94,15 @@ class Vocabulary:
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """`encode` of many lines: the ids of all lines, concatenated (int32), and the number of ids of each line
         (int64)."""
-        return self.encode_normal(self.normal_forms(lines))
+        return self.encode_normalised(self.normalise(lines))
 
-    def normal_forms(self, lines: list[str]) -> list[bytes]:
+    def normalise(self, lines: list[str]) -> list[bytes]:
         """Each line as SentencePiece normalises it, in UTF-8."""
         # `normalize` calls the private function `_Normalize`, which takes and returns bytes: this saves time here.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     @cached_property
-    def encode_normal(self) -> "Segmenter":
+    def encode_normalised(self) -> "Segmenter":
         """Does the work of `encode_lines` for lines in their normal forms."""
         from .segment import Segmenter  # numba takes time to load
 
@@ -118,7 +118,7 @@ class Vocabulary:
         for span in offsets:
             while span[0] < span[1] and text[span[0]].isspace():
                 span[0] += 1
-        return self.from_pieces([piece.id for piece in pieces]), offsets
+        return self.from_sentencepiece_ids([piece.id for piece in pieces]), offsets
 
     def begins_with(self, other: "Vocabulary") -> bool:
         """Whether this vocabulary begins with the pieces of `other`: each of them has the same id in both."""
@@ -128,11 +128,11 @@ class Vocabulary:
     def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
         """For each of another vocabulary's `pieces`, the int32 ids into which this vocabulary segments it inside a
         text."""
-        ids, id_counts = self.encode_normal([piece.encode() for piece in pieces])
+        ids, id_counts = self.encode_normalised([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(id_counts)[:-1]) if len(id_counts) else []
 
     @staticmethod
-    def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    def from_sentencepiece_ids(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """SentencePiece's ids as int32 ids of XLM-R."""
         ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(PIECE_OFFSET)
         ids[ids == PIECE_OFFSET] = UNK  # SentencePiece's <unk> has id 0
@@ -140,11 +140,11 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens are left out."""
-        return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
+        return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask_id and i != UNK]))
 
     def piece(self, token: int) -> str:
         """The piece of an id as SentencePiece writes it: `▁` is a space."""
-        if token == self.mask:
+        if token == self.mask_id:
             return "<mask>"
         if token <= UNK:
             return ("<s>", "<pad>", "</s>", "<unk>")[token]

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..checkpoint.state_files import WEIGHTS, StateReader, StateWriter
+from ..checkpoint.state_files import MASTER_WEIGHTS, StateReader, StateWriter
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Bucket:
         self.pieces = pieces
         self.optimizer = optimizer
         self.master = master
-        self.kinds = WEIGHTS, *kinds  # names of the buffers
+        self.kinds = MASTER_WEIGHTS, *kinds  # names of the buffers
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
@@ -52,7 +52,7 @@ class Bucket:
         states = self.optimizer.state
         state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
-        yield {"step": state["step"], WEIGHTS: self.master.detach().view(-1)} | buffers
+        yield {"step": state["step"], MASTER_WEIGHTS: self.master.detach().view(-1)} | buffers
 
     @property
     def step(self) -> int:

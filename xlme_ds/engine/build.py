@@ -313,7 +313,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     # would use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
     accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
-        "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
+        "train_micro_batch_size_per_gpu": loader.plan.micro_batch_size,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},

@@ -139,7 +139,7 @@ class Engine:
         start_time = time.perf_counter()
         try:
             if self._reads_rows:
-                batches = list(self.loader.step(step))
+                batches = list(self.loader.micro_batches(step))
         except (ValueError, OSError) as failure:
             error = failure
         # The last element counts failed ranks. The sum is taken on the host, because on a GPU it would have to wait
@@ -205,7 +205,9 @@ class Engine:
         heldout = self.heldout
         assert heldout is not None
         languages = max(len(store.languages) for store in heldout.stores.values())
-        return self._evaluate(on_all_ranks(lambda: heldout.step(step)), getattr(heldout, "counted", ()), languages)
+        return self._evaluate(
+            on_all_ranks(lambda: heldout.micro_batches(step)), getattr(heldout, "counted", ()), languages
+        )
 
     @torch.no_grad()
     def dimensions(self, rows: int) -> list[float]:

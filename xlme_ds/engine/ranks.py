@@ -22,13 +22,13 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
-from ..run_commands import AGENT_STORE, FIRST_PORT, PORT_COUNT, TORCH_VARIABLES, free_port
+from ..run_commands import AGENT_STORE, FIRST_PORT, LAUNCHER_VARIABLES, PORT_COUNT, free_port
 
 # A Slurm job's port is computed from the job's id, so that jobs on one node have different ports.
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
 _SLOW_SECONDS = 30.0  # a longer wait prints a message; imports take less time, even on a busy machine
-_UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
+_UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(LAUNCHER_VARIABLES)}"
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
-        missing = [name for name in TORCH_VARIABLES if name not in environment]
+        missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
         if missing:
             raise ValueError(
                 f"RANK is set without {' and '.join(missing)}: set all five variables as a launcher does, or unset RANK"
@@ -56,7 +56,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
                 f"RANK is {environment['RANK']}, but WORLD_SIZE is {environment['WORLD_SIZE']}: set RANK to a number "
                 "from 0 to WORLD_SIZE - 1"
             )
-        return {name: environment[name] for name in TORCH_VARIABLES}
+        return {name: environment[name] for name in LAUNCHER_VARIABLES}
     if tasks > 1:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         job, step, restarts = (int(environment.get(name) or 0) for name in names)
@@ -184,7 +184,7 @@ def _alone() -> dict[str, str]:
     """torch's five variables for a process that runs alone, with a free port. Also removes torchrun's variable
     AGENT_STORE from the environment."""
     os.environ.pop(AGENT_STORE, None)
-    return dict(zip(TORCH_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
+    return dict(zip(LAUNCHER_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
 
 
 def _device() -> int:
@@ -217,7 +217,7 @@ def process_group(
     """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
     environment and torch's `linear`, so that it can start another run."""
     linear = torch.nn.functional.linear
-    variables = {name: os.environ.get(name) for name in TORCH_VARIABLES}
+    variables = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES}
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:

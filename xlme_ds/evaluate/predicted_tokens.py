@@ -18,7 +18,7 @@ from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
-from ..data.shards import RowStore, concatenated, unigram_costs
+from ..data.shards import RowStore, concatenated, unigram_nll_by_id
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
@@ -71,7 +71,7 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
-    if unit := store.manifest.packed:
+    if unit := store.manifest.packed_unit:
         raise ValueError(
             f"{store.folder} was mixed with --{unit}, so a row may have several languages: use `evaluate losses`"
         )
@@ -133,7 +133,7 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
         raise ValueError(
             f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
         )
-    costs_V = unigram_costs(train)
+    costs_V = unigram_nll_by_id(train)
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for language, rows, _ in rows_by_language(store, limit):
         tokens = rows.tokens[rows.tokens > UNK]

@@ -168,7 +168,7 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
         languages = iter(rows.languages)  # of every side, row after row
         lengths = iter(rows.lengths)  # of every item, row after row
-        for tokens, items in zip(rows.tokens, rows.items, strict=True):
+        for tokens, items in zip(rows.tokens, rows.item_counts, strict=True):
             offset = 0
             for _ in range(items):
                 length = int(next(lengths))

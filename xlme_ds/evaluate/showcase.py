@@ -173,7 +173,8 @@ def _shown_records(store: RowStore, sides: int) -> list[int]:
     """The record numbers of the rows to show: the first row of each of up to 8 languages (language pairs, if an item
     has two `sides`). English comes first, then German, then the languages with the most rows among the first 256."""
     rows = store.read(np.arange(min(256, store.rows)))
-    first_sides = sides * (np.cumsum(rows.items) - rows.items)  # index of each row's first side among all sides
+    # For each row, the index of its first side among all sides.
+    first_sides = sides * (np.cumsum(rows.item_counts) - rows.item_counts)
     row_languages = [frozenset(rows.languages[side : side + sides].tolist()) for side in first_sides]
     counts = Counter(row_languages)
 
@@ -194,7 +195,7 @@ def _samples(config: RunConfig, model: nn.Module, data: Path, vocabulary: Vocabu
         if not mean_rows or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
-        collate = objective.batches(store, "show")
+        collate = objective.collate_for(store, "show")
         sides = 1 if name == "mono" else 2  # number of sides of an item
         for record in _shown_records(store, sides):
             rows = store.read(np.array([record]))

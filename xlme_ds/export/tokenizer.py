@@ -95,5 +95,5 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
         special_tokens=[("<s>", 0), ("</s>", EOS)],
     )
     tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in (*_SPECIALS, "<mask>")])
-    assert tokenizer.token_to_id("<mask>") == vocabulary.mask and tokenizer.token_to_id("<pad>") == PAD
+    assert tokenizer.token_to_id("<mask>") == vocabulary.mask_id and tokenizer.token_to_id("<pad>") == PAD
     return json.loads(tokenizer.to_str())

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..cli import fail, program, without_launcher
+from ..cli import fail, program, without_local_rank
 from ..io.arguments import HELP_FLAGS
 from ..train.stop import StopRequest
 from .settings import FinetuneSettings, Job, jobs, parse
@@ -28,7 +28,7 @@ def check_flags(argv: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
-    options = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    options = without_local_rank(sys.argv[1:] if arguments is None else arguments)
     only_prints = bool({*HELP_FLAGS, "--list"} & set(options))
     stop = None if only_prints else StopRequest()
     try:

@@ -217,7 +217,7 @@ class TaskLoader:
         indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - rows.start
         return draws[indices[0] : indices[-1] + 1]
 
-    def step(self, step: int) -> list[TaskBatch]:
+    def micro_batches(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
         batches = []
         for micro_batch in range(self.plan.accumulation):

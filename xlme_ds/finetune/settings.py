@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from ..cli import take_flag, without
+from ..cli import take_flag, without_flags
 from ..config import (
     PRETRAINING_ONLY,
     BelowOne,
@@ -29,7 +29,7 @@ from ..config import (
 from ..io.arguments import negative, positive
 from ..io.help import read_command, readable
 from ..io.toml import help_of
-from ..settings_file import read
+from ..settings_file import read_values
 from ..train.run_folder import flatten
 from .downstream_tasks import TASKS, DownstreamTask
 
@@ -184,7 +184,7 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
         given = {positive(argument.partition("=")[0].replace("_", "-")) for argument in arguments}
         arguments = [*_arguments_of(Path(file_name), given), *arguments]
     for flag in _PRETRAINING_FLAGS:
-        if without(arguments, flag) != arguments:
+        if without_flags(arguments, flag) != arguments:
             raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if "--engine.kind=pipeline" in arguments or ("--engine.kind", "pipeline") in pairwise(arguments):
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
@@ -195,7 +195,7 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
     """The settings in a TOML file or in a run's config.json, as arguments; flags that are `given` are left out."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: name a run's config.json, or a TOML file")
-    values = read(path)
+    values = read_values(path)
     of_run = "base" in values
     if of_run:  # the other settings follow from these, the model and the data
         values["seeds"] = [values["seed"]]

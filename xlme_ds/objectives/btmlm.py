@@ -119,11 +119,11 @@ class BackTranslation(MaskedLanguageModelling):
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """Returns `PseudoSides.collate`, which opens positions. For the purposes `compare` and `show` it returns the
         plain `collate`."""
         if purpose in ("compare", "show"):
-            return super().batches(rows, purpose)
+            return super().collate_for(rows, purpose)
         sides = PseudoSides(self.fractions, languages_of_text(rows))
         return lambda task_rows, seed, mask_fraction, step: sides.collate(task_rows, seed, mask_fraction)
 

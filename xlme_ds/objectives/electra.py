@@ -19,7 +19,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate
-from ..data.corrupt import TaskRows
+from ..data.masking import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward
@@ -70,11 +70,11 @@ class ElectraObjective(Pretraining):
         self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """Returns `collate`. For training with `random_fakes`, the returned function also adds `random_1`, float32 [1],
         to a batch: the fraction of the generator's samples that are replaced by random tokens in this step."""
         if purpose != "train" or not self.random_fakes:
-            return super().batches(rows, purpose)
+            return super().collate_for(rows, purpose)
 
         def collate_with_share(task_rows: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
             share_1 = torch.tensor([weight_at(self.random_fakes, step)])

@@ -74,7 +74,7 @@ class BatchSource(Protocol):
     def fingerprints(self) -> dict[str, str]:
         """Checksums of the data by name. A run resumes only if none of them has changed."""
 
-    def step(self, step: int) -> Sequence[Any]:
+    def micro_batches(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
@@ -145,7 +145,7 @@ class Pretraining(Objective, Protocol):
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and from the rows of the other task in the same folder, by
         default `collate`."""
         return collate
@@ -218,7 +218,7 @@ def require_sentences(rows: "RowStore", needed: bool) -> None:
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
     (mixed without `--sentences` or `--documents`).
     """
-    packed, expected = rows.manifest.packed, "sentences" if needed else ""
+    packed, expected = rows.manifest.packed_unit, "sentences" if needed else ""
     if rows.folder.name == "mono" and packed != expected:
         mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))
         raise ValueError(

@@ -34,11 +34,11 @@ def run(
     """
     from ..validate import check_class  # it loads torch
     from .planner import check_numbers, plan
-    from .speed import gpu_of
+    from .speed import parse_gpu
 
     check_class(config)
     check_numbers(gpus, utilisation, layouts)
-    return plan(config, gpus, gpu_of(gpu), utilisation, layouts)
+    return plan(config, gpus, parse_gpu(gpu), utilisation, layouts)
 
 
 def __dir__() -> list[str]:

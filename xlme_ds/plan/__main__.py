@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from ..cli import fail, parse, program, without
+from ..cli import fail, parse, program, without_flags
 from ..config import RunConfig
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
@@ -49,17 +49,17 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_arguments = without(arguments, *planner_flags)  # the printed command repeats these
+    recipe_arguments = without_flags(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         from .budget import affordable_model  # these modules load torch, and --help should not
         from .planner import LAYOUT_FLAGS, check_numbers, plan
         from .printed import print_budget, print_details, print_plan
-        from .speed import gpu_of
+        from .speed import parse_gpu
 
         check_numbers(settings.gpus, settings.utilisation, settings.layouts)
         _check(settings)
-        gpu = gpu_of(settings.gpu)
+        gpu = parse_gpu(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             amounts = settings.budget, settings.dollars_per_hour
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result, settings.gpus or 8)
     else:
-        recipe_flags = shlex.join(without(recipe_arguments, *LAYOUT_FLAGS))
+        recipe_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
         print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
         if replaced := sorted(flags.intersection(LAYOUT_FLAGS)):
             print(f"\nThese layouts do not use your {', '.join(replaced)}; --details prints the layout that does.")

@@ -12,7 +12,7 @@ from ..objectives import objective_of
 from .layout import ParallelLayout
 
 
-def layer(layout: ParallelLayout) -> float:
+def uncheckpointed_layer_bytes(layout: ParallelLayout) -> float:
     """Bytes that one Transformer layer saves without activation checkpointing, its input included."""
     return layer_class(layout.model).saved_bytes(layout.model, layout)
 
@@ -22,15 +22,15 @@ def hidden_bytes(layout: ParallelLayout) -> float:
     return layout.tokens * layout.model.width * layout.element
 
 
-def saved_layer(layout: ParallelLayout) -> float:
+def saved_layer_bytes(layout: ParallelLayout) -> float:
     """Bytes that a layer saves for the backward pass. With activation checkpointing it saves only its input."""
-    return hidden_bytes(layout) if layout.model.activation_checkpointing else layer(layout)
+    return hidden_bytes(layout) if layout.model.activation_checkpointing else uncheckpointed_layer_bytes(layout)
 
 
-def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool = True) -> float:
+def _saved_encoder_bytes(layout: ParallelLayout, layers: int, first: bool = True, last: bool = True) -> float:
     """Bytes that an encoder's layers save, with its embeddings (`first`) and its output norm (`last`)."""
     cfg = layout.model
-    saved = layers * saved_layer(layout)
+    saved = layers * saved_layer_bytes(layout)
     if first and (cfg.norm == "post" or cfg.embedding_norm):
         saved += 2 * hidden_bytes(layout) if cfg.norm == "post" else hidden_bytes(layout)
     if first and cfg.dropout:
@@ -50,24 +50,24 @@ def predicted_positions(layout: ParallelLayout, last: bool) -> float:
     return (fraction or layout.objective.mask_fraction) * layout.tokens
 
 
-def _masked_head(layout: ParallelLayout, last: bool) -> float:
+def _saved_head_bytes(layout: ParallelLayout, last: bool) -> float:
     """Bytes that a masked head saves. For each predicted position these are 4 vectors (of dense layer, GELU and norm),
     or only the input if the head has no dense layer, and 4 integers for the softmax."""
     vectors = 4 if layout.model.masked_head == "dense" else 1
     return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INTEGER)
 
 
-def generator(layout: ParallelLayout) -> float:
+def saved_generator_bytes(layout: ParallelLayout) -> float:
     """Bytes that the generator saves, with its masked head; 0 without a generator. A generator has no dropout."""
     if not layout.flops.generator:
         return 0.0
     layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
-    return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
+    return _saved_encoder_bytes(layout, layout.model.generator_layers) + _saved_head_bytes(layout, last=False)
 
 
-def saved_stage(layout: ParallelLayout, stage_index: int) -> float:
+def saved_stage_bytes(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one micro-batch saves on a stage, over all its forward passes: one backward pass comes after them."""
-    return sum(_saved_by_pass(pass_layout, stage_index) for pass_layout in _passes(layout))
+    return sum(_saved_pass_bytes(pass_layout, stage_index) for pass_layout in _passes(layout))
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
@@ -78,28 +78,28 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
     ]
 
 
-def _saved_by_pass(layout: ParallelLayout, stage_index: int) -> float:
+def _saved_pass_bytes(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one forward pass saves on a stage. `layout` is one that `_passes` returned."""
     part, flops = layout.stages[stage_index], layout.flops
-    saved = _encoder(layout, len(part.layers), part.first, part.last)
+    saved = _saved_encoder_bytes(layout, len(part.layers), part.first, part.last)
     if part.first:
-        saved += generator(layout)
+        saved += saved_generator_bytes(layout)
     if part.last and flops.head:  # dense layer, GELU, one logit per token and its loss
         saved += 2 * hidden_bytes(layout) + layout.tokens * 6 * FLOAT
     if part.last and flops.softmax_last:
-        saved += _masked_head(layout, last=True)
+        saved += _saved_head_bytes(layout, last=True)
     if flops.decoder_layers:
-        saved += _encoder(layout, flops.decoder_layers)
+        saved += _saved_encoder_bytes(layout, flops.decoder_layers)
         if not layout.model.activation_checkpointing:  # cross-attention saves what a layer without feed-forward saves
             feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
-            saved += flops.cross_attentions * (layer(layout) - feed_forward)
+            saved += flops.cross_attentions * (uncheckpointed_layer_bytes(layout) - feed_forward)
     return saved
 
 
 def layer_backward_bytes(layout: ParallelLayout) -> float:
     """Bytes that one layer's backward pass needs in addition to what was saved. These are gradients and, with
     checkpointing, the layer's recomputed activations."""
-    recomputed = layer(layout) if layout.model.activation_checkpointing else 0.0
+    recomputed = uncheckpointed_layer_bytes(layout) if layout.model.activation_checkpointing else 0.0
     return layer_class(layout.model).backward_bytes(layout.model, layout) + recomputed
 
 
@@ -139,7 +139,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     return group_bytes + max(tile_bytes, embedding_bytes)
 
 
-def between_stages(layout: ParallelLayout) -> float:
+def stage_transfer_bytes(layout: ParallelLayout) -> float:
     """Bytes that one stage sends to the next for a micro-batch. It sends hidden states, two integers for each token and
     a key for each row. With a generator, it also sends the generator's loss and one more integer for each token."""
     per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER

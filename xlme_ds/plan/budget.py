@@ -8,7 +8,7 @@ from typing import Any
 from ..config import RunConfig
 from ..counting import count_parameters, flops_per_step
 from ..recipes import RECIPES
-from .planner import computing_in
+from .planner import with_precision
 from .speed import GPU
 
 RULE = (
@@ -30,7 +30,7 @@ def affordable_model(
     """The model in XLM-E's shape that `dollars` can train with the data and vocabulary of `run`, and the fraction of
     each published recipe that they pay for. `flags`: the command-line options that select `run`. Raises ValueError if
     `dollars` do not pay for one step, or pay for more than _MOST_HOURS."""
-    gpu = computing_in(gpu, run.engine.precision)
+    gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:

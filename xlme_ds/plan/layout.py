@@ -8,7 +8,7 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import flops_of, parameter_sizes
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
-from ..engine_file import choose_engine, deepspeed_settings
+from ..engine_file import deepspeed_settings, resolve_engine_file
 from ..models.attention import item_mask, takes_triton
 from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, parts, pipeline_balance
@@ -92,8 +92,8 @@ class ParallelLayout(MicroBatch):
     engine: EngineConfig
     flops: Flops  # operations per token
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
-    gradient_bytes: int  # bytes of one element of the gradients that are added over micro-batches
-    sum_bytes: int  # bytes of one element of the gradients that are summed over ranks
+    gradient_element_bytes: int  # bytes of one element of the gradients that are added over micro-batches
+    reduced_element_bytes: int  # bytes of one element of the gradients that are summed over ranks
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
@@ -104,7 +104,7 @@ class ParallelLayout(MicroBatch):
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
         """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse, and
         for engines that the planner does not count."""
-        run = choose_engine(validate(run), gpus)
+        run = resolve_engine_file(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":
@@ -121,6 +121,7 @@ class ParallelLayout(MicroBatch):
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
+        gradient_precision = resolve_gradient_precision(run.engine, precision, step.accumulation)
         # The phase that predicts most needs the most memory.
         fraction = max(phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction))
         return ParallelLayout(
@@ -129,16 +130,16 @@ class ParallelLayout(MicroBatch):
             engine=run.engine,
             flops=flops,
             zero=zero_settings(run.engine),
-            gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
-            sum_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
+            gradient_element_bytes=2 if gradient_precision == "bf16" else 4,
+            reduced_element_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // per_replica,
             gpus=gpus,
-            rows=step.micro_rows,
-            pairs=step.micro_rows - step.micro[0],
+            rows=step.micro_batch_size,
+            pairs=step.micro_batch_size - step.rows_per_micro_batch[0],
             accumulation=step.accumulation,
             row_tokens=row_tokens,
-            tokens=step.micro_rows * row_tokens,
+            tokens=step.micro_batch_size * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
             triton=fused and _takes_triton(run, precision),
@@ -146,7 +147,7 @@ class ParallelLayout(MicroBatch):
         )
 
     @property
-    def borrowed(self) -> int:
+    def embedding_copy_size(self) -> int:
         """Element count of the copy of the embedding that a pipeline's last stage holds for its softmax; 0 if there is
         no copy."""
         return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0

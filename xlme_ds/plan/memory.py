@@ -20,16 +20,23 @@ tests/plan/test_memory.py compares the peak with what the engines allocate.
 
 import math
 
-from .activations import between_stages, generator, layer_backward_bytes, saved_layer, saved_stage, softmax_bytes
+from .activations import (
+    layer_backward_bytes,
+    saved_generator_bytes,
+    saved_layer_bytes,
+    saved_stage_bytes,
+    softmax_bytes,
+    stage_transfer_bytes,
+)
 from .layout import ParallelLayout
 
-FLOAT = 4
-OPTIMIZER = 3 * FLOAT  # bytes for each parameter: the float32 weight and two moments
+FLOAT32_BYTES = 4
+OPTIMIZER_BYTES = 3 * FLOAT32_BYTES  # bytes for each parameter: the float32 weight and two moments
 GIB = 2.0**30
 Memory = dict[str, float]  # bytes at one moment, by kind: weights, gradients, optimizer, activations, logits, buffers
 
 
-def peak(layout: ParallelLayout) -> tuple[str, Memory]:
+def peak_memory(layout: ParallelLayout) -> tuple[str, Memory]:
     """Returns (name of the moment and stage with the highest memory use, memory at that moment)."""
     moments = [
         (f"{name}, stage {stage}" if len(layout.stages) > 1 else name, memory)
@@ -52,7 +59,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     idle = Memory(
         weights=_weights(layout, stage),
         gradients=_kept_gradients(layout, stage),
-        optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
+        optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER_BYTES * sizes.total / layout.replicas,
         activations=0.0,
         logits=0.0,
         buffers=idle_buffers,
@@ -60,13 +67,13 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     # `busy` adds the activations of the other micro-batches in flight, and the tensors that stages exchange.
     busy = _plus(
         idle,
-        activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
-        buffers=layout.neighbours(stage) * layout.in_flight(stage) * between_stages(layout),
+        activations=(layout.in_flight(stage) - 1) * saved_stage_bytes(layout, stage),
+        buffers=layout.neighbours(stage) * layout.in_flight(stage) * stage_transfer_bytes(layout),
     )
     backward_start = _plus(
         busy,
         weights=_gathered_weights(layout, stage, sum(reused_weights(layout, stage))),
-        activations=saved_stage(layout, stage),
+        activations=saved_stage_bytes(layout, stage),
     )
     moments = {
         "start of the backward pass": _plus(
@@ -80,7 +87,9 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     if layout.flops.softmax_first and part.first:
         moments |= _around_the_first_softmax(layout, stage, busy, bucket_bytes)
     if layout.flops.softmax_last and part.last:
-        table_gradient = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
+        table_gradient = (
+            _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.embedding_copy_size
+        )
         moments |= {
             "vocabulary softmax, forward": _plus(
                 backward_start, logits=softmax_bytes(layout, backward=False, last=True)
@@ -115,7 +124,7 @@ def _around_the_first_softmax(
     lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     backward_base = _plus(forward_base, gradients=arrived, buffers=bucket_bytes)
-    saved_bytes = generator(layout)
+    saved_bytes = saved_generator_bytes(layout)
     return {
         "vocabulary softmax, forward": _plus(
             forward_base, activations=saved_bytes, logits=softmax_bytes(layout, backward=False, last=False)
@@ -145,16 +154,19 @@ def _reductions(
         return {
             "first reduction": _plus(
                 backward_start,
-                activations=-finished_layers * saved_layer(layout),
+                activations=-finished_layers * saved_layer_bytes(layout),
                 buffers=_converted_copies(layout, bucket_size, bucket_size),
             ),
             "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
-    if layout.element == FLOAT:  # the sum may count the waiting gradient twice, but no gradient exists twice
-        arrived = min(arrived, FLOAT * sizes.total)
+    if layout.element == FLOAT32_BYTES:  # the sum may count the waiting gradient twice, but no gradient exists twice
+        arrived = min(arrived, FLOAT32_BYTES * sizes.total)
     reduced = _plus(
-        backward_start, gradients=arrived, activations=-finished_layers * saved_layer(layout), buffers=bucket_bytes
+        backward_start,
+        gradients=arrived,
+        activations=-finished_layers * saved_layer_bytes(layout),
+        buffers=bucket_bytes,
     )
     # In fp32 under ZeRO 1 and 2 `all_reduced` already includes the largest gradient.
     largest_gradient = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
@@ -178,7 +190,7 @@ def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
 def _weights(layout: ParallelLayout, stage: int) -> float:
     """Bytes of this rank's weights, without those that ZeRO-3 gathers."""
     is_last = stage == len(layout.stages) - 1
-    weight_bytes = layout.element * (layout.sizes(stage).total + (layout.borrowed if is_last else 0))
+    weight_bytes = layout.element * (layout.sizes(stage).total + (layout.embedding_copy_size if is_last else 0))
     if layout.zero["stage"] < 3:
         return weight_bytes
     return weight_bytes / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
@@ -187,14 +199,15 @@ def _weights(layout: ParallelLayout, stage: int) -> float:
 def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the gradients that exist all through a step's last micro-batch."""
     size = layout.sizes(stage).total
-    borrowed_bytes = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
+    embedding_copy_bytes = FLOAT32_BYTES * layout.embedding_copy_size if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
-        return layout.gradient_bytes * size + borrowed_bytes
+        return layout.gradient_element_bytes * size + embedding_copy_bytes
     if layout.zero["stage"] == 3:
-        return borrowed_bytes + (0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas)
+        gradient_bytes = layout.gradient_element_bytes * size / layout.replicas
+        return embedding_copy_bytes + (0 if layout.offloads_optimizer else gradient_bytes)
     if layout.accumulation == 1:
-        return borrowed_bytes
-    return borrowed_bytes + FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
+        return embedding_copy_bytes
+    return embedding_copy_bytes + FLOAT32_BYTES * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
@@ -212,9 +225,10 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
     added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or added_after_reduction:
         return 0.0
-    if layout.element == FLOAT:  # the largest parameter's gradient is held whole, even if the rank owns a part of it
-        return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
-    return FLOAT * sizes.total / layout.replicas
+    # In fp32 the largest parameter's gradient is held whole, even if the rank owns a part of it.
+    if layout.element == FLOAT32_BYTES:
+        return FLOAT32_BYTES * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
+    return FLOAT32_BYTES * sizes.total / layout.replicas
 
 
 def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
@@ -282,21 +296,21 @@ def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> f
 def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
     """Bytes of the buffers that sum gradients over the ranks, `size` elements at a time."""
     sizes = layout.sizes(stage)
-    converted_bytes = layout.sum_bytes if layout.sum_bytes != layout.element else 0
+    converted_bytes = layout.reduced_element_bytes if layout.reduced_element_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
         two_groups = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
         return _converted_copies(layout, two_groups, sizes.total)
     if layout.zero["stage"] == 3:  # gradients are converted, and then copied again to join them rank by rank
-        return size * (converted_bytes + layout.sum_bytes)
+        return size * (converted_bytes + layout.reduced_element_bytes)
     return (layout.element + converted_bytes) * size
 
 
 def _converted_copies(layout: ParallelLayout, size: int, done: int) -> float:
     """Bytes of ZeRO-1's copies of gradients in the type in which they are sent: `size` elements to send, and this
     rank's part of `done` summed elements."""
-    if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
+    if layout.gradient_element_bytes == layout.reduced_element_bytes or layout.replicas == 1:
         return 0.0
-    return layout.sum_bytes * (size + done / layout.replicas)
+    return layout.reduced_element_bytes * (size + done / layout.replicas)
 
 
 def _update_buffers(layout: ParallelLayout, stage: int) -> float:
@@ -307,5 +321,5 @@ def _update_buffers(layout: ParallelLayout, stage: int) -> float:
     if layout.offloads_optimizer:
         return 0.0
     if layout.zero["stage"] == 3:
-        return FLOAT * min(owned, layout.zero["sub_group_size"])
-    return FLOAT * owned if layout.element == FLOAT else 0.0
+        return FLOAT32_BYTES * min(owned, layout.zero["sub_group_size"])
+    return FLOAT32_BYTES * owned if layout.element == FLOAT32_BYTES else 0.0

@@ -19,8 +19,8 @@ from ..counting import (
 from ..data.order import phases
 from ..objectives import describe, objective_of
 from .layout import ParallelLayout
-from .memory import GIB, peak
-from .speed import GPU, GPUS, HOST_RATE, LINK_EFFICIENCY, UTILISATION, communication, speed
+from .memory import GIB, peak_memory
+from .speed import GPU, GPUS, HOST_RATE, LINK_EFFICIENCY, UTILISATION, communication_bytes, speed
 
 RESERVED = 0.1  # assumed fraction of a GPU's memory for the driver, NCCL and fragmentation
 ACCOUNTING = (
@@ -64,7 +64,7 @@ def plan(
     By default `gpus` is what one copy of the model needs, which is 1, or the number of stages of a pipeline. Raises
     ValueError if `run` cannot run on `gpus` GPUs.
     """
-    gpu = computing_in(gpu, run.engine.precision)
+    gpu = with_precision(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
     _, own_costs = _priced(run, gpus, gpu, utilisation, run)
@@ -110,7 +110,7 @@ def check_numbers(gpus: int | None, utilisation: float, layouts: int) -> None:
         raise ValueError(f"utilisation is {utilisation}: it must be above 0 (1e-6 at least) and at most 1")
 
 
-def computing_in(gpu: GPU, precision: str) -> GPU:
+def with_precision(gpu: GPU, precision: str) -> GPU:
     """`gpu` with its peak rate in `precision`. Raises ValueError if that rate is unknown."""
     if precision in ("auto", gpu.precision):
         return gpu
@@ -178,7 +178,7 @@ def _priced(
     per step come first, and then less memory. Raises ValueError if `run` cannot run on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
-    moment, memory = peak(layout)
+    moment, memory = peak_memory(layout)
     memory["total"] = sum(memory.values())
     rates = speed(run, layout, gpu, utilisation)
     costs = {
@@ -188,7 +188,7 @@ def _priced(
         "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
         "fullest_at": moment,
         "fits": memory["total"] <= (1 - RESERVED) * gpu.memory_gib * GIB,
-        "communication_bytes_per_step": {kind: round(size) for kind, size in communication(layout).items()},
+        "communication_bytes_per_step": {kind: round(size) for kind, size in communication_bytes(layout).items()},
         "seconds_per_step": {
             kind: _four_digits(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
         },

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..cli import duration, number
+from ..cli import format_duration, format_number
 from .speed import DAY
 
 _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
@@ -58,20 +58,21 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     model, hours = result["model"], result["gpu_hours"]
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
-        f"on {gpus} GPUs): a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} "
-        f"tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
-        f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, no time for transfers.\n",
+        f"on {gpus} GPUs): a discriminator of {format_number(model['parameters'])} parameters on "
+        f"{format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n"
+        f"{result['rule']}.\nAssumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
+        " no time for transfers.\n",
         highlight=False,
         soft_wrap=True,
     )
     rows = [
         (
             name,
-            number(cost["parameters"]),
+            format_number(cost["parameters"]),
             f"{cost['steps']:,}",
             _round(cost["gpu_hours"]),
             f"${_round(result['dollars'] / cost['share'])}",
-            f"{cost['share']:.0%}" if cost["share"] < 10 else f"{number(cost['share'])} times",
+            f"{cost['share']:.0%}" if cost["share"] < 10 else f"{format_number(cost['share'])} times",
         )
         for name, cost in result["recipes"].items()
     ]
@@ -114,7 +115,7 @@ def _time(days: float) -> str:
         return f"{float(f'{days:.3g}'):,.0f} days"
     if days >= 1:
         return f"{days:.3g} days" if days >= 1.005 else "1 day"
-    return duration(days * DAY) if days * DAY >= 60 else "less than a minute"
+    return format_duration(days * DAY) if days * DAY >= 60 else "less than a minute"
 
 
 def _round(value: float) -> str:

@@ -43,9 +43,9 @@ from dataclasses import dataclass
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..models.pipeline import stage_costs
-from .activations import between_stages
+from .activations import stage_transfer_bytes
 from .layout import ParallelLayout
-from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
+from .memory import FLOAT32_BYTES, OPTIMIZER_BYTES, reused_weights, uses_bf16_optimizer
 
 # The three assumptions.
 UTILISATION = 0.4  # fraction of its peak that a GPU reaches while it computes: measure it, and set --utilisation
@@ -93,7 +93,7 @@ GPUS = {
 }
 
 
-def gpu_of(text: str) -> GPU:
+def parse_gpu(text: str) -> GPU:
     """A GPU by its name (H100 and h100 are h100-80g, a100 is a100-80g), or by "memory in GiB,bf16 TFLOP/s". Raises
     ValueError for anything else."""
     for name, gpu in GPUS.items():
@@ -109,7 +109,7 @@ def gpu_of(text: str) -> GPU:
     return GPU(text, memory, tflops)
 
 
-def communication(layout: ParallelLayout) -> dict[str, float]:
+def communication_bytes(layout: ParallelLayout) -> dict[str, float]:
     """The bytes that the busiest GPU sends in an optimizer step. It sends `gradients` and `weights` to the replicas of
     its stage, and the bytes `stages` to other stages. `total` is the sum of these three. `exposed` counts those of the
     total that are sent while nothing computes."""
@@ -120,12 +120,13 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
-    """The bytes that a GPU of a stage sends in an optimizer step, with the keys of `communication` except `total`. Here
-    `exposed` does not count the bytes to other stages."""
+    """The bytes that a GPU of a stage sends in an optimizer step, with the keys of `communication_bytes` except
+    `total`. Here `exposed` does not count the bytes to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     ring_share = (layout.replicas - 1) / layout.replicas
     all_gather = layout.element * sizes.total * ring_share  # bytes of an all-gather of all weights
-    reduce_scatter = layout.sum_bytes * sizes.total * ring_share  # bytes of a reduce-scatter of all gradients
+    # Bytes of a reduce-scatter of all gradients.
+    reduce_scatter = layout.reduced_element_bytes * sizes.total * ring_share
     table_share = sizes.tables / sizes.total
     if layout.zero["stage"] == 3:
         # For the backward pass, weights that are no longer held are gathered again. The tables, which belong to the
@@ -150,11 +151,11 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     is_last = stage == len(layout.stages) - 1
     # A pass without gradients sends forward too.
     sends = layout.neighbours(stage) + bool(layout.flops.first_pass_layer and not is_last)
-    between = micro_batches * sends * between_stages(layout)
+    between = micro_batches * sends * stage_transfer_bytes(layout)
     if stage == 0:  # this stage sends the updated embedding to the last stage
-        between += layout.element * layout.borrowed
+        between += layout.element * layout.embedding_copy_size
     elif is_last:  # this stage sends the embedding's gradient to the first stage
-        between += FLOAT * layout.borrowed
+        between += FLOAT32_BYTES * layout.embedding_copy_size
     return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
 
 
@@ -170,7 +171,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
     parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
     if layout.offloads_optimizer:  # the state is read and written, gradients go to the host, and weights to the GPU
-        seconds["offload"] += parameters * (2 * OPTIMIZER + 4 + layout.element) / HOST_RATE
+        seconds["offload"] += parameters * (2 * OPTIMIZER_BYTES + 4 + layout.element) / HOST_RATE
     if layout.engine.offload_parameters != "none":  # weights go to the GPU in both passes of every micro-batch
         seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST_RATE
     step = sum(seconds.values())
@@ -181,7 +182,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     """The seconds of a step in which a GPU sends and does not compute. `compute`: the seconds in which it computes."""
-    sent = communication(layout)
+    sent = communication_bytes(layout)
     # These are the rates of the links in GB/s. Consecutive ranks share a stage (rank = stage · replicas + replica).
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
     among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..cli import number
+from ..cli import format_number
 
 Records = Sequence[Mapping[str, Any]]
 Quantities = Mapping[str, Mapping[str, Any]]
@@ -160,7 +160,7 @@ def _svg_over_steps(axes: Axes, title: str) -> Markup:
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}" if abs(value) < 1000 else number(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}" if abs(value) < 1000 else format_number(value))
     return _svg(axes, title)
 
 
@@ -268,7 +268,7 @@ def nats(value: float | None) -> str:
 
 def percent(fraction: float) -> str:
     """A fraction as a percentage with three significant digits."""
-    return f"{number(100 * fraction)}%"
+    return f"{format_number(100 * fraction)}%"
 
 
 def _new_axes(width: float = _NARROW) -> Axes:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..cli import duration, number
+from ..cli import format_duration, format_number
 from ..io.files import write_text
-from ..train.run_folder import first_step, flatten, missing_steps
+from ..train.run_folder import describe_missing_steps, first_step, flatten
 from . import figures
 from .by_language import heldout_languages, language_name, tag
 from .figures import nats, percent, points
@@ -69,7 +69,7 @@ def _page_of(run: RunFiles) -> str:
         tasks=_TASKS,
         language_name=language_name,
         tag=tag,
-        number=number,
+        format_number=format_number,
         nats=nats,
         percent=percent,
     )
@@ -123,7 +123,9 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
         ("heldout.jsonl", run.heldout, "eval_every"),
     ):
         if records and (every := settings.get("train", {}).get(setting, 0)):
-            gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step(settings))
+            gaps[file] = describe_missing_steps(
+                (record["step"] for record in records), every, last, first_step(settings)
+            )
     return {file: steps for file, steps in gaps.items() if steps}
 
 
@@ -146,25 +148,25 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     )
     if len(tokens):
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
-        yield "Tokens seen", number(tokens[-1]), note
+        yield "Tokens seen", format_number(tokens[-1]), note
     if len(rate):
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
-        yield "Throughput", f"{number(median_high(rate))} tokens/s", note
+        yield "Throughput", f"{format_number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
         # Tokens since the record before. For the first record: since the run began, which for a branch is at a step
         # of its parent.
         inherited_tokens = tokens[0] * first_step(run.settings) / run.metrics[0]["step"]
         new_tokens = np.diff(tokens, prepend=inherited_tokens)
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
-        yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
+        yield "Training time", format_duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases(run.settings)
     if len(phases) > 1:
         descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
         yield "Phases of the data", str(len(phases)), "; ".join(descriptions)
     parameters = run.config.get("parameters", {})
     if "trained_total" in parameters:
-        parts = (f"{name} {number(count)}" for name, count in parameters.items() if name != "trained_total")
-        yield "Parameters", number(parameters["trained_total"]), ", ".join(parts)
+        parts = (f"{name} {format_number(count)}" for name, count in parameters.items() if name != "trained_total")
+        yield "Parameters", format_number(parameters["trained_total"]), ", ".join(parts)
 
 
 def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -184,7 +186,7 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
             order = sorted(drawn, key=lambda code: (-table[code]["share_before"], code))
             before, after = ({code: math.log(table[code][key]) for code in order} for key in ("share_before", "share"))
             texts = {
-                code: f"{percent(row['share_before'])} → {percent(row['share'])}, ×{number(row['repeat'])}"
+                code: f"{percent(row['share_before'])} → {percent(row['share'])}, ×{format_number(row['repeat'])}"
                 for code, row in drawn.items()
             }
             most_repeated = max(table, key=lambda code: table[code]["repeat"])
@@ -339,4 +341,6 @@ def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
 
 def _operations(flops_per_s: float) -> str:
     """A rate of operations as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
-    return f"{number(flops_per_s / 1e12)} TFLOP/s" if flops_per_s >= 1e12 else f"{number(flops_per_s / 1e9)} GFLOP/s"
+    if flops_per_s >= 1e12:
+        return f"{format_number(flops_per_s / 1e12)} TFLOP/s"
+    return f"{format_number(flops_per_s / 1e9)} GFLOP/s"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli import number
+from ..cli import format_number
 from ..io.files import require_regular, write_text
 from ..train.run_folder import flatten
 from . import figures
@@ -82,7 +82,7 @@ def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]
     """The results of a run by title."""
     results = {}
     if last := _last(run.metrics):
-        results = {"step": f"{last['step']:,}", "tokens": number(last.get("tokens", 0))}
+        results = {"step": f"{last['step']:,}", "tokens": format_number(last.get("tokens", 0))}
     for key, value in _last(run.heldout).items():
         if figures.is_drawn(key) and isinstance(value, int | float):
             results[_title(key, quantities)] = f"{value:.3f}"

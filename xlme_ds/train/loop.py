@@ -30,8 +30,8 @@ from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, write_text
-from ..run_commands import environment
-from .records import Console, MetricsLog, StepLines, peak_memory
+from ..run_commands import child_environment
+from .records import Console, MetricsLog, StepLog, peak_memory
 from .run_folder import flatten
 from .schedule import learning_rate
 from .stop import StopRequest, Watchdog
@@ -40,7 +40,7 @@ from .stop import StopRequest, Watchdog
 class Callback:
     """The loop calls the methods of a callback after every step and at the end, on each rank that has the callback."""
 
-    logs: Sequence[StepLines] = ()  # the files of records that the callback writes
+    logs: Sequence[StepLog] = ()  # the files of records that the callback writes
 
     def after_step(self, done: int, stats: StepStats) -> None:
         """Called after every step. `done`: number of finished steps; `stats`: the result of the last finished step."""
@@ -117,9 +117,9 @@ class Evaluate(Callback):
 
     engine: Engine
     config: TrainConfig
-    summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]]  # `RunInfo.evaluation`
+    summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]]  # `RunInfo.summarise`
     console: Console | None  # None on all ranks but 0
-    logs: Sequence[StepLines]  # of the two files; empty on all ranks but 0
+    logs: Sequence[StepLog]  # of the two files; empty on all ranks but 0
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -145,7 +145,7 @@ class Dimensions(Callback):
     config: TrainConfig
     began_at: int  # the step at which the run began, 0 unless it is a branch
     console: Console | None  # None on all ranks but 0
-    logs: Sequence[StepLines]  # of dimensions.jsonl; empty on all ranks but 0
+    logs: Sequence[StepLog]  # of dimensions.jsonl; empty on all ranks but 0
     at_first: float | None = None  # dimensions of the last layer, when first measured
     warned: bool = False
 
@@ -310,7 +310,7 @@ class UpdateReport(Callback):
     def _start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())],
-            env=environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env=child_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -327,12 +327,12 @@ class UpdateReport(Callback):
             print(f"{self.run}: training continues, but the report page is not updated: {why}", file=sys.stderr)
 
 
-class Guard(Callback):
+class BadStepGuard(Callback):
     """Counts skipped steps and limits the gradient norm. Checkpoints contain the guard's `state`, so that a resumed run
     skips the same steps as one that was never stopped."""
 
     def __init__(
-        self, config: TrainConfig, state: Mapping[str, Any], describe_rows: Callable[[int], str], log: StepLines | None
+        self, config: TrainConfig, state: Mapping[str, Any], describe_rows: Callable[[int], str], log: StepLog | None
     ):
         self.config = config
         self.skipped = int(state.get("skipped", 0))
@@ -392,7 +392,7 @@ class Guard(Callback):
 def fit(
     engine: Engine,
     config: Training,
-    guard: Guard,
+    guard: BadStepGuard,
     callbacks: Sequence[Callback],
     start: int,
     stop: StopRequest,

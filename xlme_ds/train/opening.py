@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_names import checkpoints_of
-from ..cli import number
+from ..cli import format_number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
-from ..data.loader import Loader, unigram_by_language
+from ..data.loader import Loader, unigram_nll_by_language
 from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ class RunInfo(NamedTuple):
     parameters: dict[str, int]  # parameter count of each network
     vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
     # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
-    evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
+    summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
     objective: Mapping[str, Any] | None = None  # result of `objectives.describe`; None in fine-tuning
     folders: tuple[Path, ...] = ()  # in pre-training: the first data folder, then the held-out folder if any
 
@@ -53,7 +53,7 @@ class RunInputs(NamedTuple):
     initial: InitialValues | None  # None: parameters start at random or come from a checkpoint
 
 
-def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
+def heldout_data_config(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
     A micro-batch has at most as many tokens as a micro-batch in training, where a row has `row_tokens` tokens, but at
@@ -105,7 +105,7 @@ def read_inputs(
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
-    rows = heldout_data(config, heldout, loader.row_tokens)
+    rows = heldout_data_config(config, heldout, loader.row_tokens)
     return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
 
 
@@ -132,13 +132,13 @@ def pretraining_info(
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
     unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
     for index, store in heldout.stores.items() if root else ():
-        unigram[TASKS[index]] = unigram_by_language(
-            loader.shares(index, config.train.steps), store, index, heldout.plan.rows[index]
+        unigram[TASKS[index]] = unigram_nll_by_language(
+            loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
         )
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
-    def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+    def summarise(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
         """Returns (metrics over all languages, metrics by language). The loss weights are those of step `step`.
 
         `by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
@@ -151,7 +151,7 @@ def pretraining_info(
         overall = objective.at(step).summarise(**totals) | baselines
         return overall, {"terms": means, "tokens": token_counts, "unigram": unigram_means}
 
-    return info._replace(evaluation=evaluation)
+    return info._replace(summarise=summarise)
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
@@ -171,13 +171,13 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     engine_name = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
     network_sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
     total = info.parameters.get("trained_total", sum(network_sizes.values()))
-    counts = ", ".join(f"{name} {number(count)}" for name, count in network_sizes.items())
+    counts = ", ".join(f"{name} {format_number(count)}" for name, count in network_sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
         f"{'process' if world == 1 else 'processes'}, {engine_name}, {precision}",
-        f"  model: {number(total)} parameters ({counts})",
+        f"  model: {format_number(total)} parameters ({counts})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
-        f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
+        f"{loader.plan.accumulation} × {loader.plan.micro_batch_size} rows",
     ]
     objective = info.objective or {"terms": (), "description": ""}
     if objective["description"]:
@@ -218,7 +218,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
 
-def write_description(
+def write_run_config(
     folder: RunFolder,
     config: Training,
     loader: BatchSource,
@@ -230,7 +230,7 @@ def write_description(
     """Write config.json; in pre-training also the vocabulary, without which no checkpoint can be used as a model."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
     if isinstance(loader, Loader):
-        data["encoded"] = loader.encoded
+        data["encoded"] = loader.encoded_fingerprints
         if len(loader.phases) > 1:
             data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
             data["phase_folders"] = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
@@ -238,7 +238,7 @@ def write_description(
         data["heldout_fingerprints"] = heldout.fingerprints
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):
         data[name] = _relative_path(data_folder, folder.path)
-    folder.begin(config, data, world, info.parameters, identity, info.objective)
+    folder.write_config(config, data, world, info.parameters, identity, info.objective)
     if info.folders:
         write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(info.folders[0] / "vocab").path)
 

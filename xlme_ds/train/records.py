@@ -19,16 +19,16 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
-from ..cli import duration, number
-from ..data.corrupt import TaskRows
+from ..cli import format_duration, format_number
 from ..data.loader import Loader
+from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
 from ..io.files import naming, replacing, to_disk
 from .run_folder import step_of
 
 
-class StepLines:
+class StepLog:
     """Appends lines to a JSON-lines file. Only rank 0 has one.
 
     If a write fails, its error is stored in `error`, and nothing more is written. The training loop reads `error` and
@@ -71,7 +71,7 @@ class StepLines:
                 f"{self.path} is damaged: line {line_numbers} is moved to {moved_to}, and the other lines are kept",
                 flush=True,
             )
-        self.lines = len(records)
+        self.line_count = len(records)
         with replacing(self.path) as file:
             file.write(b"".join(line + b"\n" for line in records))
 
@@ -80,7 +80,7 @@ class StepLines:
         with naming(self.path):
             if self.path.exists():
                 to_disk(self.path)
-        return self.lines
+        return self.line_count
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line with `values`, one of which is `step`."""
@@ -94,7 +94,7 @@ class StepLines:
     def _write(self, values: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        self.lines += 1
+        self.line_count += 1
 
     def close(self) -> None:
         """Write what is still in a buffer; here nothing, because `write` closes the file after every line."""
@@ -112,7 +112,7 @@ def _silence_tensorboard_threads() -> None:
     threading.excepthook = print_others
 
 
-class MetricsLog(StepLines):
+class MetricsLog(StepLog):
     """A log of numbers, which TensorBoard and the tracker also get. Infinities and NaN are left out: JSON has none."""
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
@@ -184,7 +184,7 @@ class Tracker:
             print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
 
-def product_rate(device: torch.device, precision: str) -> float | None:
+def measure_matmul_peak(device: torch.device, precision: str) -> float | None:
     """FLOP/s of the fastest of six products of large square matrices: the peak with which training is compared. None on
     a CPU, where the fraction of the peak means little, because other programs use the CPU too."""
     if device.type != "cuda":
@@ -211,7 +211,7 @@ class LanguageLog(MetricsLog):
     token counts `tokens[term][code]`. TensorBoard and the tracker get `terms`."""
 
     def _write(self, values: dict[str, Any]) -> None:
-        StepLines._write(self, values)
+        StepLog._write(self, values)
         for term, losses in values["terms"].items():
             self._plot({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
 
@@ -240,9 +240,9 @@ class Console:
         """Show a logged step."""
         step = f"{values['step']}/{self.steps}"
         loss = f"loss {values['loss']:.3f}"
-        speed = f"{number(values['tokens_per_s'])} tokens/s"
+        speed = f"{format_number(values['tokens_per_s'])} tokens/s"
         peak = f"{values['peak_fraction']:.0%} of matmul" if "peak_fraction" in values else ""
-        left = f"{duration(values['seconds_left'])} left"
+        left = f"{format_duration(values['seconds_left'])} left"
         if self.progress is not None:
             line = "  ".join(filter(None, (step, loss, speed, peak)))
             self.progress.update(self.task, line=line, completed=values["step"], left=left)

@@ -18,11 +18,11 @@ from ..engine.ranks import broadcast, on_all_ranks
 from ..models.tiles import use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import complete_checkpoint
-from .records import StepLines
-from .run_folder import RunFolder, first_step, fixed_settings, missing_steps
+from .records import StepLog
+from .run_folder import RunFolder, describe_missing_steps, first_step, fixed_settings
 
 
-def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
+def data_fingerprints(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
     """Fingerprints of the data that the first `steps` steps read, and of the held-out data; checkpoints store them."""
     training = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
     return {"fingerprints": training, "heldout": None if heldout is None else heldout.fingerprints}
@@ -33,13 +33,14 @@ def resume(
     config: Training,
     folder: RunFolder,
     checkpoints: Checkpoints,
-    data_of: Callable[[int], dict[str, Any]],
+    fingerprints_until: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
     """Load the run's newest complete checkpoint. If the run has none and is a branch (`start.take state`), load the
     checkpoint from which it branches.
 
     Returns (number of steps done, saved state). The saved state is the state in the run's own checkpoint; without an
-    own checkpoint, it has only `run`, the run's identity. `data_of(steps)` returns `data_until` for the run's data.
+    own checkpoint, it has only `run`, the run's identity. `fingerprints_until(steps)` returns `data_fingerprints` for
+    the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
@@ -50,10 +51,10 @@ def resume(
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         on_all_ranks(lambda: _warn_of_changes(config.train, folder, checkpoints) if engine.rank == 0 else None)
-        return checkpoints.load(engine, newest, data_of(saved["step"]), tolerance), saved
+        return checkpoints.load(engine, newest, fingerprints_until(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        return _branch(engine, config, checkpoints, data_of, tolerance), {"run": identity}
+        return _branch(engine, config, checkpoints, fingerprints_until, tolerance), {"run": identity}
     return 0, {"run": identity}
 
 
@@ -63,7 +64,7 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
-        folder.identity(config, newest, require_match(saved, newest, data_until(loader, heldout, saved["step"])))
+        folder.identity(config, newest, require_match(saved, newest, data_fingerprints(loader, heldout, saved["step"])))
     else:
         _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
 
@@ -71,7 +72,7 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
     """Called for a run without a usable checkpoint. Raises ValueError if the run had one earlier. `damaged`: whether a
     damaged checkpoint was found."""
-    steps = folder.steps_logged() - first_step(asdict(config))
+    steps = folder.last_logged_step() - first_step(asdict(config))
     # `save_every` may have been raised since the run last started, so the smaller of both values counts.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(steps, save_every):
@@ -115,7 +116,7 @@ def _branch(
     engine: Engine,
     config: RunConfig,
     checkpoints: Checkpoints,
-    data_of: Callable[[int], dict[str, Any]],
+    fingerprints_until: Callable[[int], dict[str, Any]],
     tolerance: float,
 ) -> int:
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
@@ -124,7 +125,7 @@ def _branch(
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
     # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts
     # as equal.
-    same_rows = saved.get("fingerprints") == data_of(0)["fingerprints"]
+    same_rows = saved.get("fingerprints") == fingerprints_until(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
     prefixes = ("seed", "objective.", "data.phase_", "model.rotary_base")
@@ -137,7 +138,7 @@ def _branch(
     return start
 
 
-def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
+def report_missing_records(logs: Sequence[StepLog], config: Training, start: int, saved: Mapping[str, Any]) -> None:
     """Print which logs have fewer lines than they had when the checkpoint of step `start` was saved, and which steps
     are missing in these logs. `saved`: the checkpoint's state."""
     intervals = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
@@ -147,7 +148,7 @@ def report_missing(logs: Sequence[StepLines], config: Training, start: int, save
         name = log.path.stem
         saved_lines = saved.get("records", {}).get(name, 0)
         if len(log.steps) < saved_lines:
-            steps = missing_steps(log.steps, intervals[name], start, first) if intervals.get(name) else ""
+            steps = describe_missing_steps(log.steps, intervals[name], start, first) if intervals.get(name) else ""
             print(
                 f"{log.path} has {len(log.steps)} of the {saved_lines} lines that it had at step {start}"
                 + (f", and no record of step {steps}" if steps else ""),

@@ -21,17 +21,17 @@ from ..io.files import to_disk
 from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
-from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, UpdateReport, fit
+from .loop import BadStepGuard, Callback, Dimensions, Evaluate, Profile, Record, Save, UpdateReport, fit
 from .opening import (
     RunInfo,
     opening_lines,
     pretraining_info,
     read_inputs,
     starting_folders,
-    write_description,
+    write_run_config,
 )
-from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, audit_reads, product_rate
-from .resume import data_until, report_missing, resume
+from .records import Console, LanguageLog, MetricsLog, StepLog, Tracker, audit_reads, measure_matmul_peak
+from .resume import data_fingerprints, report_missing_records, resume
 from .run_folder import RECORDS, RunFolder, first_step, fixed_settings
 from .stop import StopRequest, Watchdog
 
@@ -56,23 +56,23 @@ def train(
     root = engine.rank == 0
     out = folder.path
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
-    data_of = partial(data_until, loader, heldout)
-    start, saved = resume(engine, config, folder, checkpoints, data_of)
+    fingerprints_until = partial(data_fingerprints, loader, heldout)
+    start, saved = resume(engine, config, folder, checkpoints, fingerprints_until)
     on_all_ranks(
-        lambda: write_description(folder, config, loader, heldout, info, engine.world, saved["run"]) if root else None
+        lambda: write_run_config(folder, config, loader, heldout, info, engine.world, saved["run"]) if root else None
     )
-    logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
+    logged = on_all_ranks(lambda: folder.last_logged_step() if root else 0)
     if start >= settings.steps:
         # Opening a log drops its records of later steps, and moves damaged lines away: `train.steps` may have been
         # lowered since the records were written.
         logs_to_cut = [name for name in RECORDS if logged > start and (out / f"{name}.jsonl").exists()]
-        on_all_ranks(lambda: [StepLines(out, name, start) for name in logs_to_cut])
+        on_all_ranks(lambda: [StepLog(out, name, start) for name in logs_to_cut])
         if root:
             print(f"{out}: all {start} steps are done")
         return True
     if root:
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
-    peak = product_rate(engine.device, config.engine.precision)  # all ranks measure together
+    peak = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
     if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
@@ -83,7 +83,7 @@ def train(
         lambda: _callbacks(engine, config, out, start, saved, loader, info, peak, profiled)
     )
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
-    report_missing(logs, config, start, saved)
+    report_missing_records(logs, config, start, saved)
 
     def state_after(done: int) -> dict[str, Any]:
         """The run's own state after `done` steps, stored next to the engine's. Flushes the records, so that they are
@@ -94,7 +94,7 @@ def train(
             "run": saved["run"],
             "settings": fixed_settings(config),
             "tilings": tilings(),
-            **data_of(done),
+            **fingerprints_until(done),
             "guard": guard.state,
             "records": {log.path.stem: log.sync() for log in logs},
         }
@@ -123,23 +123,23 @@ def _callbacks(
     info: RunInfo,
     peak: float | None,
     profiled: int,
-) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
+) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
     """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
     files. Raises OSError if a file cannot be written."""
     root = engine.rank == 0
     settings = config.train
-    faults = StepLines(out, "faults", start) if root else None
-    guard = Guard(settings, saved.get("guard", {}), loader.describe_rows, faults)
+    faults = StepLog(out, "faults", start) if root else None
+    guard = BadStepGuard(settings, saved.get("guard", {}), loader.describe_rows, faults)
     callbacks: list[Callback] = []
     tracker = Tracker(settings.wandb, out, saved["run"], asdict(config)) if root and settings.wandb else None
     console = Console(settings.steps, start, info.objective) if root else None
     if console is not None:
         log = MetricsLog(out, "metrics", start, tracker)
         callbacks.append(Record(log, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped))
-    if info.evaluation is not None:
+    if info.summarise is not None:
         classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
         logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
-        callbacks.append(Evaluate(engine, settings, info.evaluation, console, logs))
+        callbacks.append(Evaluate(engine, settings, info.summarise, console, logs))
         if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
             logs = [MetricsLog(out, "dimensions", start, tracker)] if root else []
             callbacks.append(Dimensions(engine, settings, first_step(asdict(config)), console, logs))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step, saved_step
-from ..cli import called, note
+from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..io.files import read_json, read_object, write_object
@@ -120,7 +120,7 @@ class RunFolder:
         self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
         return str(saved["run"])
 
-    def begin(
+    def write_config(
         self,
         config: Training,
         data: Mapping[str, Any],
@@ -148,7 +148,7 @@ class RunFolder:
             "objective": objective,
             "run": identity,
             "started": (self._stored() or {}).get("started", now),
-            "command": called(),
+            "command": command_line(),
         }
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
@@ -159,7 +159,7 @@ class RunFolder:
             marker.unlink(missing_ok=True)
         write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
-    def steps_logged(self) -> int:
+    def last_logged_step(self) -> int:
         """The step of the last record in `metrics.jsonl`; 0 if there is no record."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -245,7 +245,7 @@ def refuse_export(folder: Path, advice: str) -> None:
         raise ValueError(f"{folder} is an export (a Hugging Face folder), not a run: {advice}")
 
 
-def branched(source: Path, out: Path | None = None) -> RunConfig:
+def read_branch_config(source: Path, out: Path | None = None) -> RunConfig:
     """The settings of a branch from `source`, which is RUN@STEP: RUN's settings, with its checkpoint of STEP as start.
 
     If `out` already has this branch, the settings are read from `out`, because RUN may have been deleted. Raises
@@ -285,7 +285,7 @@ def step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
+def describe_missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
     """The steps that lack a record, as text such as `20, 50 to 80`. The multiples of `every` after `done`, up to
     `last`, should have a record."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))

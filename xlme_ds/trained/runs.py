@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state, state_files
+from ..checkpoint.state_files import MASTER_WEIGHTS, StateReader, checkpoint_fault, read_state, state_files
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..cli import note
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
@@ -154,7 +154,7 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
     checkpoints = checkpoints_of(run)
     for folder in reversed(checkpoints):
         if step is None or saved_step(folder) == step:
-            fault = fault_of(folder)
+            fault = checkpoint_fault(folder)
             if fault is None:
                 _require_own(folder, run)
                 return folder
@@ -185,7 +185,7 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
         whole = objective_of(settings.objective).build(settings.model)
     state = {name: torch.empty(value.shape) for name, value in whole.state_dict().items()}
     sizes = {name: value.numel() for name, value in state.items()}
-    pieces = ((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items())
+    pieces = ((name, MASTER_WEIGHTS, 0, value.view(-1)) for name, value in state.items())
     StateReader(state_files(folder)).read(pieces, sizes)
     return state
 
@@ -197,7 +197,7 @@ def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tupl
         try:
             return saved_step(source), read_checkpoint(source, settings)
         except (ValueError, OSError):
-            if fault_of(source, checksums=False) is None:
+            if checkpoint_fault(source, checksums=False) is None:
                 raise
             # The run has saved a newer checkpoint meanwhile and deleted this one: try again.
 

@@ -43,7 +43,7 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
     of a pair or a sentence, without `<s>`, `</s>` and `<pad>`; none is empty."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     # Monolingual rows that were mixed without --sentences do not hold single lines.
-    unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]
+    unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed_unit != "sentences"]
     stores = [(task, store) for task, store in stores if store not in unsplit]
     if not stores:
         raise ValueError(

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
-from ..data.corrupt import TaskRows
+from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
@@ -84,11 +84,11 @@ class MachineTranslation(MaskedLanguageModelling):
         if len(self.terms) > 1:
             require_sentences(rows, needed=True)
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
         language to translate each sentence into if back-translation is trained."""
         if len(self.terms) == 1:
-            return super().batches(rows, purpose)
+            return super().collate_for(rows, purpose)
         points: dict[str, tuple[str, ...]] = dict(self._weight_points)
         if purpose != "train":
             points = dict.fromkeys(points, ALWAYS)

@@ -13,8 +13,8 @@ from numba.types import int32, int64, uint64, void
 
 from ..config import weight_at
 from ..data.batch import Batch
-from ..data.compiled import compiled, reads
-from ..data.corrupt import Array, TaskRows, Word, philox
+from ..data.compiled import compiled, readonly
+from ..data.masking import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
 # The noise of XLM. A token moves by fewer positions than SHUFFLED. A share DROPPED of a sentence's tokens is dropped,
@@ -65,13 +65,22 @@ class Sentences:
 
 @compiled(
     void(
-        *(reads(int32, 2), reads(int64), reads(int64), reads(int64), reads(int64), uint64, int64, int64[::1]),
+        *(
+            readonly(int32, 2),
+            readonly(int64),
+            readonly(int64),
+            readonly(int64),
+            readonly(int64),
+            uint64,
+            int64,
+            int64[::1],
+        ),
         *(int64[:, ::1], int64[:, ::1]),
     )
 )
 def _noise(
     tokens_BT: Array,
-    items_B: Array,
+    item_counts_B: Array,
     lengths: Array,
     languages: Array,
     numbers_B: Array,
@@ -95,7 +104,7 @@ def _noise(
     item = 0
     for row in range(len(tokens_BT)):
         number, start = np.uint64(numbers_B[row]), 0
-        for _ in range(items_B[row]):
+        for _ in range(item_counts_B[row]):
             stop = start + lengths[item]
             own = 0
             while language_indices[own] != languages[item] and own < len(language_indices) - 1:

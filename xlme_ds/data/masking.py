@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numba.types import float32, float64, int32, int64, uint64
 
-from .compiled import HALF, LOW, Array, compiled, reads
+from .compiled import HALF, LOW, Array, compiled, readonly
 from .rows import EOS, TASKS, UNK, Rows
 
 Word = np.uint64  # holds one of Philox's words of 32 bits, or 64 bits (a seed, a key)
@@ -81,13 +81,13 @@ def _choose(
 
 @compiled(
     int64(
-        *(reads(int32, 2), reads(int64), reads(int64), reads(int64), uint64, uint64, float64),
+        *(readonly(int32, 2), readonly(int64), readonly(int64), readonly(int64), uint64, uint64, float64),
         *(int64, int64[::1], float32[::1], int64),
     )
 )
-def _corrupt(
+def _draw_masks(
     tokens_BT: Array,
-    items_B: Array,
+    item_counts_B: Array,
     lengths: Array,
     row_numbers_B: Array,
     seed: Word,
@@ -116,7 +116,7 @@ def _corrupt(
             draws_T[column] = word2  # gives the uniform
             buckets_T[column] = word0 >> _TO_BUCKET if tokens_BT[row, column] > UNK else _SPECIAL_BUCKET
         start, begin = 0, end
-        for _ in range(items_B[row]):
+        for _ in range(item_counts_B[row]):
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
@@ -136,7 +136,7 @@ def _corrupt(
     return end
 
 
-@compiled(uint64[::1](reads(int64), uint64, uint64, uint64))
+@compiled(uint64[::1](readonly(int64), uint64, uint64, uint64))
 def _row_bits(row_numbers_B: Array, seed: Word, task: Word, column: Word) -> Array:
     bits_B = np.empty(len(row_numbers_B), dtype=np.uint64)
     for row in range(len(row_numbers_B)):
@@ -146,7 +146,7 @@ def _row_bits(row_numbers_B: Array, seed: Word, task: Word, column: Word) -> Arr
     return bits_B
 
 
-def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def draw_masks(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns (masked, uniforms): the masked positions, as ascending indices into the batch's flattened tokens, int64
     [M], and their uniforms, float32 [M] in [0, 1).
 
@@ -160,8 +160,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
     row, end = 0, 0
     for task, rows, row_numbers in task_rows:
-        arrays = rows.tokens, rows.items, rows.lengths, row_numbers
-        end = _corrupt(*arrays, _unsigned(seed), np.uint64(task), fraction, row, masked, uniforms, end)
+        arrays = rows.tokens, rows.item_counts, rows.lengths, row_numbers
+        end = _draw_masks(*arrays, _unsigned(seed), np.uint64(task), fraction, row, masked, uniforms, end)
         row += len(rows.tokens)
     return masked[:end].copy(), uniforms[:end].copy()
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import chi2
 
 from tests.small import item, rows_of
-from xlme_ds.data import corrupt as module
-from xlme_ds.data.corrupt import corrupt, masked_count, philox, row_bits
+from xlme_ds.data import masking as module
+from xlme_ds.data.masking import draw_masks, masked_count, philox, row_bits
 from xlme_ds.data.schema import BOS, EOS, UNK, Rows
 
 KNOWN = [  # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, result
@@ -62,7 +62,7 @@ def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> Rows:
 def items_of(rows: Rows) -> list[list[range]]:
     """The columns of every item, by row."""
     lengths, found = iter(rows.lengths.tolist()), []
-    for count in rows.items.tolist():
+    for count in rows.item_counts.tolist():
         ends = np.cumsum([0, *(next(lengths) for _ in range(count))]).tolist()
         found.append([range(*two) for two in pairwise(ends)])
     return found
@@ -70,13 +70,13 @@ def items_of(rows: Rows) -> list[list[range]]:
 
 def picked(rows: Rows, which: list[int]) -> Rows:
     """Some of the rows, in this order."""
-    of = np.split(rows.lengths, np.cumsum(rows.items)[:-1])
-    return Rows(rows.tokens[which], rows.items[which], np.concatenate([of[n] for n in which]), rows.languages[:0])
+    of = np.split(rows.lengths, np.cumsum(rows.item_counts)[:-1])
+    return Rows(rows.tokens[which], rows.item_counts[which], np.concatenate([of[n] for n in which]), rows.languages[:0])
 
 
 def masked_of(rows: Rows, numbers: np.ndarray, seed: int = 1, task: int = 0) -> list[list[tuple[int, float]]]:
     """(column, uniform) of every masked position, by row."""
-    where, uniforms = corrupt([(task, rows, numbers)], seed, 0.15)
+    where, uniforms = draw_masks([(task, rows, numbers)], seed, 0.15)
     found: list[list[tuple[int, float]]] = [[] for _ in rows.tokens]
     for flat, uniform in zip(where.tolist(), uniforms.tolist(), strict=True):
         row, column = divmod(flat, rows.tokens.shape[1])
@@ -103,7 +103,7 @@ def test_corruption_by_its_definition() -> None:
     rows = packed_rows(np.random.default_rng(4), 40)
     numbers = np.random.default_rng(5).integers(0, 2**45, 40)
     for seed, task in ((1, 0), (2**33 + 17, 1), (2**64 - 1, 1)):
-        where, uniforms = corrupt([(task, rows, numbers)], seed, 0.15)
+        where, uniforms = draw_masks([(task, rows, numbers)], seed, 0.15)
         assert (where.tolist(), uniforms.tolist()) == reference(rows, numbers, seed, task)
 
 
@@ -126,7 +126,7 @@ def test_the_first_by_key_and_position(length: int, distinct: int, fraction: flo
 def test_golden_corruption() -> None:
     """Runs of every version mask alike."""
     rows = packed_rows(np.random.default_rng(0), 2)
-    where, uniforms = corrupt([(1, rows, np.array([7, 2**32 + 7]))], 1, 0.15)
+    where, uniforms = draw_masks([(1, rows, np.array([7, 2**32 + 7]))], 1, 0.15)
     assert where.tolist() == GOLDEN_WHERE
     assert (uniforms * 2**24).astype(int).tolist() == GOLDEN_UNIFORMS
 
@@ -134,8 +134,8 @@ def test_golden_corruption() -> None:
 def test_parts_of_several_tasks() -> None:
     first, second = (packed_rows(np.random.default_rng(n), 3) for n in (6, 7))
     numbers = np.arange(3) + 2**40
-    together = corrupt([(0, first, numbers), (1, second, numbers + 5)], 3, 0.15)
-    alone = corrupt([(0, first, numbers)], 3, 0.15), corrupt([(1, second, numbers + 5)], 3, 0.15)
+    together = draw_masks([(0, first, numbers), (1, second, numbers + 5)], 3, 0.15)
+    alone = draw_masks([(0, first, numbers)], 3, 0.15), draw_masks([(1, second, numbers + 5)], 3, 0.15)
     assert together[0].tolist() == [*alone[0][0].tolist(), *(alone[1][0] + 3 * 64).tolist()]
     assert together[1].tolist() == [*alone[0][1].tolist(), *alone[1][1].tolist()]
 
@@ -143,20 +143,20 @@ def test_parts_of_several_tasks() -> None:
 def test_no_rows() -> None:
     nothing = np.zeros(0, dtype=np.int64)
     rows = Rows(np.zeros((0, 8), dtype=np.int32), nothing, nothing, nothing)
-    where, uniforms = corrupt([(0, rows, nothing)], 1, 0.15)
+    where, uniforms = draw_masks([(0, rows, nothing)], 1, 0.15)
     assert (len(where), where.dtype, len(uniforms), uniforms.dtype) == (0, np.int64, 0, np.float32)
 
 
 def test_items_longer_than_the_row_are_refused() -> None:
     rows = Rows(np.full((1, 8), 50, dtype=np.int32), np.array([2]), np.array([5, 4]), np.array([0, 0]))
     with pytest.raises(ValueError, match="items of a row are empty or longer than the row: mix the data again"):
-        corrupt([(0, rows, np.zeros(1, dtype=np.int64))], 1, 0.15)
+        draw_masks([(0, rows, np.zeros(1, dtype=np.int64))], 1, 0.15)
 
 
 def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:
     rows = packed_rows(np.random.default_rng(0), 200)
     tokens = rows.tokens
-    where, uniforms = corrupt([(0, rows, np.arange(200))], 1, 0.15)
+    where, uniforms = draw_masks([(0, rows, np.arange(200))], 1, 0.15)
     chosen = np.zeros(tokens.size, dtype=bool)
     chosen[where] = True
     chosen = chosen.reshape(tokens.shape)
@@ -180,7 +180,7 @@ def test_a_fraction_of_1_is_every_token_after_the_first_of_its_item() -> None:
     for task, opening in product((0, 1), (BOS, EOS)):
         for row, items in enumerate(items_of(rows)):
             rows.tokens[row, [inside[0] for inside in items]] = opening
-        where, uniforms = corrupt([(task, rows, numbers)], 1, 1.0)
+        where, uniforms = draw_masks([(task, rows, numbers)], 1, 1.0)
         expected = [
             row * 64 + column
             for row, items in enumerate(items_of(rows))
@@ -227,7 +227,7 @@ def test_positions_are_masked_uniformly() -> None:
     tokens = np.full((rows, ordinary + 2), 50, dtype=np.int32)
     tokens[:, 0], tokens[:, -1] = BOS, EOS
     items = Rows(tokens, np.ones(rows, dtype=np.int64), np.full(rows, ordinary + 2), np.zeros(rows, dtype=np.int64))
-    where, uniforms = corrupt([(0, items, np.arange(rows))], 5, 0.15)
+    where, uniforms = draw_masks([(0, items, np.arange(rows))], 5, 0.15)
     chosen = np.zeros(tokens.shape, dtype=bool)
     chosen.ravel()[where] = True
     counts = chosen.sum(0)[1:-1]
