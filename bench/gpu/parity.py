@@ -16,7 +16,7 @@ from bench.gpu.steps import DTYPES, Device
 from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
-from xlme_ds.models.attention import RelativePositionTable, shared_bias
+from xlme_ds.models.attention import RelativePositionTable, attention_bias
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.kernel_check import random_numbers, with_gradients
@@ -95,7 +95,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
     inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
 
     def forward_and_backward() -> Tensors:
-        out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
+        out_BTD = module(x_BTD, attention_bias(cfg, segments_BT, table(192), dtype))
         return with_gradients({"output": out_BTD}, inputs)
 
     return _repeatable(forward_and_backward, kernels)

@@ -58,7 +58,7 @@ def test_who_sees_whom(bits: tuple[int, ...]) -> None:
     assert not crossed[0].any()
     for n, bit in enumerate(bits):
         assert (crossed[1][batch.segments_BT[1] == n + 1] == bool(bit)).all()
-    found = masking.allowed(masking.groups(batch))[:, 0]
+    found = masking.attention_mask(masking.groups(batch))[:, 0]
     assert torch.equal(found, allowed_by_hand(batch, bits))
     assert found.any(2).all(), "every query sees something"
     read, usual = masking.apply(batch, SMALL.vocabulary), Masking(0.1, 0.1).apply(batch, SMALL.vocabulary)

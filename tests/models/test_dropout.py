@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.small import SMALL, language_model, lively, model, usual_batch
-from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
+from xlme_ds.models.attention import attention_bias, cpu_attend, dropout_attend
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop, drop_weights
 from xlme_ds.models.encoder import Encoder
 
@@ -131,15 +131,15 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
 
 @pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
 def test_complete_weights_attend_as_tiles_do(relative_bias: str) -> None:
-    """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
+    """`dropout_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
     encoder = lively(Encoder(cfg, 1))
-    bias = shared_bias(encoder.cfg, batch.segments_BT, encoder.bias_by_distance(40), torch.float32)
+    bias = attention_bias(encoder.cfg, batch.segments_BT, encoder.bias_by_distance(40), torch.float32)
     g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
     read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
     read += [torch.rand(*shape, 1, generator=g).requires_grad_()] if relative_bias == "gated" else []
     q, k, v, gate = (*read, None)[:4]
-    tiles, whole = plain_attend(q, k, v, gate, bias), dropping_attend(q, k, v, gate, bias, 0.0, batch.keys_B)
+    tiles, whole = cpu_attend(q, k, v, gate, bias), dropout_attend(q, k, v, gate, bias, 0.0, batch.keys_B)
     torch.testing.assert_close(whole, tiles, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(*(torch.autograd.grad((out**2).sum(), read) for out in (whole, tiles)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -161,9 +161,9 @@ def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     short = int(batch.segments_BT[-1].count_nonzero())  # the last row without its padding
     assert 0 < short < x.shape[1]
     plain = lively(Encoder(replace(SMALL, attention_dropout=0.5, relative_bias="none"), 2)).train()
-    whole = plain.body(x, batch.segments_BT, None, keys_B=batch.keys_B)[-1:, :short]
+    whole = plain.run_layers(x, batch.segments_BT, None, keys_B=batch.keys_B)[-1:, :short]
     few, groups = x[-1:, :short], batch.segments_BT[-1:, :short]
-    cut = plain.body(few, groups, None, keys_B=batch.keys_B[-1:], row_tokens=x.shape[1])
+    cut = plain.run_layers(few, groups, None, keys_B=batch.keys_B[-1:], row_tokens=x.shape[1])
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
     assert not torch.isclose(together, encoder.eval()(x, batch.positions_BT, batch.segments_BT)).any(-1).all()
 

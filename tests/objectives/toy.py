@@ -17,8 +17,11 @@ from xlme_ds.objectives.protocol import Quantity
 class SeesThePast(Masking):
     """Every masked token shows `<mask>`, and a position sees itself and what comes before it in its item."""
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
-        return super().allowed(groups_BT) & torch.ones(groups_BT.shape[1], groups_BT.shape[1], dtype=torch.bool).tril()
+    def attention_mask(self, groups_BT: Tensor) -> Tensor:
+        return (
+            super().attention_mask(groups_BT)
+            & torch.ones(groups_BT.shape[1], groups_BT.shape[1], dtype=torch.bool).tril()
+        )
 
 
 class Toy(MaskedLanguageModelling):

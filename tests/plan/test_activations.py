@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.small import MODERN, SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.models.attention import shared_bias
+from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder, layer_class
 from xlme_ds.models.layers import MicroBatch
 from xlme_ds.models.tiles import GROUP, tiling
@@ -31,7 +31,7 @@ def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     encoder = lively(Encoder(cfg, 1)).to(device, dtype)
     keys_B = torch.arange(ROWS, device=device)
     segments_BT = torch.ones(ROWS, TOKENS, dtype=torch.long, device=device)
-    bias = shared_bias(cfg, segments_BT, encoder.bias_by_distance(TOKENS), dtype)
+    bias = attention_bias(cfg, segments_BT, encoder.bias_by_distance(TOKENS), dtype)
     x_BTD = torch.ones(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
     outside = [*encoder.parameters(), *(one for one in bias if isinstance(one, Tensor))]
     addresses = {tensor.untyped_storage().data_ptr() for tensor in outside}

@@ -15,7 +15,7 @@ from xlme_ds.config import TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
-from xlme_ds.models.attention import shared_bias
+from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.train.loop import Dimensions
 from xlme_ds.train.records import Console, MetricsLog
@@ -40,7 +40,7 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
     states = [read[0]]
     with torch.no_grad():
         distances = encoder.bias_by_distance(batch.tokens_BT.shape[1])
-        bias = shared_bias(config.model, batch.segments_BT, distances, torch.float32)
+        bias = attention_bias(config.model, batch.segments_BT, distances, torch.float32)
         for layer in encoder.layers.values():
             states.append(layer(states[-1], bias))
         if encoder.output_norm is not None:

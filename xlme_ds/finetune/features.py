@@ -20,7 +20,7 @@ from ..config import DataConfig
 from ..data.order import Phase, plan_step
 from ..data.schema import LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import one_item_a_row
+from ..models.text_encoder import positions_and_segments
 from .downstream_tasks import DownstreamTask, Kind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
@@ -160,7 +160,7 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
     """A batch of `features`, padded to the longest of them. `keys`, one for each feature, seed dropout in training."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
-    positions_BT, segments_BT = one_item_a_row(tokens_BT)
+    positions_BT, segments_BT = positions_and_segments(tokens_BT)
     languages_BT = torch.tensor([feature.language for feature in features])[:, None] * segments_BT
     keys_B = torch.tensor(keys or [0] * len(features))
     labels = labels[:, 0] if kind == "pair" else labels

@@ -353,7 +353,7 @@ def attend(
     """Returns O [B, T, H, K]. The inputs are bf16, fp16 or fp32. Numbers are multiplied in this type and summed in
     fp32. K must be 16, 32, 64 or 128.
 
-    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.ItemBias`. d is read from
+    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.TritonBias`. d is read from
     `skewed`, but its gradient goes to `distance_HW`.
     """
     assert gate is None or distance_HW is not None

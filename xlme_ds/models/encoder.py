@@ -206,26 +206,26 @@ class Encoder(nn.Module):
         has no relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
-    def body(
+    def run_layers(
         self,
         x_BTD: Tensor,
         groups_BT: Tensor,
         distance_HW: Tensor | None,
-        allowed: Callable[[Tensor], Tensor] = item_mask,
+        make_mask: Callable[[Tensor], Tensor] = item_mask,
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `allowed` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if these
-        rows are shorter (see `AttentionBias`).
+        `make_mask` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if
+        these rows are shorter (see `TorchBias`).
         """
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
-        return self.through_layers(x_BTD, shared, keys_B)
+        shared = layer_class(cfg).shared_inputs(cfg, groups_BT, distance_HW, x_BTD.dtype, make_mask, row_tokens)
+        return self.run_layers_with(x_BTD, shared, keys_B)
 
-    def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """The result of `body`, from the attention mask and bias that all layers use (`shared`)."""
+    def run_layers_with(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
+        """The result of `run_layers`, from the attention mask and bias that all layers use (`shared`)."""
         keys_B = self._keys_for_dropout(keys_B)
         for index, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
@@ -238,12 +238,12 @@ class Encoder(nn.Module):
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
-        allowed: Callable[[Tensor], Tensor] = item_mask,
+        make_mask: Callable[[Tensor], Tensor] = item_mask,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; arguments as for `embed`. `allowed` makes the attention mask from
+        """Last hidden states, [B, T, D]; arguments as for `embed`. `make_mask` makes the attention mask from
         `segments_BT`."""
         input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.body(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), allowed, keys_B)
+        return self.run_layers(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), make_mask, keys_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
@@ -252,7 +252,7 @@ class Encoder(nn.Module):
         `forward` returns the last of these."""
         distance_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        shared = layer_class(cfg).shared_inputs(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], shared))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, Gate, ItemBias, shared_bias
+from .attention import Gate, TorchBias, TritonBias, attention_bias
 from .attention_cpu import TILE
 from .dropout import derive, drop
 from .tiles import SKEWED, SUMMED_ROWS, tiling
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         self.output = Linear(cfg.width, cfg.width, bias=cfg.biases)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, keys_B: Tensor | None = None) -> Tensor:
         """The attention output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
@@ -138,7 +138,7 @@ class TransformerLayer(nn.Module):
     """
 
     # Called once in a forward pass; its result is the argument `bias` of all layers.
-    shared = staticmethod(shared_bias)
+    shared_inputs = staticmethod(attention_bias)
 
     def __init__(self, cfg: ModelConfig, index: int = 0, attention: nn.Module | None = None):
         """`index`: the layer's index in its encoder; in this class all layers are alike. `attention`: a module that
@@ -156,7 +156,7 @@ class TransformerLayer(nn.Module):
     def check(cfg: ModelConfig) -> None:
         """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights and of the
         sublayers' outputs."""
         weight_keys_B = None if keys_B is None else derive(keys_B, 2)

@@ -63,7 +63,7 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
         start += len(block)
 
 
-def _half_on_a_gpu(tensor: Tensor) -> bool:
+def _is_16_bit_on_gpu(tensor: Tensor) -> bool:
     """Whether `tensor` is on a GPU in a 16-bit type. Its products can then return float32 sums: torch.mm has the
     argument `out_dtype` only on CUDA."""
     return tensor.is_cuda and tensor.element_size() == 2
@@ -72,7 +72,7 @@ def _half_on_a_gpu(tensor: Tensor) -> bool:
 def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
     """The logits of a tile, float32 [M, C]."""
     rows_CD, bias_C = blocks[tile.block][tile.rows], bias_V[tile.start : tile.start + tile.size].float()
-    if _half_on_a_gpu(hidden_MD):
+    if _is_16_bit_on_gpu(hidden_MD):
         return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C)
     return (hidden_MD @ rows_CD.t()).float().add_(bias_C)
 
@@ -132,7 +132,7 @@ def _sample(
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
     rows_MND = lookup(ids_MWK.flatten(1), blocks)
-    if _half_on_a_gpu(hidden_MD):
+    if _is_16_bit_on_gpu(hidden_MD):
         products_MN1 = torch.bmm(rows_MND, hidden_MD.unsqueeze(-1), out_dtype=torch.float32)
     else:
         products_MN1 = rows_MND @ hidden_MD.unsqueeze(-1)
@@ -278,7 +278,7 @@ class _MaskedSoftmax(torch.autograd.Function):
                 adders[tile.block](tile.rows, part_MC.t() @ hidden_MD)
             else:
                 torch.mm(part_MC.t(), hidden_MD, out=grad_block[tile.rows])
-            if _half_on_a_gpu(hidden_MD):
+            if _is_16_bit_on_gpu(hidden_MD):
                 torch.addmm(grad_hidden, part_MC, rows_CD, out_dtype=torch.float32, out=grad_hidden)
             else:
                 grad_hidden += part_MC @ rows_CD
@@ -296,7 +296,7 @@ def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
-    fits = _half_on_a_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
+    fits = _is_16_bit_on_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
     if choice == "torch" or not fits or hidden_MD.shape[1] % 16:
         return None
     try:

@@ -104,7 +104,7 @@ class ElectraStage(PipelineStage, Electra):
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *received, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
-        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
+        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
         outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, keys_B))
 
@@ -160,7 +160,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
         distance_HW = relative[0] if relative else None
-        hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
+        hidden_BTD = self.encoder.run_layers(hidden_BTD, groups_BT, distance_HW, self.masking.attention_mask, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
         # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses

@@ -89,13 +89,13 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """A number for every position, int64 [B, T], from which `allowed` makes the attention mask. In this class it is
+        """A number for every position, int64 [B, T], from which `attention_mask` makes the mask. In this class it is
         the segment."""
         return batch.segments_BT
 
     # A function from the groups to an attention mask, bool [B, 1, T, T]. In this class a query sees the keys of its
     # item.
-    allowed = staticmethod(item_mask)
+    attention_mask = staticmethod(item_mask)
 
 
 class LanguageModel(TextEncoder):
@@ -118,7 +118,7 @@ class LanguageModel(TextEncoder):
             self.masking.groups(batch),
             batch.languages_BT,
             batch.keys_B,
-            self.masking.allowed,
+            self.masking.attention_mask,
         )
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
 
@@ -131,7 +131,7 @@ class LanguageModel(TextEncoder):
         return LanguageModelOutput(predicted.nll_M, predicted.predicted_M)
 
 
-def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+def positions_and_segments(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (`positions_BT`, `segments_BT`) of `Batch` for rows that hold one item each, then padding."""
     segments_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * segments_BT

@@ -40,7 +40,7 @@ class OpenSide(Masking):
         open_BT = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
         return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
+    def attention_mask(self, groups_BT: Tensor) -> Tensor:
         """The mask, bool [B, 1, T, T]: a query sees itself, and the keys of its item that come before any open
         position."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]

@@ -30,7 +30,7 @@ class Causal(Masking):
         opens an item is not predicted."""
         return masked_M - 1
 
-    allowed = staticmethod(causal_mask)
+    attention_mask = staticmethod(causal_mask)
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):

@@ -52,7 +52,7 @@ class MaskedLanguageModelling(Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        if self.masking.allowed is item_mask:
+        if self.masking.attention_mask is item_mask:
             return
         for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):
             if getattr(run.model, setting) == value:

@@ -9,7 +9,7 @@ from ..counting import flops_of, parameter_sizes
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
-from ..models.attention import item_mask, takes_triton
+from ..models.attention import item_mask, uses_triton
 from ..models.layers import MicroBatch
 from ..models.pipeline import Flops, Part, parts, pipeline_balance
 from ..objectives import objective_of
@@ -75,11 +75,11 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
-def _takes_triton(run: RunConfig, precision: str) -> bool:
+def _uses_triton(run: RunConfig, precision: str) -> bool:
     # An objective without `masking` lets every token attend to its whole item.
     masking = getattr(objective_of(run.objective), "masking", None)
-    allowed = item_mask if masking is None else masking.allowed
-    return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
+    make_mask = item_mask if masking is None else masking.attention_mask
+    return uses_triton(run.model, make_mask, on_gpu=True, in_16_bit=precision == "bf16")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ParallelLayout(MicroBatch):
             tokens=step.micro_rows * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
-            triton=fused and _takes_triton(run, precision),
+            triton=fused and _uses_triton(run, precision),
             offloads_optimizer=run.engine.offload_optimizer != "none",
         )
 

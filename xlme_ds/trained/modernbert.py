@@ -13,13 +13,14 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
-from ..models.modern import SHAPE
+from ..models.modern import FIXED_SETTINGS
 from ..models.text_encoder import TextEncoder, encoder_of
 from .settings import SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
-MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # our settings that have one fixed value for ModernBERT
+# Our settings that have one fixed value for ModernBERT.
+MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **FIXED_SETTINGS}
 _PREFIX = "model."  # begins the names of the encoder's parameters if the file also has a head
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {

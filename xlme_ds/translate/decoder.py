@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..models.attention import AttentionBias, ItemBias, dropping_attend, fused_attend
+from ..models.attention import TorchBias, TritonBias, dropout_attend, fused_attend
 from ..models.dropout import derive
 from ..models.encoder import Encoder
 from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
@@ -25,9 +25,9 @@ KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 class SharedInputs(NamedTuple):
     """Inputs that all layers of a decoder share in one pass."""
 
-    self_bias: AttentionBias | ItemBias  # which target tokens a target token sees
+    self_bias: TorchBias | TritonBias  # which target tokens a target token sees
     source_BSD: Tensor  # the encoder's last hidden states
-    cross_bias: AttentionBias  # which source tokens a target token sees
+    cross_bias: TorchBias  # which source tokens a target token sees
     # Attention module -> its keys and values: those of the earlier target tokens in self-attention, those of the source
     # in cross-attention. A pass over one more target token adds the keys and values of that token to self-attention's.
     # None in a pass over whole targets.
@@ -41,7 +41,7 @@ class DecoderAttention(Attention):
         """Attention output, [B, R, D]; see `Attention`."""
         if shared.past is None:
             return super().forward(x_BRD, shared.self_bias, keys_B)
-        assert isinstance(shared.self_bias, AttentionBias)
+        assert isinstance(shared.self_bias, TorchBias)
         q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
         if self in shared.past:
             past_k_BHRK, past_v_BHRK = shared.past[self]
@@ -75,7 +75,7 @@ class CrossAttention(nn.Module):
         inputs = q_BHRK, k_BHSK, v_BHSK, None, shared.cross_bias
         if keys_B is None or not self.dropout:
             return self.output(_joined(fused_attend(*inputs)))
-        return self.output(_joined(dropping_attend(*inputs, self.dropout, keys_B)))
+        return self.output(_joined(dropout_attend(*inputs, self.dropout, keys_B)))
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> Tensor:

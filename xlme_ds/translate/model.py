@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK
-from ..models.attention import AttentionBias, causal_mask, shared_bias
+from ..models.attention import TorchBias, attention_bias, causal_mask
 from ..models.dropout import OUTSIDE, derive
 from ..models.encoder import lookup, read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
@@ -109,7 +109,7 @@ class TranslationModel(TextEncoder):
         embedded_BSD = lookup(source.tokens, self.table, sparse=True)
         x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
         distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
-        return self.encoder.body(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
+        return self.encoder.run_layers(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
 
     def read_target(
         self,
@@ -125,11 +125,11 @@ class TranslationModel(TextEncoder):
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
         distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = shared_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
-        assert isinstance(self_bias, AttentionBias)
-        cross_bias = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
+        self_bias = attention_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
+        assert isinstance(self_bias, TorchBias)
+        cross_bias = TorchBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
         shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
-        return decoder.through_layers(x_BRD, shared, keys_B)
+        return decoder.run_layers_with(x_BRD, shared, keys_B)
 
     def read_next(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
@@ -143,8 +143,8 @@ class TranslationModel(TextEncoder):
         distance_HW, all_111R = decoder.bias_by_distance(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
         # The biases for the distances from the new token to each token of the target, from the first one to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
-        self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)
-        return decoder.through_layers(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
+        self_bias, cross_bias = TorchBias(all_111R, distance_H1R), TorchBias(allowed_B11S, None)
+        return decoder.run_layers_with(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
