@@ -200,9 +200,9 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_group_sums": _group_sums,
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
-        # `derive` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped` reads
-        # and writes 2 bytes per element. The keys of `derive` are too few to count.
-        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
+        # `derive_seeds` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped`
+        # reads and writes 2 bytes per element. The seeds of `derive_seeds` are too few to count.
+        "xlme_ds::derive_seeds": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
 

@@ -189,7 +189,7 @@ def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
         batch.sides_BT[row : row + 1, columns],
         batch.languages_BT[row : row + 1, columns],
         batch.task_B[row : row + 1],
-        batch.keys_B[row : row + 1],
+        batch.seeds_B[row : row + 1],
         position[mine] - columns[0],
         batch.uniforms_M[mine],
     )

@@ -34,7 +34,7 @@ def by_hand(whole: AllTokens, batch: Batch, corrupted_BT: Tensor) -> Tensor:
     """p of every token, [B, T]: D where it is what is read, and 1 − D times the whole softmax, in probabilities."""
     table = torch.cat(whole.table)
     ids_BT = lookup(corrupted_BT, whole.table)
-    hidden = whole.discriminator(ids_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B)
+    hidden = whole.discriminator(ids_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B)
     copied = 1 - torch.sigmoid(whole.replaced_head(hidden))
     head = whole.token_head
     assert head.dense is not None and head.norm is not None

@@ -36,7 +36,7 @@ def test_losses_and_gradients_are_those_of_a_whole_softmax(sharing: str) -> None
     ids_BTD = lookup(output.corrupted_BT, exact.table)
     if sharing == "gdes":
         ids_BTD = ids_BTD.detach() + lookup(output.corrupted_BT, [exact.get_parameter("difference_0")])
-    hidden = exact.discriminator(ids_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B)
+    hidden = exact.discriminator(ids_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B)
     head = exact.token_head
     assert head.dense is not None and head.norm is not None
     logits = head.norm(F.gelu(head.dense(hidden))) @ torch.cat(exact.table).t() + head.bias

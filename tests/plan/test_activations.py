@@ -29,7 +29,7 @@ def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
 def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
     encoder = lively(Encoder(cfg, 1)).to(device, dtype)
-    keys_B = torch.arange(ROWS, device=device)
+    seeds_B = torch.arange(ROWS, device=device)
     segments_BT = torch.ones(ROWS, TOKENS, dtype=torch.long, device=device)
     bias = attention_bias(cfg, segments_BT, encoder.bias_by_distance(TOKENS), dtype)
     x_BTD = torch.ones(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
@@ -43,7 +43,7 @@ def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        encoder.layers["0"](x_BTD, bias, keys_B)
+        encoder.layers["0"](x_BTD, bias, seeds_B)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

@@ -296,9 +296,9 @@ def drawn(model: TranslationModel, monkeypatch: pytest.MonkeyPatch, batch: Batch
     found: list[Tensor] = []
 
     def watched(function):  # type: ignore[no-untyped-def]
-        def keyed(x: Tensor, rate: float, keys_B: Tensor, *more: int) -> Tensor:
-            found.append(keys_B)
-            return function(x, rate, keys_B, *more)
+        def keyed(x: Tensor, rate: float, seeds_B: Tensor, *more: int) -> Tensor:
+            found.append(seeds_B)
+            return function(x, rate, seeds_B, *more)
 
         return keyed
 

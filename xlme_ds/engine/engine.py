@@ -192,8 +192,8 @@ class Engine:
         own_rows = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' keys are compared
-            if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
+            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' seeds are compared
+            if not torch.isfinite(loss) and torch.equal(copy.seeds_B, batch.seeds_B)
         ]
         suspects = dict.fromkeys(rows for of_rank in gather(own_rows) for rows in of_rank)  # each once, in order
         norm = norm if norm >= 0 else math.nan

@@ -106,10 +106,10 @@ class TorchBias(NamedTuple):
     # The number of tokens in a full row, which decides which weights dropout drops. None: the rows here are full.
     row_tokens: int | None = None
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped, chosen by the
-        random bits `keys_B`; if `keys_B` is None, no weight is dropped."""
-        dropping = keys_B is not None and dropout > 0
+        random bits `seeds_B`; if `seeds_B` is None, no weight is dropped."""
+        dropping = seeds_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else cpu_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         if dropping or kernel is cpu_attend:
@@ -117,8 +117,8 @@ class TorchBias(NamedTuple):
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if gate is None else gate(q_BHTK)
         if dropping:
-            assert keys_B is not None
-            out_BHTK = dropout_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self, dropout, keys_B)
+            assert seeds_B is not None
+            out_BHTK = dropout_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self, dropout, seeds_B)
         else:
             out_BHTK = kernel(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self)
         return out_BHTK.transpose(1, 2)
@@ -133,8 +133,8 @@ class TritonBias(NamedTuple):
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
     near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Returns the attention output, [B, T, H, K]. `dropout` and `keys_B` are not used: `uses_triton` excludes
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
+        """Returns the attention output, [B, T, H, K]. `dropout` and `seeds_B` are not used: `uses_triton` excludes
         attention dropout."""
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
@@ -222,10 +222,10 @@ def dropout_attend(
     gate_BHT1: Tensor | None,
     bias: TorchBias,
     rate: float,
-    keys_B: Tensor,
+    seeds_B: Tensor,
 ) -> Tensor:
     """The result of `cpu_attend`, on any device, with dropout: a fraction `rate` of the weights is dropped, chosen by
-    `keys_B`. All scores are stored."""
+    `seeds_B`. All scores are stored."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)
@@ -234,7 +234,7 @@ def dropout_attend(
         assert bias.segments_BT is not None
         allowed_B1TT = item_mask(bias.segments_BT)
     weights_BHTT = torch.where(allowed_B1TT, scores_BHTT, float("-inf")).softmax(-1)
-    return drop_weights(weights_BHTT, rate, keys_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
+    return drop_weights(weights_BHTT, rate, seeds_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
 
 
 def _triton_kernels() -> Any:

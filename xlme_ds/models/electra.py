@@ -87,7 +87,7 @@ class Electra(EmbeddingModel):
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
-            batch.keys_B,
+            batch.seeds_B,
         )
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 

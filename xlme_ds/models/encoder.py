@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import RelativePositionTable, item_mask
-from .dropout import derive, drop
+from .dropout import derive_seeds, drop
 from .layers import TransformerLayer, norm_of
 from .modern import ModernLayer
 
@@ -176,11 +176,11 @@ class Encoder(nn.Module):
         embedded_BTD: Tensor,
         positions_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
         """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed if languages have embeddings. `keys_B`, 64 random bits for each row, is needed in
+        `languages_BT` is needed if languages have embeddings. `seeds_B`, 64 random bits for each row, is needed in
         training with dropout.
         """
         if self.positions is not None:
@@ -191,15 +191,15 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + lookup(languages_BT, [self.languages])
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
-        keys_B = self._keys_for_dropout(keys_B)
-        return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
+        seeds_B = self._seeds_for_dropout(seeds_B)
+        return embedded_BTD if seeds_B is None else drop(embedded_BTD, self.cfg.dropout, derive_seeds(seeds_B, 0))
 
-    def _keys_for_dropout(self, keys_B: Tensor | None) -> Tensor | None:
-        """`keys_B` if this pass has dropout, else None."""
+    def _seeds_for_dropout(self, seeds_B: Tensor | None) -> Tensor | None:
+        """`seeds_B` if this pass has dropout, else None."""
         if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
-        assert keys_B is not None
-        return keys_B
+        assert seeds_B is not None
+        return seeds_B
 
     def bias_by_distance(self, tokens: int) -> Tensor | None:
         """The relative bias for each distance in a row of `tokens` tokens, float32 or float64 [H, W]; None if the model
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
         groups_BT: Tensor,
         distance_HW: Tensor | None,
         make_mask: Callable[[Tensor], Tensor] = item_mask,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
@@ -222,13 +222,15 @@ class Encoder(nn.Module):
         """
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared_inputs(cfg, groups_BT, distance_HW, x_BTD.dtype, make_mask, row_tokens)
-        return self.run_layers_with(x_BTD, shared, keys_B)
+        return self.run_layers_with(x_BTD, shared, seeds_B)
 
-    def run_layers_with(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
+    def run_layers_with(self, x_BTD: Tensor, shared: object, seeds_B: Tensor | None = None) -> Tensor:
         """The result of `run_layers`, from the attention mask and bias that all layers use (`shared`)."""
-        keys_B = self._keys_for_dropout(keys_B)
+        seeds_B = self._seeds_for_dropout(seeds_B)
         for index, layer in self.layers.items():
-            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
+            x_BTD = self.run_layer(
+                layer, x_BTD, shared, None if seeds_B is None else derive_seeds(seeds_B, 1 + int(index))
+            )
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -237,13 +239,13 @@ class Encoder(nn.Module):
         positions_BT: Tensor,
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
         make_mask: Callable[[Tensor], Tensor] = item_mask,
     ) -> Tensor:
         """Last hidden states, [B, T, D]; arguments as for `embed`. `make_mask` makes the attention mask from
         `segments_BT`."""
-        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.run_layers(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), make_mask, keys_B)
+        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, seeds_B)
+        return self.run_layers(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), make_mask, seeds_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None

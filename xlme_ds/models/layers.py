@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import Gate, TorchBias, TritonBias, attention_bias
 from .attention_cpu import TILE
-from .dropout import derive, drop
+from .dropout import derive_seeds, drop
 from .tiles import SKEWED, SUMMED_ROWS, tiling
 
 INTEGER = 8  # bytes of a token id, position or segment (int64)
@@ -111,11 +111,11 @@ class Attention(nn.Module):
         self.output = Linear(cfg.width, cfg.width, bias=cfg.biases)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
-    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, keys_B: Tensor | None = None) -> Tensor:
-        """The attention output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights."""
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, seeds_B: Tensor | None = None) -> Tensor:
+        """The attention output, [B, T, D]. `seeds_B` has the random bits for dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
-        return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
+        return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, seeds_B).reshape(rows, tokens, width))
 
 
 @dataclass(frozen=True)
@@ -156,21 +156,21 @@ class TransformerLayer(nn.Module):
     def check(cfg: ModelConfig) -> None:
         """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
-    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights and of the
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, seeds_B: Tensor | None = None) -> Tensor:
+        """The layer's output, [B, T, D]. `seeds_B` has the random bits for dropout of attention weights and of the
         sublayers' outputs."""
-        weight_keys_B = None if keys_B is None else derive(keys_B, 2)
-        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_keys_B), keys_B, 0)
-        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
+        weight_seeds_B = None if seeds_B is None else derive_seeds(seeds_B, 2)
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_seeds_B), seeds_B, 0)
+        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, seeds_B, 1)
 
     def _add(
-        self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
+        self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], seeds_B: Tensor | None, place: int
     ) -> Tensor:
         """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
         `place`: the sublayer's index, for dropout."""
         out_BTD = sublayer(norm(x_BTD) if self.pre_norm else x_BTD)
-        if keys_B is not None:
-            out_BTD = drop(out_BTD, self.dropout, derive(keys_B, place))
+        if seeds_B is not None:
+            out_BTD = drop(out_BTD, self.dropout, derive_seeds(seeds_B, place))
         return x_BTD + out_BTD if self.pre_norm else norm(x_BTD + out_BTD)
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class Windows(NamedTuple):
         bias_BSCC = torch.zeros((), dtype=dtype, device=groups_BT.device).where(allowed_BSCC, float("-inf"))
         return cls(bias_BSCC.flatten(0, 1)[:, None])
 
-    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """The attention output, [B, T, H, K]. `gate`, `dropout` and `keys_B` are not used: `FIXED_SETTINGS` excludes
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
+        """The attention output, [B, T, H, K]. `gate`, `dropout` and `seeds_B` are not used: `FIXED_SETTINGS` excludes
         gates and attention dropout."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
@@ -86,7 +86,7 @@ class RotaryAttention(NamedTuple):
     sin_BTK: Tensor
     kernel: TorchBias | TritonBias | Windows
 
-    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
         """The attention output of `kernel` after the rotation, [B, T, H, K]."""
         cos, sin = self.cos_BTK[:, :, None, None], self.sin_BTK[:, :, None, None]
         q_and_k = qkv_BT3HK[:, :, :2]
@@ -94,7 +94,7 @@ class RotaryAttention(NamedTuple):
         first, second = wide.chunk(2, dim=-1)
         rotated = wide * cos + torch.cat([-second, first], dim=-1) * sin
         qkv_BT3HK = torch.cat([rotated.to(qkv_BT3HK.dtype), qkv_BT3HK[:, :, 2:]], dim=2)
-        return self.kernel.attend(qkv_BT3HK, gate, dropout, keys_B)
+        return self.kernel.attend(qkv_BT3HK, gate, dropout, seeds_B)
 
 
 def rotary_cos_sin(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
@@ -137,11 +137,11 @@ class ModernLayer(TransformerLayer):
             )
 
     def forward(  # type: ignore[override]
-        self, x_BTD: Tensor, bias: tuple[RotaryAttention, RotaryAttention], keys_B: Tensor | None = None
+        self, x_BTD: Tensor, bias: tuple[RotaryAttention, RotaryAttention], seeds_B: Tensor | None = None
     ) -> Tensor:
-        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of the sublayers' outputs."""
+        """The layer's output, [B, T, D]. `seeds_B` has the random bits for dropout of the sublayers' outputs."""
         of_global, of_local = bias
-        return super().forward(x_BTD, of_global if self.is_global else of_local, keys_B)  # type: ignore[arg-type]
+        return super().forward(x_BTD, of_global if self.is_global else of_local, seeds_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         """GeGLU (Shazeer, 2020), [B, T, D]."""

@@ -86,7 +86,7 @@ class ElectraStage(PipelineStage, Electra):
     - the hidden states after its layers, [B, T, D]; the last stage sends the discriminator's logits [B, T] instead;
     - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
       likely tokens, which are 0 where nothing is masked;
-    - the keys of dropout, int64 [B].
+    - the seeds of dropout, int64 [B].
     """
 
     cut_encoder = "discriminator"
@@ -102,36 +102,36 @@ class ElectraStage(PipelineStage, Electra):
         # The hidden states must be the last floating-point tensor, because their graph is the large one: DeepSpeed runs
         # a backward pass for each floating-point tensor, and only the last pass frees its graph.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
-        segments_BT, *received, keys_B = tensors[len(others) + 1 :]
+        segments_BT, *received, seeds_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
-        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
+        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, distance_HW, seeds_B=seeds_B)
         outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
-        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, keys_B))
+        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
-        `received` are the tensors that the stage got between the segments and the keys."""
+        `received` are the tensors that the stage got between the segments and the seeds."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
         predicted_BT = scatter(predicted_M, batch.masked_M, batch.tokens_BT)
-        *sent, keys_B = self.discriminator_input(batch, corrupted_BT)
-        return nll_BT, *sent, predicted_BT, keys_B
+        *sent, seeds_B = self.discriminator_input(batch, corrupted_BT)
+        return nll_BT, *sent, predicted_BT, seeds_B
 
     def discriminator_input(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """Returns (d, hidden states, segments, corrupted tokens, keys), the input of the discriminator's first layer in
-        the order in which stages send it. Without a relative bias, d is left out."""
+        """Returns (d, hidden states, segments, corrupted tokens, seeds), the input of the discriminator's first layer
+        in the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
-        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
         distance_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW,)
-        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.keys_B
+        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
-        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
+        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _seeds_B = tensors
         nll_M, predicted_M = nll_BT.flatten()[batch.masked_M], predicted_BT.flatten()[batch.masked_M]
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
 
@@ -145,7 +145,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     - the hidden states after its layers, [B, T, D];
     - the groups of `Masking`, int64 [B, T];
     - the targets, int64 [B, T], which are the original tokens at masked positions and 0 elsewhere;
-    - the keys of dropout, int64 [B].
+    - the seeds of dropout, int64 [B].
     """
 
     cut_encoder = "encoder"
@@ -158,11 +158,11 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         nothing is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
+        *relative, hidden_BTD, groups_BT, targets_BT, seeds_B = tensors
         distance_HW = relative[0] if relative else None
-        hidden_BTD = self.encoder.run_layers(hidden_BTD, groups_BT, distance_HW, self.masking.attention_mask, keys_B)
+        hidden_BTD = self.encoder.run_layers(hidden_BTD, groups_BT, distance_HW, self.masking.attention_mask, seeds_B)
         if not self.part.last:
-            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
+            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, seeds_B
         # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
         # the gradients of bf16 weights that the loss function uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
@@ -175,8 +175,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         relative = () if distance_HW is None else (distance_HW.contiguous(),)
         targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
-        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
+        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
+        return *relative, hidden_BTD, groups_BT, targets_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """The output of `LanguageModel` for `batch`, from the `tensors` that the last stage returned."""

@@ -36,15 +36,15 @@ class TextEncoder(EmbeddingModel):
         positions_BT: Tensor,
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states, [B, T, D]. The arguments are tensors of `Batch`. A token sees the tokens of its row
         with the same segment.
 
         Models with language embeddings need `languages_BT` (indices into `cfg.language_embeddings`). Dropout needs
-        `keys_B`.
+        `seeds_B`.
         """
-        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
+        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, seeds_B)
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
@@ -117,7 +117,7 @@ class LanguageModel(TextEncoder):
             batch.positions_BT,
             self.masking.groups(batch),
             batch.languages_BT,
-            batch.keys_B,
+            batch.seeds_B,
             self.masking.attention_mask,
         )
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)

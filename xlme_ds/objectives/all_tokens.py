@@ -56,7 +56,7 @@ class AllTokens(Electra):
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
-            batch.keys_B,
+            batch.seeds_B,
         )
         logits_BT, token_nll_BT = self.judge(hidden_BTD, self.targets(batch), table, batch.masked_M)
         return AllTokensOutput(nll_M, predicted_M, corrupted_BT, logits_BT, token_nll_BT)
@@ -77,14 +77,14 @@ class AllTokens(Electra):
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
     """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
-    keys, the targets [B, T]."""
+    seeds, the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
     ties = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
-        *sent, keys_B = super()._start(batch)
-        return *sent, self.targets(batch), keys_B
+        *sent, seeds_B = super()._start(batch)
+        return *sent, self.targets(batch), seeds_B
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns (`token_nll_BT`, `replaced_logits_BT`) of `AllTokensOutput`. The targets are last in `received`."""
@@ -93,8 +93,8 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
-        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, keys_B = tensors
-        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
+        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, seeds_B = tensors
+        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, seeds_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)
 
 

@@ -56,7 +56,7 @@ class SubstitutionStage(ElectraStage, Substitution):
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Substitution` for `batch`, from the tensors that the last stage returned."""
-        *_, logits_BT, _segments_BT, corrupted_BT, _keys_B = tensors
+        *_, logits_BT, _segments_BT, corrupted_BT, _seeds_B = tensors
         return ElectraOutput(*_generator_outputs(batch, corrupted_BT), logits_BT)
 
 

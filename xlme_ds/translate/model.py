@@ -17,7 +17,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK
 from ..models.attention import TorchBias, attention_bias, causal_mask
-from ..models.dropout import OUTSIDE, derive
+from ..models.dropout import OUTSIDE, derive_seeds
 from ..models.encoder import lookup, read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
@@ -84,12 +84,12 @@ class TranslationModel(TextEncoder):
         """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
         the tokens that it predicts."""
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[term](rows)
-        keys_B, row_tokens = rows.keys_B, rows.tokens_BT.shape[1]
+        seeds_B, row_tokens = rows.seeds_B, rows.tokens_BT.shape[1]
         if term == "bt":
-            keys_B = derive(keys_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
+            seeds_B = derive_seeds(seeds_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
             row_tokens *= LENGTH_FACTOR
-        source_BSD = self.read_source(source, keys_B, row_tokens)
-        target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
+        source_BSD = self.read_source(source, seeds_B, row_tokens)
+        target_BRD = self.read_target(target, source_BSD, source.items, seeds_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
         predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
         terms_M = torch.full_like(places_M, TERMS.index(term))
@@ -104,32 +104,32 @@ class TranslationModel(TextEncoder):
         self.train(training)
         return written_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
 
-    def read_source(self, source: Side, keys_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
-        """The encoder's last hidden states, [B, S, D]; `keys_B` and `row_tokens` determine dropout."""
+    def read_source(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
+        """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.table, sparse=True)
-        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
+        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
         distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
-        return self.encoder.run_layers(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
+        return self.encoder.run_layers(x_BSD, source.items, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
 
     def read_target(
         self,
         target: Side,
         source_BSD: Tensor,
         sources_BS: Tensor,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
         """The decoder's last hidden states of whole targets, [B, R, D]. `sources_BS`: each source token's item number,
         0 for padding."""
-        decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
+        decoder, seeds_B = self.decoder, None if seeds_B is None else derive_seeds(seeds_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
-        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
+        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
         self_bias = attention_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
         assert isinstance(self_bias, TorchBias)
         cross_bias = TorchBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
         shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
-        return decoder.run_layers_with(x_BRD, shared, keys_B)
+        return decoder.run_layers_with(x_BRD, shared, seeds_B)
 
     def read_next(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
