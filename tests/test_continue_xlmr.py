@@ -84,7 +84,7 @@ def test_outputs_are_hugging_faces(
             torch.testing.assert_close(ours[inside], wanted[inside], rtol=0, atol=1e-5)
     logits = theirs.lm_head(expected[1])[inside]
     wanted = torch.nn.functional.cross_entropy(logits, tokens[inside], reduction="none")
-    table = whole.table
+    table = whole.embedding_blocks
     found_M = whole.masked_head(found[-1][inside], TiedTable(table), tokens[inside], torch.zeros(int(inside.sum())))
     assert found_M.nll_M.isfinite().all()
     torch.testing.assert_close(found_M.nll_M, wanted, rtol=0, atol=1e-4)

@@ -252,12 +252,12 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
     model = replace(discriminator.cfg, generator_layers=layers, embedding_sharing="tied")
-    state["embedding_0"] = expected_embedding = torch.cat(generator.table).detach()
+    state["embedding_0"] = expected_embedding = torch.cat(generator.embedding_blocks).detach()
     if has_generator and (folder / DIFFERENCE_FILE).exists():
         model = replace(model, embedding_sharing="gdes")
         state["difference_0"] = read_weights(folder / DIFFERENCE_FILE)[DIFFERENCE]
         expected_embedding = expected_embedding + state["difference_0"]
-    if not torch.equal(expected_embedding, torch.cat(discriminator.table)):
+    if not torch.equal(expected_embedding, torch.cat(discriminator.embedding_blocks)):
         raise ValueError(
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"

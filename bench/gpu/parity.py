@@ -21,7 +21,7 @@ from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.kernel_check import random_numbers, with_gradients
 from xlme_ds.models.layers import Attention
-from xlme_ds.models.masked_head import masked_softmax
+from xlme_ds.models.masked_head import vocabulary_softmax
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
@@ -134,7 +134,7 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     bias = random_numbers((3000,), 3, 0.5, device, dtype)
     g = torch.Generator().manual_seed(4)
     targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
-    head = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+    head = vocabulary_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
     cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
     high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
     low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)

@@ -30,8 +30,8 @@ class Own:
         for name, parameter in found:
             self.sums[name] = torch.zeros(getattr(parameter, "ds_shape", parameter.shape), dtype=torch.float64)
             parameter.register_hook(self._adding(self.sums[name]))
-            if hasattr(parameter, "open_gradient"):  # what autograd does not see
-                parameter.open_gradient = self._opened(self.sums[name], parameter.open_gradient)
+            if hasattr(parameter, "gradient_adder"):  # what autograd does not see
+                parameter.gradient_adder = self._opened(self.sums[name], parameter.gradient_adder)
 
     @staticmethod
     def _adding(total: Tensor) -> Callable[[Tensor], None]:
@@ -41,9 +41,9 @@ class Own:
         return add
 
     @staticmethod
-    def _opened(total: Tensor, open_gradient: Callable[[], Any]) -> Callable[[], Any]:
+    def _opened(total: Tensor, gradient_adder: Callable[[], Any]) -> Callable[[], Any]:
         def opened() -> Callable[[slice, Tensor], None]:
-            add = open_gradient()
+            add = gradient_adder()
 
             def both(rows: slice, part: Tensor) -> None:
                 total[rows] += part.double()

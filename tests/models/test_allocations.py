@@ -82,7 +82,10 @@ def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = 3 * 40 * 40  # the heads of one row
     monkeypatch.setattr(attention_cpu, "TILE", 4 * tile // torch.get_num_threads())
     causal = lively(
-        LanguageModel(replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2), Causal(random=0.0, keep=1.0))
+        LanguageModel(
+            replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2),
+            Causal(random_fraction=0.0, keep_fraction=1.0),
+        )
     )
     with Allocations() as counted:
         causal(usual_batch()).nll_M.sum().backward()

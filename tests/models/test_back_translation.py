@@ -131,7 +131,7 @@ def spy(of: BackTranslationModel, batch: Batch) -> Batch:
             found.append(read)
             return groups(read)
 
-    masking, of.masking = of.masking, Watched(of.masking.random, of.masking.keep)
+    masking, of.masking = of.masking, Watched(of.masking.random_fraction, of.masking.keep_fraction)
     with torch.no_grad():
         of(batch)
     of.masking = masking
@@ -165,7 +165,7 @@ def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: 
     stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in parts(balance)]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
 
     def run(read: Batch) -> tuple[Tensor, Tensor]:
         flow = tuple(read)
@@ -178,9 +178,9 @@ def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: 
             20.0  # the likeliest, at some places
         )
     first = first_pass(batch)
-    stages[-1].writing = True
+    stages[-1].exclude_special = True
     predicted_P = run(first)[1]
-    stages[-1].writing = False
+    stages[-1].exclude_special = False
     assert predicted_P.min() > UNK and predicted_P.max() < MASK
     found, expected = run(second_pass(batch, first, predicted_P)), whole(batch)
     torch.testing.assert_close(found[0], expected.nll_M, rtol=1e-5, atol=1e-6)

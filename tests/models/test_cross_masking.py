@@ -121,7 +121,7 @@ def test_stages_mask_alike() -> None:
     ]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[1].borrowed = stages[0].table
+    stages[1].borrowed = stages[0].embedding_blocks
     found = stages[1].output(stages[1](stages[0](batch.tensors())), batch)
     torch.testing.assert_close(found.nll_M, whole(batch).nll_M, rtol=1e-5, atol=1e-6)
 

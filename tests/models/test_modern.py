@@ -38,7 +38,7 @@ def test_values_and_gradients_are_transformers() -> None:
     inside = tokens != 1
     found = theirs(input_ids=tokens, attention_mask=inside.long()).logits[inside]
     hidden_MD = encoder(tokens, *positions_and_segments(tokens))[inside]
-    logits = head.logits(hidden_MD, encoder.table)
+    logits = head.logits(hidden_MD, encoder.embedding_blocks)
     torch.testing.assert_close(logits, found, rtol=0, atol=1e-6 * float(found.detach().abs().max()))
     weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits)
     (logits * weights).sum().backward()
@@ -156,7 +156,7 @@ def test_operations_by_hand() -> None:
     """Width 24, feed-forward 40, windows of 8, rows of 32: four projections, three products, scores and sums."""
     linear = 4 * 24 * 24 + 3 * 24 * 40
     attention = (2 * 32 * 24 + 2 * 9 * 24) / 2
-    assert layer_class(CFG).operations(CFG, 32) == 2 * (linear + attention)
+    assert layer_class(CFG).flops(CFG, 32) == 2 * (linear + attention)
 
 
 def test_bf16_gradients_follow_float32() -> None:

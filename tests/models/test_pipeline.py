@@ -83,7 +83,7 @@ def test_stages_of_one_encoder(changes: dict[str, object], balance: tuple[int, .
     assert sorted(names) == sorted(whole.state_dict()), "every parameter stands in one stage, under its name"
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
     flow = batch.tensors()
     for stage in stages:
         flow = stage(flow)

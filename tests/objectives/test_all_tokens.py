@@ -32,8 +32,8 @@ def built(**changes: object) -> AllTokens:
 
 def by_hand(whole: AllTokens, batch: Batch, corrupted_BT: Tensor) -> Tensor:
     """p of every token, [B, T]: D where it is what is read, and 1 − D times the whole softmax, in probabilities."""
-    table = torch.cat(whole.table)
-    ids_BT = lookup(corrupted_BT, whole.table)
+    table = torch.cat(whole.embedding_blocks)
+    ids_BT = lookup(corrupted_BT, whole.embedding_blocks)
     hidden = whole.discriminator(ids_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B)
     copied = 1 - torch.sigmoid(whole.replaced_head(hidden))
     head = whole.token_head
@@ -93,7 +93,7 @@ def assert_stages_are(objective: Pretraining, whole: AllTokens, balance: tuple[i
     objective.sums(expected, batch).sum().backward()
     stages = [objective.build(whole.cfg, part) for part in parts(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
     flow = batch.tensors()
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})

@@ -90,14 +90,14 @@ def test_a_model_and_its_stages_have_the_settings_that_the_objective_reads(name:
     cfg = replace(SMALL, language_embeddings=("de", "en") if name == "mt" else ())
     models = [objective.build(cfg)] + ([] if name == "mt" else [objective.build(cfg, part) for part in parts((1, 1))])
     if name in MASKS:
-        assert {(each.masking.random, each.masking.keep) for each in models} == {(0.25, 0.3)}  # type: ignore[union-attr]
+        assert {(each.masking.random_fraction, each.masking.keep_fraction) for each in models} == {(0.25, 0.3)}  # type: ignore[union-attr]
     heads = [head for each in models if (head := getattr(each, "masked_head", None)) is not None]
     assert len(heads) == (0 if name == "rts" else 1 if name == "mt" else 2)
     for head in heads:
         expected = [(usual | read)[key] for key in ("z_loss", "generator_temperature")]
         assert [head.z_loss, head.temperature] == expected
     if name in GENERATORS:
-        assert {each.keep for each in models} == {0.2}
+        assert {each.keep_fraction for each in models} == {0.2}
 
 
 def test_back_translation_has_one_layout() -> None:

@@ -37,7 +37,7 @@ class Toy(MaskedLanguageModelling):
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
-        self.masking = SeesThePast(random=0.0, keep=0.0)
+        self.masking = SeesThePast(random_fraction=0.0, keep_fraction=0.0)
         self.weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:

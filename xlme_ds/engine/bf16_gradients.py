@@ -72,7 +72,7 @@ def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
         engine.buffered_allreduce_fallback = sums.finish
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
-                parameter.open_gradient = partial(_open_gradient, optimizer, parameter, group, index)
+                parameter.gradient_adder = partial(_gradient_adder, optimizer, parameter, group, index)
 
 
 class _GradientSums:
@@ -225,7 +225,7 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
     return [tensor.clone() for _ in range(0, master.numel(), size)]
 
 
-def _open_gradient(
+def _gradient_adder(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
     """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum (see

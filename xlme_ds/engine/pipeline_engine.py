@@ -159,9 +159,9 @@ class PipelineEngine(ZeroEngine):
         open_batches = [self._last_part.first_pass(batch) for batch in batches]
         self._predicted.clear()
         self.engine.module.loss_fn = self._keep_predictions
-        self._last_part.writing = True
+        self._last_part.exclude_special = True
         self._evaluate_by_schedule(open_batches, micro_batches)
-        self._last_part.writing = False
+        self._last_part.exclude_special = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
@@ -211,9 +211,9 @@ class _TiedTable:
         self.owns = first.part.first
         self.peer = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owns else 0)
         if first.ties and self.owns and last.part.last:  # DualPipeV: the last part reads the first part's parameters
-            last.borrowed = first.table
+            last.borrowed = first.embedding_blocks
         elif first.ties and self.owns:
-            self.blocks = first.table
+            self.blocks = first.embedding_blocks
         elif first.ties and last.part.last:
             like = next(last.parameters())
             shapes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]

@@ -18,7 +18,7 @@ from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, extend_timeout, gather, on_all_ranks, on_gpu
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
-from ..models.pipeline import encoder_forward
+from ..models.pipeline import encoder_flops
 from ..models.text_encoder import language_index
 from ..train.opening import RunInfo
 from ..train.run import train
@@ -88,7 +88,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if not broadcast(weights.exists()):
             engine = assemble(config, objective, partial(_initialise, saved.encoder, config), loader, None)
             tokens = loader.row_tokens
-            forward_flops = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
+            forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
             # 3: the forward pass, and the backward pass, which costs twice as much.
             info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, saved.vocabulary.sha256)

@@ -45,7 +45,7 @@ class _Lookup(torch.autograd.Function):
         return None, grad_table, None
 
 
-class _ReadWhole(torch.autograd.Function):
+class _DenseGradient(torch.autograd.Function):
     """Identity with a backward pass that returns the gradient itself. A block gets several gradients, and autograd adds
     in place only to one that is no view. The backward pass of `view_as` returns a view, which autograd would copy."""
 
@@ -62,7 +62,7 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
     `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if the blocks get a dense gradient too, from an
-    operation that takes them from `read_whole`: autograd then adds the sparse gradient to the dense one.
+    operation that takes them from `with_dense_gradient`: autograd then adds the sparse gradient to the dense one.
     """
 
     def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
@@ -103,25 +103,25 @@ class EmbeddingModel(nn.Module):
                 self.register_parameter(f"{name}_{n}", nn.Parameter(torch.empty(size, cfg.width)))
 
     @property
-    def table(self) -> list[Tensor]:
+    def embedding_blocks(self) -> list[Tensor]:
         """The blocks of the token embedding."""
         return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
 
-def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
+def with_dense_gradient(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Prepare `blocks` for an operation that reads each of them whole, and so gives it a dense gradient. Call this
     before the sparse lookups of the forward pass.
 
     The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
     gradients to it in place. In the opposite order autograd would copy the dense gradient. Blocks that an engine
     partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block in memory.
-    Blocks with `open_gradient` are returned unchanged too: the masked head adds their gradient to the engine's without
+    Blocks with `gradient_adder` are returned unchanged too: the masked head adds their gradient to the engine's without
     autograd.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
     return [
-        block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block)
+        block if hasattr(block, "ds_id") or hasattr(block, "gradient_adder") else _DenseGradient.apply(block)
         for block in blocks
     ]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from .attention import Gate, RelativePositionTable, TritonBias, attention_bias
-from .masked_head import masked_softmax
+from .masked_head import vocabulary_softmax
 
 _ITEM_LENGTHS = (60, 40, 20)  # tokens of the items of a row; padding follows
 _ROW_LENGTHS = (128, 144)  # all tiles divide the first; none divides the second
@@ -83,7 +83,7 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     targets_M = torch.randint(1000, (200,), generator=generator).to(device)
     uniforms_M = torch.rand(200, generator=generator).to(device)
     hidden_MD, table_VD, bias_V = inputs.values()
-    predicted = masked_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
+    predicted = vocabulary_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
     return with_gradients({"loss": predicted.nll_M}, inputs)
 
 

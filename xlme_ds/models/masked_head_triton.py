@@ -94,8 +94,8 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        # The sample is found as in masked_head.choose. tl.cumsum adds in a tree, so a sum may be rounded to less than
-        # the sum before it; the first sum above the threshold is taken.
+        # The sample is found as in masked_head.inverse_cdf. tl.cumsum adds in a tree, so a sum may be rounded to less
+        # than the sum before it; the first sum above the threshold is taken.
         if which == 0:
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
@@ -236,7 +236,7 @@ sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch
 _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 
 
-def columns(width: int) -> int:
+def block_k(width: int) -> int:
     """BK for a width of hidden states: the largest of 64, 32 and 16 that divides the width."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
@@ -245,4 +245,4 @@ def _launch(kernel: Any, grid: tuple[int, ...], *inputs: Any, **options: int) ->
     """Run `kernel`. The first of `inputs` must be the hidden states."""
     width = inputs[0].shape[1]
     assert all(tensor.is_contiguous() for tensor in inputs if isinstance(tensor, Tensor))
-    kernel[grid](*inputs, D=width, BK=columns(width), **options)
+    kernel[grid](*inputs, D=width, BK=block_k(width), **options)

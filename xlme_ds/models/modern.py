@@ -181,8 +181,8 @@ class ModernLayer(TransformerLayer):
         )
 
     @staticmethod
-    def operations(cfg: ModelConfig, row_tokens: int) -> float:
-        """`TransformerLayer.operations` as the mean over global and local layers. In a local layer the C + 1 keys that
+    def flops(cfg: ModelConfig, row_tokens: int) -> float:
+        """`TransformerLayer.flops` as the mean over global and local layers. In a local layer the C + 1 keys that
         a query sees count, not the 2C of its window."""
         keys = _mean_over_layers(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
         return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)

@@ -71,9 +71,9 @@ class PipelineStage(nn.Module):
         self.to_empty(device=device)
 
     @property
-    def table(self) -> list[Tensor]:
+    def embedding_blocks(self) -> list[Tensor]:
         """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)  # type: ignore[misc]
+        return super().embedding_blocks if self.part.first else list(self.borrowed)  # type: ignore[misc]
 
 
 class ElectraStage(PipelineStage, Electra):
@@ -166,7 +166,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
         # the gradients of bf16 weights that the loss function uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
-        output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
+        output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.embedding_blocks)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -234,12 +234,12 @@ class Flops:
         return 3.0 * self.forward + self.layers * self.first_pass_layer + self.first_pass_softmax
 
 
-def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+def encoder_flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
     """Operations per token of an encoder's layers in a forward pass."""
-    return layers * layer_class(cfg).operations(cfg, row_tokens)
+    return layers * layer_class(cfg).flops(cfg, row_tokens)
 
 
-def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
+def masked_head_flops(cfg: ModelConfig, mask_fraction: float) -> float:
     """Operations per token of the masked head and its vocabulary softmax in a forward pass. The head predicts at a
     fraction `mask_fraction` of the tokens."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0

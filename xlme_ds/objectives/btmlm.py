@@ -22,7 +22,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import Flops, LanguageModelStage, Part, masked_head_forward
+from ..models.pipeline import Flops, LanguageModelStage, Part, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
@@ -64,8 +64,8 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     """`batch` with the open positions filled by `predicted_P`, the most likely tokens that the model predicted for
     `first`, the batch of the first pass.
 
-    Taking the most likely token needs no randomness. `LanguageModel.writing` makes the model predict only ordinary
-    tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
+    Taking the most likely token needs no randomness. `LanguageModel.exclude_special` makes the model predict only
+    ordinary tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
@@ -79,10 +79,10 @@ class BackTranslationModel(LanguageModel):
         first = first_pass(batch)
         training = self.training
         self.eval()
-        self.writing = True
+        self.exclude_special = True
         with torch.no_grad():
             predicted_P = super().forward(first).predicted_M
-        self.writing = False
+        self.exclude_special = False
         self.train(training)
         return super().forward(second_pass(batch, first, predicted_P))
 
@@ -161,9 +161,9 @@ class BackTranslation(MaskedLanguageModelling):
         sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
             one_pass,
-            softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence_share),
+            softmax_last=masked_head_flops(cfg, self.mask_fraction * sentence_share),
             first_pass_layer=one_pass.layer,
-            first_pass_softmax=masked_head_forward(cfg, 1 - sentence_share),
+            first_pass_softmax=masked_head_flops(cfg, 1 - sentence_share),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:

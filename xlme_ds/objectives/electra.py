@@ -22,7 +22,7 @@ from ..data.collate import Collate, Purpose, collate
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward
+from ..models.pipeline import ElectraStage, Flops, Part, encoder_flops, masked_head_flops
 from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class ElectraObjective(Pretraining):
         in the last."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_forward(cfg, 1, row_tokens),
-            generator=encoder_forward(cfg, cfg.generator_layers, row_tokens),
-            softmax_first=masked_head_forward(cfg, self.mask_fraction),
+            layer=encoder_flops(cfg, 1, row_tokens),
+            generator=encoder_flops(cfg, cfg.generator_layers, row_tokens),
+            softmax_first=masked_head_flops(cfg, self.mask_fraction),
             head=2.0 * (cfg.width**2 + cfg.width),
         )
 

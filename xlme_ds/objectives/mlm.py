@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
-from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_forward, masked_head_forward
+from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_flops, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
@@ -70,8 +70,8 @@ class MaskedLanguageModelling(Pretraining):
         """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_forward(cfg, 1, row_tokens),
-            softmax_last=masked_head_forward(cfg, self.mask_fraction),
+            layer=encoder_flops(cfg, 1, row_tokens),
+            softmax_last=masked_head_flops(cfg, self.mask_fraction),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:

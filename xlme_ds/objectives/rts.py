@@ -22,7 +22,7 @@ from ..models.text_encoder import Masking
 from .electra import ElectraObjective
 from .protocol import Quantity
 
-_RANDOM_TOKENS = Masking(random=1.0, keep=0.0)  # every masked position shows a random token
+_RANDOM_TOKENS = Masking(random_fraction=1.0, keep_fraction=0.0)  # every masked position shows a random token
 
 
 class Substitution(Electra):
@@ -35,7 +35,7 @@ class Substitution(Electra):
         """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. On a CPU the
         lookup of `Electra` gives a sparse gradient, which autograd adds to the masked head's dense one; here there is
         no masked head."""
-        return lookup(ids_BT, self.table)
+        return lookup(ids_BT, self.embedding_blocks)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the first three fields of `ElectraOutput`. The masked positions get random tokens, which the batch's

@@ -84,7 +84,7 @@ def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
 def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class ModernBert + `ending` (`ForMaskedLM`, …, or `Model`)."""
     ours = encoder.state_dict()
-    state = {_EMBEDDING: torch.cat(encoder.table).detach()}
+    state = {_EMBEDDING: torch.cat(encoder.embedding_blocks).detach()}
     state |= {theirs: ours[name] for theirs, name in _names(encoder.cfg)}
     if ending == "Model":
         return state

@@ -18,7 +18,7 @@ from ..data.batch import Batch
 from ..data.rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK
 from ..models.attention import TorchBias, attention_bias, causal_mask
 from ..models.dropout import OUTSIDE, derive_seeds
-from ..models.encoder import lookup, read_whole
+from ..models.encoder import lookup, with_dense_gradient
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
 from .decoder import Decoder, KeysAndValues, SharedInputs
@@ -65,21 +65,21 @@ class TranslationModel(TextEncoder):
         """Predict every target token from its source and the target tokens before it. The target of a pair is predicted
         once. A monolingual sentence is predicted once from each source that it has in the batch: from its noised copy,
         from a translation that the model writes, or from both."""
-        table = read_whole(self.table)
+        blocks = with_dense_gradient(self.embedding_blocks)
         empty = torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(empty.float(), empty, empty, empty)]
         for task, terms in _TERMS_OF_TASK.items():
             rows = rows_of(batch, task)
             if len(rows.task_B):
                 places_M = (target_mask(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
-                of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
+                of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), blocks
                 outputs += [
                     self._predicted(term, *of_task) for term in terms if term == "mt" or ADDED[term] in batch.added
                 ]
         return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 
     def _predicted(
-        self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
+        self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, blocks: list[Tensor]
     ) -> TranslationOutput:
         """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
         the tokens that it predicts."""
@@ -91,7 +91,7 @@ class TranslationModel(TextEncoder):
         source_BSD = self.read_source(source, seeds_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, seeds_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
+        predicted = self.masked_head(hidden_MD, TiedTable(blocks), tokens[places_M], None)
         terms_M = torch.full_like(places_M, TERMS.index(term))
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, terms_M)
 
@@ -106,7 +106,7 @@ class TranslationModel(TextEncoder):
 
     def read_source(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
-        embedded_BSD = lookup(source.tokens, self.table, sparse=True)
+        embedded_BSD = lookup(source.tokens, self.embedding_blocks, sparse=True)
         x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
         distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
         return self.encoder.run_layers(x_BSD, source.items, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
@@ -122,7 +122,7 @@ class TranslationModel(TextEncoder):
         """The decoder's last hidden states of whole targets, [B, R, D]. `sources_BS`: each source token's item number,
         0 for padding."""
         decoder, seeds_B = self.decoder, None if seeds_B is None else derive_seeds(seeds_B, OUTSIDE)
-        embedded_BRD = lookup(target.tokens, self.table, sparse=True)
+        embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
         self_bias = attention_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
@@ -138,7 +138,7 @@ class TranslationModel(TextEncoder):
         `position` (from 0). `past` caches the keys and values of earlier tokens, and gets those of this token."""
         decoder = self.decoder
         position_B1 = torch.full_like(tokens_B, position)[:, None]
-        embedded_B1D = lookup(tokens_B[:, None], self.table)
+        embedded_B1D = lookup(tokens_B[:, None], self.embedding_blocks)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.bias_by_distance(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
         # The biases for the distances from the new token to each token of the target, from the first one to itself.
@@ -148,7 +148,7 @@ class TranslationModel(TextEncoder):
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
-        return self.masked_head.logits(hidden_BD, self.table)
+        return self.masked_head.logits(hidden_BD, self.embedding_blocks)
 
 
 def longest_translation(source: int) -> int:

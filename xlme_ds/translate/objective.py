@@ -24,7 +24,7 @@ from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS
 from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
+from ..models.pipeline import Flops, Part, encoder_flops, masked_head_flops
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import FirstWeights, Quantity, require_sentences
@@ -226,7 +226,7 @@ class MachineTranslation(MaskedLanguageModelling):
         attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((depth + cross_attentions) * attention + depth * feed_forward)
-        encoder = encoder_forward(cfg, 1, side)
+        encoder = encoder_flops(cfg, 1, side)
         writing_passes = 1 if "bt" in self.terms else 0
         return Flops(
             layers=cfg.discriminator_layers,
@@ -234,9 +234,9 @@ class MachineTranslation(MaskedLanguageModelling):
             decoder=decoder * share,
             decoder_layers=depth,
             cross_attentions=cross_attentions,
-            softmax_last=masked_head_forward(cfg, share),
+            softmax_last=masked_head_flops(cfg, share),
             first_pass_layer=encoder * writing_passes,
-            first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * writing_passes,
+            first_pass_softmax=(decoder + masked_head_flops(cfg, 1.0)) * writing_passes,
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
