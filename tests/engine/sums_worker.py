@@ -24,7 +24,7 @@ class Own:
     def __init__(self, engine: Any):
         self.sums: dict[str, Tensor] = {}
         found = list(engine.named_parameters())
-        tied = getattr(engine, "_tied", None)
+        tied = getattr(engine, "_tied_embedding", None)
         if tied is not None and not tied.owns:  # the last stage's copy of the first one's table
             found += [(f"embedding_{n}", block) for n, block in enumerate(tied.blocks)]
         for name, parameter in found:

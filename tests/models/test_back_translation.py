@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
 
@@ -162,7 +162,7 @@ def test_it_writes_without_dropout_and_trains_with_it() -> None:
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
 def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:
     whole, batch = model(**changes), open_batch([20, 37, 5], 40)
-    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in parts(balance)]
+    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in split_layers(balance)]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     stages[-1].borrowed = stages[0].embedding_blocks

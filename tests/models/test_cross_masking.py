@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, UNK
-from xlme_ds.models.pipeline import LanguageModelStage, Part
+from xlme_ds.models.pipeline import LanguageModelStage, PipelinePart
 from xlme_ds.models.text_encoder import LanguageModel, Masking
 from xlme_ds.objectives.ernie_m import CrossMasking
 
@@ -117,7 +117,7 @@ def test_stages_mask_alike() -> None:
     batch, whole = pairs(CROSSED, PLAIN, CROSSED), model()
     stages = [
         LanguageModelStage(whole.cfg, whole.masking, part=part)
-        for part in (Part(range(1), last=False), Part(range(1, 3), first=False))
+        for part in (PipelinePart(range(1), last=False), PipelinePart(range(1, 3), first=False))
     ]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})

@@ -13,7 +13,7 @@ from tests.small import LANGUAGES, SMALL, lively, model, usual_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.models.encoder import lookup
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.all_tokens import AllTokens
 from xlme_ds.objectives.protocol import Pretraining
@@ -91,7 +91,7 @@ def assert_stages_are(objective: Pretraining, whole: AllTokens, balance: tuple[i
     batch = usual_batch()
     expected = whole(batch)
     objective.sums(expected, batch).sum().backward()
-    stages = [objective.build(whole.cfg, part) for part in parts(balance)]
+    stages = [objective.build(whole.cfg, part) for part in split_layers(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
     stages[-1].borrowed = stages[0].embedding_blocks
     flow = batch.tensors()

@@ -21,7 +21,7 @@ from ..models.encoder import layer_class
 from ..models.execution import resolve_compile, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
-from ..models.pipeline import describe_balance, parts, pipeline_balance
+from ..models.pipeline import describe_balance, pipeline_balance, split_layers
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
@@ -196,7 +196,7 @@ def build_engine(
         pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
-        stage_parts = parts(pipeline_balance(*pipeline_settings))
+        stage_parts = split_layers(pipeline_balance(*pipeline_settings))
         settings = _deepspeed_config(config, loader, "fp32")
         return PipelineEngine(config, objective, stage_parts, loader, heldout, initial_values, settings)
 

@@ -21,7 +21,7 @@ from .text_encoder import LanguageModel, LanguageModelOutput
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelinePart:
     """Consecutive layers of an encoder that one stage of a pipeline holds. The first part may hold none."""
 
     layers: range  # indices of the layers
@@ -40,27 +40,27 @@ class PipelineStage(nn.Module):
     removed.
     """
 
-    cut_encoder: str  # name of the encoder whose layers are split
+    encoder_name: str  # name of the encoder whose layers are split
     # Prefixes of the names of modules and parameters, in the model and in this encoder. Those with a prefix in `before`
     # are used before the layers, and only the first part holds them. Those with a prefix in `after` are used after the
     # layers, and only the last part holds them.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
-    ties = False  # whether the last part reads the embedding, which the first part owns
-    # The last part's copies of the embedding's blocks, if it `ties`. The engine puts them here, and sends their
-    # gradients to the first part.
+    ties_embedding = False  # whether the last part reads the embedding, which the first part owns
+    # The last part's copies of the embedding's blocks, if it `ties_embedding`. The engine puts them here, and sends
+    # their gradients to the first part.
     borrowed: Sequence[Tensor] = ()
     # Whether a batch needs two passes. If so, the method `first_pass` makes the batch of the first, and `second_pass`
     # makes the batch of the second from the predictions of the first.
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
-    def __init__(self, *of_model: Any, part: Part):
+    def __init__(self, *of_model: Any, part: PipelinePart):
         device = torch.get_default_device()
         with torch.device("meta"):
             super().__init__(*of_model)
         self.part = part
-        encoder = getattr(self, self.cut_encoder)
+        encoder = getattr(self, self.encoder_name)
         for index in [index for index in encoder.layers if int(index) not in part.layers]:
             del encoder.layers[index]
         removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
@@ -89,7 +89,7 @@ class ElectraStage(PipelineStage, Electra):
     - the seeds of dropout, int64 [B].
     """
 
-    cut_encoder = "discriminator"
+    encoder_name = "discriminator"
     added = ("random_1",)
     before = (*PipelineStage.before, "generator", "masked_head")
     after = (*PipelineStage.after, "replaced_head")
@@ -148,9 +148,9 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     - the seeds of dropout, int64 [B].
     """
 
-    cut_encoder = "encoder"
+    encoder_name = "encoder"
     after = (*PipelineStage.after, "masked_head")
-    ties = True
+    ties_embedding = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
@@ -188,11 +188,11 @@ def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
 
-def parts(balance: Sequence[int]) -> list[Part]:
+def split_layers(balance: Sequence[int]) -> list[PipelinePart]:
     """The parts of an encoder. `balance` has the number of layers of each part."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
-        Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
+        PipelinePart(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
         for n, (end, layers) in enumerate(zip(ends, balance, strict=True))
     ]
 
@@ -296,7 +296,7 @@ def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     balance = pipeline_balance(engine, flops, checkpointing)
     names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     names_by_process[0].append("embedding, generator" if flops.generator else "embedding")
-    for index, part in enumerate(parts(balance)):
+    for index, part in enumerate(split_layers(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layer_names = f"layers {first}-{last}" if first < last else f"layer {last}"

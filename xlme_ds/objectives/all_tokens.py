@@ -80,7 +80,7 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
     seeds, the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
-    ties = True
+    ties_embedding = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         *sent, seeds_B = super()._start(batch)

@@ -22,7 +22,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import Flops, LanguageModelStage, Part, masked_head_flops
+from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
@@ -148,7 +148,7 @@ class BackTranslation(MaskedLanguageModelling):
         if run.model.layout != "xlme":
             raise ValueError(f"objective.name {name} needs the layout of pairs in xlme: set model.layout to xlme")
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)

@@ -22,7 +22,7 @@ from ..data.collate import Collate, Purpose, collate
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.pipeline import ElectraStage, Flops, Part, encoder_flops, masked_head_flops
+from ..models.pipeline import ElectraStage, Flops, PipelinePart, encoder_flops, masked_head_flops
 from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ElectraObjective(Pretraining):
                 "lower it to 1 at most"
             )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> Electra:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         model, stage = self.models
         arguments = cfg, *self.generator_arguments

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
-from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_flops, masked_head_flops
+from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, encoder_flops, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
@@ -61,7 +61,7 @@ class MaskedLanguageModelling(Pretraining):
                     f"set it to {remedy}"
                 )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)

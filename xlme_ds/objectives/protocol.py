@@ -15,7 +15,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, collate
 from ..data.order import Phase, StepPlan
 from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part
+from ..models.pipeline import Flops, PipelinePart
 
 if TYPE_CHECKING:  # models and engines run where there is no pyarrow
     from ..data.shards import RowStore
@@ -165,7 +165,7 @@ class Pretraining(Objective, Protocol):
                     f"{name} is {value}, and objective.name {run.objective.name} does not read it: {remedy}"
                 )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> nn.Module:
         """The model, or the stage of a pipeline that runs one `part` of it (`models/pipeline.py`)."""
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:

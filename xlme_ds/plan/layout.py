@@ -11,7 +11,7 @@ from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
 from ..models.attention import item_mask, uses_triton
 from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part, parts, pipeline_balance
+from ..models.pipeline import Flops, PipelinePart, pipeline_balance, split_layers
 from ..objectives import objective_of
 from ..validate import validate
 
@@ -30,11 +30,11 @@ class StageSizes:
 
 
 @functools.cache
-def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
+def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: PipelinePart) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     (main, main_head), *others = objective_of(objective).encoders.items()
     # A first part that has no layers holds just the parameters that come before the layers.
-    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
+    before_layers = parameter_sizes(objective, cfg, PipelinePart(range(0), last=False))
 
     def is_held(name: str) -> bool:
         if name.startswith(f"{main}.layers."):
@@ -94,7 +94,7 @@ class ParallelLayout(MicroBatch):
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
     gradient_bytes: int  # bytes of one element of the gradients that are added over micro-batches
     sum_bytes: int  # bytes of one element of the gradients that are summed over ranks
-    stages: tuple[Part, ...]
+    stages: tuple[PipelinePart, ...]
     replicas: int
     gpus: int
     accumulation: int  # number of micro-batches in a step
@@ -117,9 +117,9 @@ class ParallelLayout(MicroBatch):
                 f"gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
             )
         flops = flops_of(run, row_tokens)
-        stages = [Part(range(run.model.discriminator_layers))]
+        stages = [PipelinePart(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
+            stages = split_layers(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
         # The phase that predicts most needs the most memory.
         fraction = max(phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction))

@@ -24,7 +24,7 @@ from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS
 from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part, encoder_flops, masked_head_flops
+from ..models.pipeline import Flops, PipelinePart, encoder_flops, masked_head_flops
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import FirstWeights, Quantity, require_sentences
@@ -204,7 +204,7 @@ class MachineTranslation(MaskedLanguageModelling):
         """The settings that every objective has here, and the decoder's form and number of layers."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape_settings(cfg)}
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> TranslationModel:  # type: ignore[override]
         """The whole model; `part` is ignored, as no pipeline splits this model."""
         return TranslationModel(cfg)
 
