@@ -41,7 +41,7 @@ from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.engine.build import assemble
+from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import GROUP, tiling
@@ -244,7 +244,7 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
     eager = replace(run, model=replace(run.model, compile="none"))
     with _pretended(gpus), counter:
         counter.counting = False
-        engine = assemble(eager, objective_of(run.objective), _fill, source, None)
+        engine = build_data_parallel_engine(eager, objective_of(run.objective), _fill, source, None)
         _name_phases(engine, counter)
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
         engine.train_batch(0, 1e-4, detailed=False)

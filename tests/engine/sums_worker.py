@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.engine.worker import tiny
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 
 
 class Own:
@@ -56,13 +56,13 @@ class Own:
 
 def watch(engine: Any) -> list[tuple[str, int, Tensor]]:
     """Pieces of the gradients that torch's optimizer will be given: name, first element, values."""
-    buckets, found = engine._buckets(), []
+    shards, found = engine._state_shards(), []
 
     def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for given in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            for bucket in buckets:
-                first = (given.data_ptr() - bucket.master.data_ptr()) // 4
-                for piece in bucket.pieces if 0 <= first < bucket.master.numel() else ():
+            for shard in shards:
+                first = (given.data_ptr() - shard.master.data_ptr()) // 4
+                for piece in shard.pieces if 0 <= first < shard.master.numel() else ():
                     begin, end = max(piece.offset, first), min(piece.offset + piece.numel, first + given.numel())
                     if begin < end:
                         values = given.grad.view(-1)[begin - first : end - first].clone()
@@ -96,7 +96,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
         config = replace(config, optimizer=replace(config.optimizer, clip=1e9))
         rank, world = start_process_group(config.engine)
         gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
-        share = data_parallel(config.engine, rank, world)
+        share = data_parallel_rank_and_size(config.engine, rank, world)
         loader = Loader(data, config.data, config.seed, config.objective.mask_fraction, *share)
         step(build_engine(config, loader, None), out / f"{name}.{rank}.pt")
 

@@ -437,13 +437,13 @@ def test_help_offers_what_fine_tuning_takes() -> None:
 LATE = """
 import datetime, os, time
 import torch.distributed as dist
-from xlme_ds.engine.ranks import gather, extend_timeout
+from xlme_ds.engine.ranks import all_gather, extend_timeout
 dist.init_process_group("gloo")
 dist.barrier()
 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1))
 extend_timeout()
 time.sleep(3 * (dist.get_rank() == 0))
-print(gather(dist.get_rank()), flush=True)
+print(all_gather(dist.get_rank()), flush=True)
 os._exit(0)
 """
 

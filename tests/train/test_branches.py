@@ -38,7 +38,7 @@ from xlme_ds.data.loader import Loader, unigram_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_data
+from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.export_run import export_run
@@ -221,7 +221,7 @@ def test_data_and_first_weights_are_of_the_settings_of_the_run(config: RunConfig
     for seed, fraction, std in ((1, 0.15, 0.02), (7, 0.15, 0.02), (1, 0.4, 0.05)):
         run = replace(of_one, seed=seed, objective=ObjectiveConfig(mask_fraction=fraction))
         run = replace(run, model=replace(run.model, init_std=std))
-        ours, theirs = open_data(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
+        ours, theirs = open_loader(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
         for one, other in zip(ours.step(3), theirs.step(3), strict=True):
             assert all(map(torch.equal, one.tensors(), other.tensors()))
         masked.append(str(ours.step(3)[0].masked_M.tolist()))

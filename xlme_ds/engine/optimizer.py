@@ -40,7 +40,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
     """Names of the tensors that the rule keeps for each parameter, without `step`, found by one step on a small matrix.
-    `first_state` assumes that these tensors start as zeros.
+    `initial_state` assumes that these tensors start as zeros.
 
     Raises SharedError for a rule whose state is anything but `step` and tensors of the parameter's shape, because
     checkpoints hold nothing else.

@@ -35,7 +35,7 @@ from ..models.execution import wrap_layers
 from ..models.init import InitialValues, initialise
 from ..models.pipeline import PipelinePart
 from ..objectives.protocol import Pretraining
-from .ranks import gather, on_gpu
+from .ranks import all_gather, on_gpu
 from .step import StepContext
 from .zero import ZeroEngine
 
@@ -104,10 +104,10 @@ class PipelineEngine(ZeroEngine):
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
         return Batch.of_tensors(tensors, self._last_part.added)
 
-    def enter(self, step: int) -> None:
-        """As `Engine.enter`. At a phase's first step, also make DeepSpeed forget the activations' shape, because the
-        phase may have rows of another length than the phase before."""
-        super().enter(step)
+    def prepare_step(self, step: int) -> None:
+        """As `Engine.prepare_step`. At a phase's first step, also make DeepSpeed forget the activations' shape, because
+        the phase may have rows of another length than the phase before."""
+        super().prepare_step(step)
         if any(step == phase.first_step for phase in self.loader.phases):
             self.engine.reset_activation_shape()
 
@@ -180,14 +180,14 @@ class PipelineEngine(ZeroEngine):
         self._predicted.append(self._last_part.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
-    def _publish(self) -> None:
-        super()._publish()
+    def _sync_module_weights(self) -> None:
+        super()._sync_module_weights()
         self._tied_embedding.sync_weights()
 
     def full_state(self) -> dict[str, Tensor]:
         """All parameters, on rank 0: the first process of each later stage sends the stage's parameters to rank 0."""
         state = super().full_state()
-        shapes_by_rank = gather({name: value.shape for name, value in state.items()})
+        shapes_by_rank = all_gather({name: value.shape for name, value in state.items()})
         for source in range(1, self.world):
             for name, shape in shapes_by_rank[source].items():
                 if self.rank == source:
