@@ -18,7 +18,7 @@ from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
 from xlme_ds.models.text_encoder import LanguageModel
-from xlme_ds.objectives.clm import Causal
+from xlme_ds.objectives.clm import CausalMasking
 from xlme_ds.objectives.electra import ElectraObjective
 
 # No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.
@@ -84,7 +84,7 @@ def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     causal = lively(
         LanguageModel(
             replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2),
-            Causal(random_fraction=0.0, keep_fraction=1.0),
+            CausalMasking(random_fraction=0.0, keep_fraction=1.0),
         )
     )
     with Allocations() as counted:

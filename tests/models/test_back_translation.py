@@ -13,14 +13,20 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
 from xlme_ds.models.pipeline import split_layers
 from xlme_ds.models.text_encoder import LanguageModel
-from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
+from xlme_ds.objectives.btmlm import (
+    BackTranslationModel,
+    BackTranslationStage,
+    OpenSideMasking,
+    first_pass,
+    second_pass,
+)
 
 MASK = SMALL.vocabulary - 1
 
 
 def model(**changes: object) -> BackTranslationModel:
     cfg = replace(SMALL, discriminator_layers=3, **changes)  # type: ignore[arg-type]
-    return lively(BackTranslationModel(cfg, OpenSide(0.1, 0.1)))
+    return lively(BackTranslationModel(cfg, OpenSideMasking(0.1, 0.1)))
 
 
 def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
@@ -74,11 +80,11 @@ def test_attention_mask_by_perturbation(filled: bool, changes: dict[str, object]
 
 def test_first_pass_reads_the_sentence_and_masks_every_place() -> None:
     batch = open_batch([20, 37, 5], 40)
-    first, masking = first_pass(batch), OpenSide(0.1, 0.1)
+    first, masking = first_pass(batch), OpenSideMasking(0.1, 0.1)
     is_open = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
     assert first.masked_M.tolist() == is_open.flatten().nonzero().flatten().tolist()
     assert torch.equal(masking.apply(first, SMALL.vocabulary), batch.tokens_BT.masked_fill(is_open, MASK))
-    assert torch.equal(OpenSide(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
+    assert torch.equal(OpenSideMasking(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
 
 
 def test_second_pass_reads_the_predictions_of_the_first() -> None:
@@ -126,7 +132,7 @@ def spy(of: BackTranslationModel, batch: Batch) -> Batch:
     found: list[Batch] = []
     groups = of.masking.groups
 
-    class Watched(OpenSide):
+    class Watched(OpenSideMasking):
         def groups(self, read: Batch) -> Tensor:
             found.append(read)
             return groups(read)

@@ -15,7 +15,7 @@ from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.models.attention import item_mask
 from xlme_ds.models.encoder import layer_class
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.layers import MicroBatch, TransformerLayer
+from xlme_ds.models.layers import MicroBatchShape, TransformerLayer
 from xlme_ds.models.modern import Windows
 from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
 from xlme_ds.trained.modernbert import modernbert_config, modernbert_state
@@ -146,7 +146,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
                 shared,
             )
         saved.append(sum(sizes.values()))
-    batch = MicroBatch(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
+    batch = MicroBatchShape(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
     counted = layer_class(cfg).shared_bytes(cfg, batch) - TransformerLayer.shared_bytes(cfg, batch)
     assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared[0].kernel)[0].nbytes

@@ -12,18 +12,18 @@ from tests.small import LANGUAGES, SMALL, lively, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.models.encoder import lookup
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.corrective import Corrective
+from xlme_ds.objectives.corrective import CorrectiveModel
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("corrective"))
 
 
-def built(**changes: object) -> Corrective:
+def built(**changes: object) -> CorrectiveModel:
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg, objective=ObjectiveConfig("corrective")))
     whole = lively(OBJECTIVE.build(cfg))
-    assert isinstance(whole, Corrective)
+    assert isinstance(whole, CorrectiveModel)
     return whole
 
 
@@ -31,7 +31,7 @@ def built(**changes: object) -> Corrective:
 def test_losses_and_gradients_are_those_of_a_whole_softmax(sharing: str) -> None:
     batch, whole = usual_batch(), built(embedding_sharing=sharing)
     output = whole(batch)
-    exact = Corrective(whole.cfg).double()
+    exact = CorrectiveModel(whole.cfg).double()
     exact.load_state_dict(whole.state_dict())
     ids_BTD = lookup(output.corrupted_BT, exact.embedding_blocks)
     if sharing == "gdes":

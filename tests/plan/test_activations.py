@@ -11,7 +11,7 @@ from tests.small import MODERN, SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder, layer_class
-from xlme_ds.models.layers import MicroBatch
+from xlme_ds.models.layers import MicroBatchShape
 from xlme_ds.models.tiles import GROUP, tiling
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
@@ -115,7 +115,7 @@ SCORES, LOG_SUMS = N * TOKENS * H, N * H * 4
 )  # fmt: skip
 def test_a_layer_on_a_gpu_counted_by_hand(triton: bool, changes: dict[str, Any], expected: float) -> None:
     cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3))
-    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(expected)
 
 
@@ -136,7 +136,7 @@ def test_what_layers_share_and_a_backward_pass_holds_counted_by_hand(
 ) -> None:
     """`backward`: without the gradients of a layer's input and output."""
     cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes)
-    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
     assert layer_class(cfg).shared_bytes(cfg, batch) == pytest.approx(shared)
     assert layer_class(cfg).backward_bytes(cfg, batch) - 2 * N * D * E == pytest.approx(backward)
 

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     # Random numbers, float32 in [0, 1). At each masked position the generator samples the first token at which its
     # cumulative probability exceeds this number.
     uniforms_M: Tensor
-    # Tensors that an objective adds for its model, by name (`objectives.protocol.Pretraining.batches`).
+    # Tensors that an objective adds for its model, by name (`objectives.protocol.Pretraining.collate_for`).
     added: dict[str, Tensor] = {}  # noqa: RUF012 - never written to
 
     def task_of_masked(self) -> Tensor:

@@ -31,7 +31,7 @@ Collate = Callable[[TaskRows, int, float, int], Batch]
 class BatchMaker(Protocol):
     """The part of an objective that a loader needs."""
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 

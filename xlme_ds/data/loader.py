@@ -54,7 +54,7 @@ class Loader:
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
         self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
         if maker is not None:
-            self._collate = [maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
+            self._collate = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 

@@ -61,7 +61,7 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
     by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
         objective.check_rows(store, "compare")
-        collate = objective.batches(store, "compare")
+        collate = objective.collate_for(store, "compare")
         starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)
         for start in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
             records = np.arange(start, min(start + _ROWS_PER_BATCH, rows, store.rows))

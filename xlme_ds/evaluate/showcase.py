@@ -194,12 +194,12 @@ def _samples(config: RunConfig, model: nn.Module, data: Path, vocabulary: Vocabu
         if not mean_rows or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
-        collate = objective.batches(store, "show")
+        collate = objective.collate_for(store, "show")
         sides = 1 if name == "mono" else 2  # number of sides of an item
         for record in _shown_records(store, sides):
             rows = store.read(np.array([record]))
             batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction, 0)
-            tokens_BT, scores_BT = objective.shown(model(batch), batch)
+            tokens_BT, scores_BT = objective.tokens_and_probabilities(model(batch), batch)
             pieces, masked = tokens_BT[0].tolist(), set(objective.predicted_positions(batch).tolist())
             scores = [None] * len(pieces) if scores_BT is None else scores_BT[0].tolist()
             tokens = [

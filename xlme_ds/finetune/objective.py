@@ -75,7 +75,7 @@ class TaskObjective(Objective):
         self.dropout = dropout
         self.weights = torch.ones(1, dtype=torch.float64)
 
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+    def learning_rate_scales(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor that multiplies each parameter's learning rate: layer_decay ** depth (ERNIE-M, Tables 11 and 12).
         The depth is 0 for the parameters after the last layer, 1 in the last layer, 2 in the layer before it, and so
         on. Parameters before the first layer, such as the embedding, are one deeper than this layer."""

@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatchShape:
     """The sizes of a micro-batch on one device, and the kernels in which its attention runs."""
 
     rows: int  # number of rows of both tasks
@@ -183,7 +183,7 @@ class TransformerLayer(nn.Module):
         return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
     @staticmethod
-    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes that the forward pass of one layer saves for the backward pass, with its input and without its output.
 
         Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and
@@ -205,7 +205,7 @@ class TransformerLayer(nn.Module):
         return (wide_tensors + feed_forward) * batch.element + scores + per_head + norms + dropout_masks
 
     @staticmethod
-    def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def score_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes that one layer saves for all pairs of a query and a key.
 
         Attention with dropout saves the weights before and after dropout, a dropout mask (one byte for each weight),
@@ -221,7 +221,7 @@ class TransformerLayer(nn.Module):
         return batch.tokens * batch.row_tokens * heads * batch.element
 
     @staticmethod
-    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share.
 
         The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
@@ -238,7 +238,7 @@ class TransformerLayer(nn.Module):
         return saved + batch.row_tokens**2 * (INTEGER + cfg.heads * batch.element)
 
     @staticmethod
-    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak."""
         hidden = batch.tokens * cfg.width * batch.element
         feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import ModelConfig
 from .attention import Gate, TorchBias, TritonBias, attention_bias, item_bounds
 from .attention_cpu import item_mask
-from .layers import FLOAT, Linear, MicroBatch, TransformerLayer
+from .layers import FLOAT, Linear, MicroBatchShape, TransformerLayer
 
 # Settings of ModelConfig for which this layer supports only one value, and that value.
 FIXED_SETTINGS: dict[str, Any] = {
@@ -188,7 +188,7 @@ class ModernLayer(TransformerLayer):
         return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
 
     @staticmethod
-    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """`TransformerLayer.saved_bytes` as the mean over global and local layers.
 
         Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output
@@ -206,7 +206,7 @@ class ModernLayer(TransformerLayer):
         return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
 
     @staticmethod
-    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or
         biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global attention."""
         rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
@@ -214,7 +214,7 @@ class ModernLayer(TransformerLayer):
         return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
 
     @staticmethod
-    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
         network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also those of the
         windows), or in global attention (`TransformerLayer.backward_bytes`)."""

@@ -40,7 +40,7 @@ class AllTokensOutput(NamedTuple):
     token_nll_BT: Tensor  # float32, −log of the probability that the softmax gives to the original token
 
 
-class AllTokens(Electra):
+class AllTokensModel(Electra):
     """`Electra` whose discriminator also has a head over the vocabulary, tied to the embedding."""
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep_fraction: float = 0.0):
@@ -70,13 +70,13 @@ class AllTokens(Electra):
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`, from the discriminator's last hidden
-        states. `blocks` are those of the tied embedding. Only the subclass `Corrective` uses `masked_M`."""
+        states. `blocks` are those of the tied embedding. Only the subclass `CorrectiveModel` uses `masked_M`."""
         predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(blocks), targets_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
-class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
+class AllTokensStage(ElectraStage, AllTokensModel):  # type: ignore[misc]
+    """The part of `AllTokensModel` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
     seeds, the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
@@ -92,7 +92,7 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
         return token_nll_BT, logits_BT
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
+        """The output of `AllTokensModel` for `batch`, from the tensors that the last stage returned."""
         *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, seeds_B = tensors
         electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, seeds_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)
@@ -112,7 +112,7 @@ class AllTokensObjective(ElectraObjective):
         "atlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "para"),
     }
 
-    models = AllTokens, AllTokensStage
+    model_classes = AllTokensModel, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
         """Raise ValueError also if generator and discriminator have separate embeddings: their softmaxes share one."""

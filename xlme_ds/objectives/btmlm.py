@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..data.shards import RowStore
 
 
-class OpenSide(Masking):
+class OpenSideMasking(Masking):
     """The attention mask of both passes. In the first pass every position sees x and itself, and no open position sees
     another one. In the second pass no position is open, and every position sees its whole item."""
 
@@ -107,8 +107,8 @@ class BackTranslation(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     accuracies = ("accuracy_mono",)
-    masking_class = OpenSide
-    reads = (*MaskedLanguageModelling.reads, "objective.pseudo_fractions")
+    masking_class = OpenSideMasking
+    used_settings = (*MaskedLanguageModelling.used_settings, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
@@ -119,11 +119,11 @@ class BackTranslation(MaskedLanguageModelling):
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """Returns `PseudoSides.collate`, which opens positions. For the purposes `compare` and `show` it returns the
         plain `collate`."""
         if purpose in ("compare", "show"):
-            return super().batches(rows, purpose)
+            return super().collate_for(rows, purpose)
         sides = PseudoSides(self.fractions, languages_of_text(rows))
         return lambda task_rows, seed, mask_fraction, step: sides.collate(task_rows, seed, mask_fraction)
 

@@ -20,13 +20,14 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS
 from ..models.heads import TiedTable
 from ..models.pipeline import Flops, masked_head_flops, scatter
-from .all_tokens import AllTokens, AllTokensOutput, AllTokensStage
+from .all_tokens import AllTokensModel, AllTokensOutput, AllTokensStage
 from .electra import ElectraObjective
 from .protocol import Quantity
 
 
-class Corrective(AllTokens):
-    """`AllTokens` whose discriminator predicts only the masked tokens. `token_nll_BT` is 0 at all other positions."""
+class CorrectiveModel(AllTokensModel):
+    """`AllTokensModel` whose discriminator predicts only the masked tokens. `token_nll_BT` is 0 at all other
+    positions."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -44,8 +45,8 @@ class Corrective(AllTokens):
         return self.replaced_head(hidden_BTD), scatter(predicted.nll_M, masked_M, targets_BT)
 
 
-class CorrectiveStage(AllTokensStage, Corrective):  # type: ignore[misc]
-    """The part of `Corrective` that one pipeline stage runs."""
+class CorrectiveStage(AllTokensStage, CorrectiveModel):  # type: ignore[misc]
+    """The part of `CorrectiveModel` that one pipeline stage runs."""
 
 
 class CorrectiveObjective(ElectraObjective):
@@ -61,7 +62,7 @@ class CorrectiveObjective(ElectraObjective):
         "cmlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "mono"),
         "ctlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "para"),
     }
-    models = Corrective, CorrectiveStage
+    model_classes = CorrectiveModel, CorrectiveStage
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)

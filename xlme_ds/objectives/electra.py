@@ -58,11 +58,11 @@ class ElectraObjective(Pretraining):
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
-    reads: tuple[str, ...] = (
+    used_settings: tuple[str, ...] = (
         *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
         *("objective.random_fakes", "objective.z_loss"),
     )
-    models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
+    model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -70,11 +70,11 @@ class ElectraObjective(Pretraining):
         self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
-    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """Returns `collate`. For training with `random_fakes`, the returned function also adds `random_1`, float32 [1],
         to a batch: the fraction of the generator's samples that are replaced by random tokens in this step."""
         if purpose != "train" or not self.random_fakes:
-            return super().batches(rows, purpose)
+            return super().collate_for(rows, purpose)
 
         def collate_with_share(task_rows: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
             share_1 = torch.tensor([weight_at(self.random_fakes, step)])
@@ -82,7 +82,7 @@ class ElectraObjective(Pretraining):
 
         return collate_with_share
 
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+    def learning_rate_scales(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor of each parameter's learning rate. It is `optimizer.discriminator_rate` if only the discriminator
         has the parameter, else 1."""
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
@@ -106,7 +106,7 @@ class ElectraObjective(Pretraining):
 
     def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> Electra:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
-        model, stage = self.models
+        model, stage = self.model_classes
         arguments = cfg, *self.generator_arguments
         return model(*arguments) if part is None else stage(*arguments, part=part)
 
@@ -204,7 +204,7 @@ class ElectraObjective(Pretraining):
         return metrics
 
     @staticmethod
-    def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def tokens_and_probabilities(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens after replacement, probability of each that it was replaced), both [B, T]."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
 

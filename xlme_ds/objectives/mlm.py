@@ -28,7 +28,7 @@ class MaskedLanguageModelling(Pretraining):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
-    reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
+    used_settings: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
     # The name of each term's accuracy, which is the fraction of masked positions whose most likely token is the
     # original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
@@ -111,7 +111,7 @@ class MaskedLanguageModelling(Pretraining):
         return metrics
 
     @staticmethod
-    def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def tokens_and_probabilities(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens [B, T], None). At masked positions the tokens are the most likely ones. There are no
         probabilities, because the model judges no replacements."""
         filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)

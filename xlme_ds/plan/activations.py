@@ -74,7 +74,7 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
     """The layout with the sizes of each forward pass over a micro-batch, the largest pass first."""
     return [
         replace(layout, tokens=batch.tokens, row_tokens=batch.row_tokens)
-        for batch in objective_of(layout.objective).passes(layout)
+        for batch in objective_of(layout.objective).forward_passes(layout)
     ]
 
 

@@ -10,7 +10,7 @@ from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
 from ..models.attention import item_mask, uses_triton
-from ..models.layers import MicroBatch
+from ..models.layers import MicroBatchShape
 from ..models.pipeline import Flops, PipelinePart, pipeline_balance, split_layers
 from ..objectives import objective_of
 from ..validate import validate
@@ -83,7 +83,7 @@ def _uses_triton(run: RunConfig, precision: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ParallelLayout(MicroBatch):
+class ParallelLayout(MicroBatchShape):
     """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product. The
     inherited fields describe one micro-batch."""
 
