@@ -44,7 +44,7 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.models.attention import item_bounds
-from xlme_ds.models.tiles import GROUP, tiling
+from xlme_ds.models.tiles import GROUP_SIZE, tiling
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -158,7 +158,7 @@ def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
     """The cost of computing the logits of two groups of ids for each hidden state: the group of the sample and the
     group of the most likely id."""
-    multiplications = args[0].numel() * GROUP
+    multiplications = args[0].numel() * GROUP_SIZE
     return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xlme_ds.models import masked_head_triton
-from xlme_ds.models.masked_head import GROUP, MaskedHeadOutput, vocabulary_softmax
+from xlme_ds.models.masked_head import GROUP_SIZE, MaskedHeadOutput, vocabulary_softmax
 
 # Positions, width, sizes of the blocks: less than a program's positions and more; D a power of two and not; blocks of
 # less than a group, of whole groups, and with a rest.
@@ -40,7 +40,7 @@ class Problem:
         self.hidden = self.random(positions, width).to(dtype).requires_grad_()
         self.blocks = [(self.random(size, width) * 0.2).to(dtype).requires_grad_() for size in blocks]
         self.bias = self.random(self.ids).to(dtype).requires_grad_()
-        starts = [sum(blocks[:n]) + first for n, size in enumerate(blocks) for first in range(0, size, GROUP)]
+        starts = [sum(blocks[:n]) + first for n, size in enumerate(blocks) for first in range(0, size, GROUP_SIZE)]
         borders = torch.tensor(sorted({*starts, *(start - 1 for start in starts[1:]), self.ids - 1}))
         self.targets = torch.cat([borders, torch.randint(self.ids, (positions,), generator=self.g)])[:positions]
         self.uniforms = torch.rand(positions, generator=self.g)

@@ -80,7 +80,7 @@ def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.Monke
 
 def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = 3 * 40 * 40  # the heads of one row
-    monkeypatch.setattr(attention_cpu, "TILE", 4 * tile // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE_BYTES", 4 * tile // torch.get_num_threads())
     causal = lively(
         LanguageModel(
             replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2),

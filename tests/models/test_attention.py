@@ -214,7 +214,7 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
     """All items by themselves, those of some rows, none of them; in tiles of all heads and of one."""
     segments = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14, [1] * 7 + [2] * 7])
     monkeypatch.setattr(attention_cpu, "_TILE_COST", cost / torch.get_num_threads())
-    monkeypatch.setattr(attention_cpu, "TILE", room // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE_BYTES", room // torch.get_num_threads())
     items = attention_cpu.items_of(segments)
     rows = attention_cpu._items_and_rows(items, 3, 3, 14, 10**6)[1]
     assert len([one for one in items if one[0] not in rows]) == apart

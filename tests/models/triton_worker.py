@@ -25,7 +25,7 @@ from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, RelativePositionTable, TritonBias, attention_bias, cpu_attend
 from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.models.modern import ModernLayer
-from xlme_ds.models.tiles import TABLE, Tiling
+from xlme_ds.models.tiles import TILINGS_FILE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
@@ -163,7 +163,7 @@ def forms() -> dict[str, list[float]]:
     given = inputs_of_shape(torch.device("cpu"), 6, 2, 192, 16, torch.float16)
     given |= {name: given[name][:5] for name in ("qkv", "first", "end", "grad")}
     exact, launched = expected(given), launches(given)
-    table = json.loads(TABLE.read_text())
+    table = json.loads(TILINGS_FILE.read_text())
     every = {(kernel, tuple(form)) for sizes in table.values() for of in sizes.values() for kernel, form in of.items()}
     order = sorted(every, key=lambda one: (KERNELS.index(one[0]), one[1]))  # each reads what the ones before it wrote
     return {f"{kernel} {form}": launched[kernel].errors(Tiling(*form), exact[kernel]) for kernel, form in order}

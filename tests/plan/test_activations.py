@@ -12,7 +12,7 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder, layer_class
 from xlme_ds.models.layers import MicroBatchShape
-from xlme_ds.models.tiles import GROUP, tiling
+from xlme_ds.models.tiles import GROUP_SIZE, tiling
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
 
@@ -74,18 +74,18 @@ def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
 def test_the_softmax_on_a_gpu_counted_by_hand(temperature: float) -> None:
     """18 of 120 positions, 64 groups of ids, tiles of two groups; width 24. The kernels hold no tile in float32."""
     objective = ObjectiveConfig(generator_temperature=temperature)
-    cfg = replace(SMALL, vocabulary=64 * GROUP, head_chunk=2 * GROUP)
+    cfg = replace(SMALL, vocabulary=64 * GROUP_SIZE, head_chunk=2 * GROUP_SIZE)
     by_kernels, by_torch = (
         replace(layout(replace(cfg, kernels=kernels), 2, True), objective=objective) for kernels in ("auto", "torch")
     )
-    sums, tile = 18 * 64 * 4 * (2 if temperature == 1 else 3), 18 * 2 * GROUP
+    sums, tile = 18 * 64 * 4 * (2 if temperature == 1 else 3), 18 * 2 * GROUP_SIZE
 
     def found(of: ParallelLayout, backward: bool) -> float:
         return activations.softmax_bytes(of, backward, last=False)
 
     assert found(by_kernels, False) == pytest.approx(sums + 18 * 64 * 24)  # with their weights in float64
     assert found(by_kernels, True) == pytest.approx(tile * (2 + 4 / 128) + 2 * 18 * 24 * 4)
-    rows = 18 * 2 * GROUP * (24 * 2 + 3 * 8)  # of the table, and where they come from
+    rows = 18 * 2 * GROUP_SIZE * (24 * 2 + 3 * 8)  # of the table, and where they come from
     assert found(by_torch, False) == pytest.approx(sums + max(rows, tile * (4 + (2 if temperature == 1 else 4))))
     assert found(by_torch, True) == pytest.approx(tile * (4 + 2) + 2 * 18 * 24 * 4)
     whole = layout(replace(cfg, kernels="auto"), 4, True)  # the kernels are for bf16

@@ -240,10 +240,10 @@ def test_a_run_keeps_its_kernels_tilings(
     """Also when a benchmark has written others into the package in the meantime; a new run takes those."""
     begun = tiles.tiling("_forward", 64, 2)
     run = pretrain(config, data, tmp_path / "run")
-    table = read_json(tiles.TABLE, dict)
+    table = read_json(tiles.TILINGS_FILE, dict)
     table["default"]["64"]["_forward"] = [128, 32, 8, 3]
     (tmp_path / "tilings.json").write_text(json.dumps(table))
-    monkeypatch.setattr(tiles, "TABLE", tmp_path / "tilings.json")
+    monkeypatch.setattr(tiles, "TILINGS_FILE", tmp_path / "tilings.json")
     forget(run, 8)
     pretrain(config, data, run)
     assert tiles.tiling("_forward", 64, 2) == begun

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import Gate, TorchBias, TritonBias, attention_bias
-from .attention_cpu import TILE
+from .attention_cpu import TILE_BYTES
 from .dropout import derive_seeds, drop
-from .tiles import SKEWED, SUMMED_ROWS, tiling
+from .tiles import SKEWED_ROWS, SUMMED_ROWS, tiling
 
-INTEGER = 8  # bytes of a token id, position or segment (int64)
-FLOAT = 4  # bytes of a float32
+INT64_BYTES = 8  # bytes of a token id, position or segment (int64)
+FLOAT32_BYTES = 4  # bytes of a float32
 
 # `_Linear` divides the tokens of a batch into at most `_MOST_PIECES` pieces of at least `_PIECE_TOKENS` tokens. There
 # are few pieces because each time one is added, the sum is rounded to bf16.
@@ -197,9 +197,9 @@ class TransformerLayer(nn.Module):
         gate_copies = gated and batch.fused and not batch.triton
         wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
         feed_forward = 2 * tokens * cfg.feed_forward
-        gate_bytes = (FLOAT if batch.triton else 5 * batch.element) if gated else 0
-        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT if batch.fused and not dropping else 0))
-        norms = 4 * tokens * (FLOAT if batch.fused else batch.element)  # mean and scale of each norm
+        gate_bytes = (FLOAT32_BYTES if batch.triton else 5 * batch.element) if gated else 0
+        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT32_BYTES if batch.fused and not dropping else 0))
+        norms = 4 * tokens * (FLOAT32_BYTES if batch.fused else batch.element)  # mean and scale of each norm
         dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
         scores = TransformerLayer.score_bytes(cfg, batch)
         return (wide_tensors + feed_forward) * batch.element + scores + per_head + norms + dropout_masks
@@ -229,13 +229,13 @@ class TransformerLayer(nn.Module):
         make `item_mask` one tile at a time). They also save d and an index into the table of d for each query and key;
         all rows share these.
         """
-        saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
+        saved = batch.tokens * (2 * FLOAT32_BYTES if batch.triton else batch.row_tokens)
         if cfg.relative_bias == "none":
             return saved
         if batch.triton:
-            columns = 2 * SKEWED * (-(-batch.row_tokens // SKEWED) + 1)
-            return saved + 2 * cfg.heads * SKEWED * columns * batch.element
-        return saved + batch.row_tokens**2 * (INTEGER + cfg.heads * batch.element)
+            columns = 2 * SKEWED_ROWS * (-(-batch.row_tokens // SKEWED_ROWS) + 1)
+            return saved + 2 * cfg.heads * SKEWED_ROWS * columns * batch.element
+        return saved + batch.row_tokens**2 * (INT64_BYTES + cfg.heads * batch.element)
 
     @staticmethod
     def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
@@ -244,11 +244,11 @@ class TransformerLayer(nn.Module):
         feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
         if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
             side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
-            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
+            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT32_BYTES
         elif batch.fused or cfg.attention_dropout:
             heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
             scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
             scores -= feed_forward  # its backward pass comes first and frees the tensors that it saved
         else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
-            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
+            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE_BYTES) + 3 * hidden
         return max(feed_forward, scores) + 2 * hidden

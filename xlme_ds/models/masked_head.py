@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .encoder import lookup
-from .tiles import GROUP
+from .tiles import GROUP_SIZE
 
 # On a GPU, samples are drawn for so many positions at a time that these bytes suffice: without Triton, for the
 # embeddings of two groups for each position; with Triton, for what `inverse_cdf` needs for the sums of all groups.
@@ -128,7 +128,7 @@ def _sample(
     the most likely ids. `borders` is (first id of each group, one after its last id)."""
     starts_G, ends_G = borders
     groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
-    ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
+    ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP_SIZE, device=starts_G.device)
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
     rows_MND = lookup(ids_MWK.flatten(1), blocks)
@@ -159,9 +159,9 @@ def _all_samples(
     borders: list[tuple[int, int]] = []  # (first id, one after the last id) of every group
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
-        borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
+        borders += [(start, min(start + GROUP_SIZE, end)) for start in range(tile.start, end, GROUP_SIZE)]
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    elements = 2 * GROUP * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
+    elements = 2 * GROUP_SIZE * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
     if hidden_MD.is_cuda:
         positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
     else:  # the embeddings of a piece have at most as many elements as a tile has logits
@@ -190,10 +190,10 @@ def _group_sums(
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
         in_tile_M1, offset_M1 = tile.local(targets_M)
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP  # number of ids that the tile's last group lacks
+        missing = -tile.size % GROUP_SIZE  # number of ids that the tile's last group lacks
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
-        logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
+        logits_MGK = logits_MC.unflatten(1, (-1, GROUP_SIZE))
         highest.append(logits_MGK.amax(-1))
         logits_MGK.sub_(highest[-1].unsqueeze(-1))
         tempered = [] if temperature == 1.0 else [(logits_MGK * (1 / temperature)).exp_().sum(-1)]
@@ -335,7 +335,7 @@ def vocabulary_softmax(
     if len(hidden_MD) == 0:  # nothing is masked; `zero` keeps the parameters in the graph
         empty, zero = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
         return MaskedHeadOutput((hidden_MD.sum(1) + zero).float(), empty, empty)
-    chunk = -(-chunk // GROUP) * GROUP
+    chunk = -(-chunk // GROUP_SIZE) * GROUP_SIZE
     gradient_adders = [getattr(block, "gradient_adder", None) for block in blocks]
     module = triton_kernels(kernels, hidden_MD)
     if module:

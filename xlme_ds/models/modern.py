@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import ModelConfig
 from .attention import Gate, TorchBias, TritonBias, attention_bias, item_bounds
 from .attention_cpu import item_mask
-from .layers import FLOAT, Linear, MicroBatchShape, TransformerLayer
+from .layers import FLOAT32_BYTES, Linear, MicroBatchShape, TransformerLayer
 
 # Settings of ModelConfig for which this layer supports only one value, and that value.
 FIXED_SETTINGS: dict[str, Any] = {
@@ -199,9 +199,9 @@ class ModernLayer(TransformerLayer):
         wide_tensors = (5 + _mean_over_layers(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
         feed_forward = 4 * batch.tokens * cfg.feed_forward
         scores = _mean_over_layers(cfg, TransformerLayer.score_bytes(cfg, batch), 0)
-        log_sums = batch.tokens * cfg.heads * FLOAT
+        log_sums = batch.tokens * cfg.heads * FLOAT32_BYTES
         mean_log_sums = _mean_over_layers(cfg, log_sums if batch.fused else 0, log_sums)
-        norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
+        norms = 4 * batch.tokens * (FLOAT32_BYTES if batch.fused else batch.element)
         dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
         return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
 
@@ -209,8 +209,8 @@ class ModernLayer(TransformerLayer):
     def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or
         biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global attention."""
-        rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
-        windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
+        rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT32_BYTES
+        windows = batch.tokens * 2 * (FLOAT32_BYTES if batch.triton else cfg.local_window * batch.element)
         return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
 
     @staticmethod
