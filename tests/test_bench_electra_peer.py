@@ -11,7 +11,7 @@ import torch
 from bench.peers.electra import Peer, main
 from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.engine.build import build_engine, open_data
+from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained.runs import MODEL_FOLDER
 from xlme_ds.trained.settings import CONFIG_FILE
@@ -31,7 +31,7 @@ def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureF
     arguments = ["--run", str(tmp_path / "ours"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "theirs")]
     main([*arguments, "--every", "1"])
 
-    engine = build_engine(run, open_data(run, tmp_path / "data"), None)
+    engine = build_engine(run, open_loader(run, tmp_path / "data"), None)
     for step, line in enumerate(capsys.readouterr().out.splitlines()):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         ours = engine.train_batch(step, rate, detailed=True).metrics

@@ -63,12 +63,12 @@ def test_every_section_but_those_of_commands_runs(tmp_path: Path) -> None:
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention.plain_attend
+    right = attention.cpu_attend
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: attention.AttentionBias) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: attention.TorchBias) -> Tensor:
         return right(q, k, v, gate * 1.001 if q.dtype == torch.float32 else gate, bias)
 
-    monkeypatch.setattr(attention, "plain_attend", wrong)
+    monkeypatch.setattr(attention, "cpu_attend", wrong)
     case = CASES["attention with gated bias and item mask"]
     assert not parity(case, CPU, "fp32")["ok"]
     assert parity(case, CPU, "bf16")["ok"]

@@ -17,7 +17,7 @@ from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.heads import TiedTable
 from xlme_ds.models.init import initialise
-from xlme_ds.models.text_encoder import one_item_a_row
+from xlme_ds.models.text_encoder import positions_and_segments
 from xlme_ds.pretrain import main
 from xlme_ds.recipes import recipe
 from xlme_ds.trained.runs import load_run
@@ -78,13 +78,13 @@ def test_outputs_are_hugging_faces(
     expected = theirs.roberta(tokens, inside.long(), output_hidden_states=True).hidden_states
     read = whole.embed_for_discriminator(tokens)
     for which, states in (("discriminator", expected), ("generator", expected[:2])):
-        found = getattr(whole, which).hidden_states(read, *one_item_a_row(tokens))
+        found = getattr(whole, which).hidden_states(read, *positions_and_segments(tokens))
         assert len(found) == len(states)
         for ours, wanted in zip(found, states, strict=True):
             torch.testing.assert_close(ours[inside], wanted[inside], rtol=0, atol=1e-5)
     logits = theirs.lm_head(expected[1])[inside]
     wanted = torch.nn.functional.cross_entropy(logits, tokens[inside], reduction="none")
-    table = whole.table
+    table = whole.embedding_blocks
     found_M = whole.masked_head(found[-1][inside], TiedTable(table), tokens[inside], torch.zeros(int(inside.sum())))
     assert found_M.nll_M.isfinite().all()
     torch.testing.assert_close(found_M.nll_M, wanted, rtol=0, atol=1e-4)

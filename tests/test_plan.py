@@ -22,7 +22,7 @@ from xlme_ds.counting import (
 )
 from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.models.electra import Electra
-from xlme_ds.models.masked_head import GROUP
+from xlme_ds.models.masked_head import GROUP_SIZE
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.__main__ import main
@@ -169,7 +169,7 @@ def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     masked = len(batch.masked_M)
     softmaxes = {"electra": 2 * masked, "rts": 0, "corrective": 3 * masked, "all_tokens": 2 * masked + rows * tokens}
     groups = softmaxes.get(name, masked)
-    expected += 2 * groups * GROUP * SMALL.width
+    expected += 2 * groups * GROUP_SIZE * SMALL.width
     # The gates' products with a vector are left out by both.
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 

@@ -247,7 +247,7 @@ class TextModel:
         ids = np.concatenate([vocabulary.encode(before), *from_masks])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask_id)]
-        likeliest = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
+        likeliest = head.logits(hidden_MD, encoder.embedding_blocks).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), value) for token, value in zip(tokens, values, strict=True)]
             for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)

@@ -14,7 +14,7 @@ import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
 from .data.order import phase_shares, phases
-from .models.pipeline import Flops, Part
+from .models.pipeline import Flops, PipelinePart
 from .objectives import objective_of
 
 
@@ -64,7 +64,7 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
 
 
 @functools.cache
-def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
+def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: PipelinePart | None = None) -> dict[str, int]:
     """Size of every parameter by its name, in the complete model that `objective` trains or in one `part`."""
     with torch.device("meta"):
         model = objective_of(objective).build(cfg, part)

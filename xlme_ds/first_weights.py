@@ -22,7 +22,7 @@ from .data.vocabulary import Vocabulary
 from .models.init import InitialValues
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
-from .objectives.protocol import FirstWeights
+from .objectives.protocol import WeightSource
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH, read_heads
 from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_encoder
@@ -87,7 +87,7 @@ def source_folders(config: RunConfig) -> list[Path]:
     """The folders of the models that a run starts from. The first one gives the embedding and the heads."""
     if not config.start.folder:
         return []
-    parts = objective_of(config.objective).first_weights(config.start, config.model)
+    parts = objective_of(config.objective).weight_sources(config.start, config.model)
     return list(dict.fromkeys(map(Path, (config.start.folder, *(part.folder for part in parts.values())))))
 
 
@@ -116,7 +116,7 @@ def _from_encoders(
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = _table(state)
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
-    for part, first in objective.first_weights(config.start, config.model).items():
+    for part, first in objective.weight_sources(config.start, config.model).items():
         folder = Path(first.folder)
         part_state, models[part] = state, cfg
         if (folder, first.which) != (main_folder, take):
@@ -139,14 +139,14 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     objective = objective_of(config.objective)
     is_run = "config" in read_config(folder)
     run = load_run(folder) if is_run else _whole_export(folder, config)
-    parts = objective.first_weights(config.start, config.model)
+    parts = objective.weight_sources(config.start, config.model)
     encoders = " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
             f"{folder} is a fine-tuning run, but start.take all takes a pre-training model: set start.take to "
             f"{encoders}"
         )
-    their_parts = objective_of(run.objective).first_weights(config.start, run.model)
+    their_parts = objective_of(run.objective).weight_sources(config.start, run.model)
     if run.encoders != objective.encoders or their_parts.keys() != parts.keys():
         raise ValueError(
             f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
@@ -231,7 +231,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
     missing = [
         part
-        for part in objective.first_weights(config.start, config.model)
+        for part in objective.weight_sources(config.start, config.model)
         if not (has_generator if part == "generator" else part in objective.encoders and exported in (None, part))
     ]
     if missing:
@@ -252,12 +252,12 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
     model = replace(discriminator.cfg, generator_layers=layers, embedding_sharing="tied")
-    state["embedding_0"] = expected_embedding = torch.cat(generator.table).detach()
+    state["embedding_0"] = expected_embedding = torch.cat(generator.embedding_blocks).detach()
     if has_generator and (folder / DIFFERENCE_FILE).exists():
         model = replace(model, embedding_sharing="gdes")
         state["difference_0"] = read_weights(folder / DIFFERENCE_FILE)[DIFFERENCE]
         expected_embedding = expected_embedding + state["difference_0"]
-    if not torch.equal(expected_embedding, torch.cat(discriminator.table)):
+    if not torch.equal(expected_embedding, torch.cat(discriminator.embedding_blocks)):
         raise ValueError(
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"
@@ -337,7 +337,7 @@ def _check_shape(folder: Path, their_cfg: ModelConfig, config: RunConfig, instea
             )
 
 
-def _check_layers(folder: Path, their_cfg: ModelConfig, part: str, origin: FirstWeights) -> None:
+def _check_layers(folder: Path, their_cfg: ModelConfig, part: str, origin: WeightSource) -> None:
     """Raise ValueError if an encoder has too few layers for `part`; print a note if it has more than the part takes."""
     layers = their_cfg.discriminator_layers
     if origin.layers > layers:

@@ -27,7 +27,7 @@ from torch import Tensor
 from bench.gpu.steps import Device
 from bench.measure import Figures, by_turns
 from xlme_ds.models.attention import item_bounds
-from xlme_ds.models.tiles import TABLE, Tiling
+from xlme_ds.models.tiles import TILINGS_FILE, Tiling
 
 SHAPE = 64, 12, 512, 64  # rows (half hold one item, half several), heads, tokens, size of a head
 PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # operations of the product Q Kᵀ, as if every query saw all keys
@@ -243,7 +243,7 @@ def autotune(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
             rows[winners[kernel]]["winner"] = True
         yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
     if len(winners) == len(KERNELS):
-        forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
+        forms_by_gpu = json.loads(TILINGS_FILE.read_text(encoding="utf-8"))
         capability = ".".join(map(str, torch.cuda.get_device_capability()))
         forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
         table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")

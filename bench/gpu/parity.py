@@ -16,12 +16,12 @@ from bench.gpu.steps import DTYPES, Device
 from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
-from xlme_ds.models.attention import RelativePositionTable, shared_bias
+from xlme_ds.models.attention import RelativePositionTable, attention_bias
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.kernel_check import random_numbers, with_gradients
 from xlme_ds.models.layers import Attention
-from xlme_ds.models.masked_head import masked_softmax
+from xlme_ds.models.masked_head import vocabulary_softmax
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
@@ -95,7 +95,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
     inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
 
     def forward_and_backward() -> Tensors:
-        out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
+        out_BTD = module(x_BTD, attention_bias(cfg, segments_BT, table(192), dtype))
         return with_gradients({"output": out_BTD}, inputs)
 
     return _repeatable(forward_and_backward, kernels)
@@ -134,7 +134,7 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     bias = random_numbers((3000,), 3, 0.5, device, dtype)
     g = torch.Generator().manual_seed(4)
     targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
-    head = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+    head = vocabulary_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
     cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
     high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
     low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)

@@ -26,7 +26,7 @@ from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_co
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
-from xlme_ds.engine.build import open_data
+from xlme_ds.engine.build import open_loader
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     if (options.out / MODEL_FOLDER).exists():
         parser.error(f"{options.out} has a model already: choose a new folder")
     run = read_run_config(options.run)
-    peer, loader = Peer(run), open_data(run, options.data)
+    peer, loader = Peer(run), open_loader(run, options.data)
     for step in range(run.train.steps):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         means = peer.step(loader.micro_batches(step), rate)

@@ -41,10 +41,10 @@ from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.engine.build import assemble
+from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.models.attention import item_bounds
-from xlme_ds.models.tiles import GROUP, tiling
+from xlme_ds.models.tiles import GROUP_SIZE, tiling
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -158,7 +158,7 @@ def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
     """The cost of computing the logits of two groups of ids for each hidden state: the group of the sample and the
     group of the most likely id."""
-    multiplications = args[0].numel() * GROUP
+    multiplications = args[0].numel() * GROUP_SIZE
     return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
 
 
@@ -200,9 +200,9 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_group_sums": _group_sums,
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
-        # `derive` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped` reads
-        # and writes 2 bytes per element. The keys of `derive` are too few to count.
-        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
+        # `derive_seeds` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped`
+        # reads and writes 2 bytes per element. The seeds of `derive_seeds` are too few to count.
+        "xlme_ds::derive_seeds": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
 
@@ -244,7 +244,7 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
     eager = replace(run, model=replace(run.model, compile="none"))
     with _pretended(gpus), counter:
         counter.counting = False
-        engine = assemble(eager, objective_of(run.objective), _fill, source, None)
+        engine = build_data_parallel_engine(eager, objective_of(run.objective), _fill, source, None)
         _name_phases(engine, counter)
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
         engine.train_batch(0, 1e-4, detailed=False)

@@ -20,7 +20,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.data.masking import draw_masks, philox
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
-from xlme_ds.engine.build import open_data
+from xlme_ds.engine.build import open_loader
 from xlme_ds.objectives import objective_of
 
 ROWS = 40
@@ -293,8 +293,8 @@ def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path
     vocabulary = train_vocabulary(tmp_path / "vocab")
     ours = write_data(tmp_path, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)
-    assert not open_data(config, ours, rows=config.data).micro_batches(0)[0].added
-    assert float(open_data(config, ours).micro_batches(0)[0].added["random_1"]) == 1.0
+    assert not open_loader(config, ours, heldout_data=config.data).micro_batches(0)[0].added
+    assert float(open_loader(config, ours).micro_batches(0)[0].added["random_1"]) == 1.0
 
 
 def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, PAD, TASKS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import open_data
+from xlme_ds.engine.build import open_loader
 
 Text = dict[str, list[str]]
 
@@ -141,13 +141,13 @@ def test_items_are_sentences(text: Text, encoded: Path, vocab: Path, tmp_path: P
                 RunConfig("x"), model=model, data=DataConfig(8, 0, 8), objective=back if sentences else places
             )
             if sentences == (is_so == "with"):
-                open_data(run, out)
+                open_loader(run, out)
             else:
                 message = (
                     f"was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} --sentences"
                 )
                 with pytest.raises(ValueError, match=message):
-                    open_data(run, out)
+                    open_loader(run, out)
 
 
 def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
         objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)),
     )
     with pytest.raises(ValueError, match="mixed with --documents, and this objective reads what was mixed without"):
-        open_data(btmlm, asked.out)
+        open_loader(btmlm, asked.out)
     with pytest.raises(ValueError, match="--sentences and --documents both say what monolingual rows hold"):
         mix(replace(asked, sentences=True))
     with pytest.raises(ValueError, match="--documents is for monolingual rows, and --mono-rows is 0"):

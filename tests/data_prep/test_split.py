@@ -24,7 +24,7 @@ from xlme_ds.config import DataConfig, ModelConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import require_fit
+from xlme_ds.engine.build import require_fitting_data
 
 SHARE = 0.25
 PARTS = ("train", "heldout")
@@ -336,12 +336,12 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
         loaders[part] = Loader(tmp_path / part, DataConfig(4, 4, micro_batch=4), 1, 0.15)
     model = ModelConfig(vocabulary=loaders["all"].vocabulary_size, max_positions=64)
     for theirs, ours in (("heldout", "train"), ("all", "train")):
-        require_fit(loaders[theirs], model, loaders[ours])
+        require_fitting_data(loaders[theirs], model, loaders[ours])
     with pytest.raises(ValueError, match="have the same text, so no text is held out"):
-        require_fit(loaders["all"], model, loaders["all"])
+        require_fitting_data(loaders["all"], model, loaders["all"])
     for theirs, ours in (("heldout", "all"), ("heldout", "heldout"), ("train", "train"), ("train", "all")):
         with pytest.raises(ValueError, match=rf"was encoded with --split {theirs} .* with --split {ours}"):
-            require_fit(loaders[theirs], model, loaders[ours])
+            require_fitting_data(loaders[theirs], model, loaders[ours])
     units = "mixed/mono and .* with different --sentences or --block-bytes"
     for other, words in (  # under which other texts are held out
         ({"sentences": True}, units),
@@ -355,7 +355,7 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
         mix(MixConfig(odd.out, vocab, tmp_path / "mixed", mono_rows=4, para_rows=4, row_tokens=64, alpha=0.0))
         loader = Loader(tmp_path / "mixed", DataConfig(4, 4, micro_batch=4), 1, 0.15)
         with pytest.raises(ValueError, match=words):
-            require_fit(loader, model, loaders["train"])
+            require_fitting_data(loader, model, loaders["train"])
     assert "split_of" not in read_manifest(tmp_path / "mixed/mono").counts, "where documents are whole"
     used = read_manifest(tmp_path / "heldout/mono").counts["by_language"]
     assert used.keys() == {"de", "en", "fr"} and max(c["used"] for c in used.values()) <= 2  # alpha 0

@@ -38,7 +38,7 @@ class Sometimes(nn.Module):
         return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum() * (1e-3 if step == 3 else 1.0)
 
 
-def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = False) -> dict[str, Any]:
+def train(spare: bool, immediate: bool, micro_batches: int = 2, bf16_buffers: bool = False) -> dict[str, Any]:
     module = Sometimes(sparse=spare)
     settings = {
         "train_micro_batch_size_per_gpu": 4,
@@ -55,7 +55,7 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
     )
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     if spare:
-        reduce_in_buffers(engine, halved)
+        reduce_in_buffers(engine, bf16_buffers)
     generator = torch.Generator().manual_seed(1 + engine.global_rank)
     numbers = sum(p.numel() for p in groups[0])
     norms, made = [], []
@@ -79,7 +79,7 @@ def main(out: Path) -> None:
         "spared": train(spare=True, immediate=False),
         "spared, immediate": train(spare=True, immediate=True),
         "one micro-batch": train(spare=True, immediate=True, micro_batches=1),
-        "halved": train(spare=True, immediate=True, micro_batches=1, halved=True),
+        "halved": train(spare=True, immediate=True, micro_batches=1, bf16_buffers=True),
     }
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(results))
 

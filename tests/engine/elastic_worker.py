@@ -13,7 +13,7 @@ from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 from xlme_ds.objectives import objective_of
 
 STEPS = 4  # of a link
@@ -46,7 +46,7 @@ def main(links: Path, data: Path, out: Path) -> None:
         config = tiny(**case)
         rank, world = start_process_group(config.engine)
         gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
-        objective, share = config.objective, data_parallel(config.engine, rank, world)
+        objective, share = config.objective, data_parallel_rank_and_size(config.engine, rank, world)
         read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
         loader = Loader(data, config.data, *read, objective_of(objective))
         engine = build_engine(config, loader, None)

@@ -13,7 +13,7 @@ from tests.engine.worker import tiny
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine import optimizer
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.ranks import SharedError, data_parallel, start_process_group
+from xlme_ds.engine.ranks import SharedError, data_parallel_rank_and_size, start_process_group
 
 STEPS = 6
 
@@ -37,7 +37,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
         config = tiny(engine, micro_batch=2 if engine.get("kind") == "pipeline" else 4)
         rank, world = start_process_group(config.engine)
         gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
-        loader = Loader(data, config.data, config.seed, 0.15, *data_parallel(config.engine, rank, world))
+        loader = Loader(data, config.data, config.seed, 0.15, *data_parallel_rank_and_size(config.engine, rank, world))
         try:
             built = build_engine(config, loader, None)
         except SharedError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.engine.worker import tiny
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 
 
 class Own:
@@ -24,14 +24,14 @@ class Own:
     def __init__(self, engine: Any):
         self.sums: dict[str, Tensor] = {}
         found = list(engine.named_parameters())
-        tied = getattr(engine, "_tied", None)
+        tied = getattr(engine, "_tied_embedding", None)
         if tied is not None and not tied.owns:  # the last stage's copy of the first one's table
             found += [(f"embedding_{n}", block) for n, block in enumerate(tied.blocks)]
         for name, parameter in found:
             self.sums[name] = torch.zeros(getattr(parameter, "ds_shape", parameter.shape), dtype=torch.float64)
             parameter.register_hook(self._adding(self.sums[name]))
-            if hasattr(parameter, "open_gradient"):  # what autograd does not see
-                parameter.open_gradient = self._opened(self.sums[name], parameter.open_gradient)
+            if hasattr(parameter, "gradient_adder"):  # what autograd does not see
+                parameter.gradient_adder = self._opened(self.sums[name], parameter.gradient_adder)
 
     @staticmethod
     def _adding(total: Tensor) -> Callable[[Tensor], None]:
@@ -41,9 +41,9 @@ class Own:
         return add
 
     @staticmethod
-    def _opened(total: Tensor, open_gradient: Callable[[], Any]) -> Callable[[], Any]:
+    def _opened(total: Tensor, gradient_adder: Callable[[], Any]) -> Callable[[], Any]:
         def opened() -> Callable[[slice, Tensor], None]:
-            add = open_gradient()
+            add = gradient_adder()
 
             def both(rows: slice, part: Tensor) -> None:
                 total[rows] += part.double()
@@ -56,13 +56,13 @@ class Own:
 
 def watch(engine: Any) -> list[tuple[str, int, Tensor]]:
     """Pieces of the gradients that torch's optimizer will be given: name, first element, values."""
-    buckets, found = engine._buckets(), []
+    shards, found = engine._state_shards(), []
 
     def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for given in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            for bucket in buckets:
-                first = (given.data_ptr() - bucket.master.data_ptr()) // 4
-                for piece in bucket.pieces if 0 <= first < bucket.master.numel() else ():
+            for shard in shards:
+                first = (given.data_ptr() - shard.master.data_ptr()) // 4
+                for piece in shard.pieces if 0 <= first < shard.master.numel() else ():
                     begin, end = max(piece.offset, first), min(piece.offset + piece.numel, first + given.numel())
                     if begin < end:
                         values = given.grad.view(-1)[begin - first : end - first].clone()
@@ -96,7 +96,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
         config = replace(config, optimizer=replace(config.optimizer, clip=1e9))
         rank, world = start_process_group(config.engine)
         gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
-        share = data_parallel(config.engine, rank, world)
+        share = data_parallel_rank_and_size(config.engine, rank, world)
         loader = Loader(data, config.data, config.seed, config.objective.mask_fraction, *share)
         step(build_engine(config, loader, None), out / f"{name}.{rank}.pt")
 

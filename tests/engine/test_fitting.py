@@ -14,7 +14,7 @@ from tests.small import SMALL
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.engine.build import _deepspeed_config, require_fit, resolve_gradient_precision, resolve_precision
+from xlme_ds.engine.build import _deepspeed_config, require_fitting_data, resolve_gradient_precision, resolve_precision
 from xlme_ds.engine_file import deepspeed_settings
 
 
@@ -40,9 +40,9 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Loader:
 )
 def test_a_setting_that_differs(loader: Loader, changes: dict[str, object], words: str) -> None:
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
-    require_fit(loader, model)
+    require_fitting_data(loader, model)
     with pytest.raises(ValueError, match=words):
-        require_fit(loader, replace(model, **changes))  # type: ignore[arg-type]
+        require_fitting_data(loader, replace(model, **changes))  # type: ignore[arg-type]
 
 
 def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> N
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
     for other in others:
         with pytest.raises(ValueError, match=f"{folders[1]}/vocab is not the vocabulary of the rows next to it: mix"):
-            require_fit(other, model)
+            require_fitting_data(other, model)
 
 
 def test_held_out_text_of_another_vocabulary(loader: Loader, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_held_out_text_of_another_vocabulary(loader: Loader, tmp_path: Path) -> 
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
     trained = Loader(tmp_path / "mixed", DataConfig(4, 4, 4), 1, 0.15)
     with pytest.raises(ValueError, match=rf"{loader.folders[0]} and {trained.folders[0]} were encoded with different"):
-        require_fit(loader, model, trained)
+        require_fitting_data(loader, model, trained)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from xlme_ds.config import (
 from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.loop import BadStepGuard, Callback, Record, fit
 from xlme_ds.train.records import MetricsLog
@@ -143,12 +143,12 @@ class FirstStep(Callback):
             save_file({name: value.contiguous() for name, value in found}, self.path)
             self.heldout = self.engine.eval_batch(1)
             if objective_of(self.objective).reads_whole_rows:
-                self.heldout["dimensions"] = torch.tensor(self.engine.dimensions(3))
+                self.heldout["dimensions"] = torch.tensor(self.engine.effective_ranks(3))
 
 
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
-    share = data_parallel(config.engine, rank, world)
+    share = data_parallel_rank_and_size(config.engine, rank, world)
     heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
     heldout = heldout if config.data.mono_rows else replace(heldout, mono_rows=0)
     if config.engine.pipeline_schedule == "dualpipev":

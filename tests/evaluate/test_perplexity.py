@@ -81,7 +81,7 @@ def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, 
                 hidden = encoder(read, torch.arange(len(ids))[None], torch.ones_like(read))[0, where]
                 features = F.gelu(hidden @ head["dense.weight"].T + head["dense.bias"])
                 features = F.layer_norm(features, features.shape[1:], head["norm.weight"], head["norm.bias"], 1e-5)
-                logits = features @ encoder.table[0].T + head["bias"]
+                logits = features @ encoder.embedding_blocks[0].T + head["bias"]
             costs.setdefault(language, []).extend(F.cross_entropy(logits, targets, reduction="none").tolist())
     return costs
 

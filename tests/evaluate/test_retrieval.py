@@ -30,7 +30,7 @@ from xlme_ds.evaluate.retrieval import (
 )
 from xlme_ds.evaluate.showcase import _retrieval, _shown_records
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
-from xlme_ds.models.dimensions import effective_rank
+from xlme_ds.models.effective_rank import effective_rank
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, take_encoder

@@ -43,7 +43,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def table_of(lookup: TrainedEncoder) -> np.ndarray:
-    return torch.cat([block.detach() for block in lookup.encoder.table]).double().numpy()
+    return torch.cat([block.detach() for block in lookup.encoder.embedding_blocks]).double().numpy()
 
 
 def test_a_words_vector_is_the_mean_of_its_pieces(lookup: TrainedEncoder) -> None:
@@ -91,7 +91,7 @@ def test_translations_by_hand(run: Path) -> None:
     lookup = TrainedEncoder(encoder, vocabulary)
     with torch.no_grad():
         for word, plane in ((a, (3, 4)), (b, (0, 2)), (x, (6, 8)), (y, (4, 3)), (z, (3, 0))):
-            vector = encoder.table[0][int(vocabulary.encode(word)[0])].zero_()
+            vector = encoder.embedding_blocks[0][int(vocabulary.encode(word)[0])].zero_()
             vector[:2] = torch.tensor(plane, dtype=torch.float32)
     found = translations(lookup, [(a, x), (a, y), (b, z), (b, b)])
     # Of a, x points its way (distance 5) and y has 24/25 (√2); of b, z is at a right angle (√13) and the same word is

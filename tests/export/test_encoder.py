@@ -28,7 +28,7 @@ from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
-from xlme_ds.models.text_encoder import languages_of, one_item_a_row
+from xlme_ds.models.text_encoder import languages_of, positions_and_segments
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import EXPORTED_SETTINGS, read_heads
 from xlme_ds.trained.runs import in_blocks
@@ -63,7 +63,7 @@ def test_the_head_and_norms_of_xlm(vocabulary: Vocabulary, tmp_path: Path) -> No
     assert (config["layer_norm_eps"], config["masked_head"]) == (1e-12, "linear")
     back = load_encoder(tmp_path / "x").encoder
     assert (back.cfg.norm_epsilon, back.cfg.masked_head) == (1e-12, "linear")
-    expected = back(TOKENS, *one_item_a_row(TOKENS)) @ whole.embedding_0.t() + whole.masked_head.bias
+    expected = back(TOKENS, *positions_and_segments(TOKENS)) @ whole.embedding_0.t() + whole.masked_head.bias
     found = load(AutoModelForMaskedLM, tmp_path / "x")
     torch.testing.assert_close(found(TOKENS).logits, expected, rtol=0, atol=1e-5)
     assert {one.eps for one in found.modules() if isinstance(one, torch.nn.LayerNorm)} == {1e-12}
@@ -100,12 +100,12 @@ def test_languages_and_positions_that_restart(vocabulary: Vocabulary, tmp_path: 
     assert tokenizer("Ein Text.", "One text.")["input_ids"] == tokens[0].tolist()
     assert tokenizer("One text.")["input_ids"] == [each for each in tokens[1].tolist() if each != 1]
     languages = languages_of(ours.cfg, [("de", "en"), ("en",)], tokens)
-    expected = ours(tokens, *one_item_a_row(tokens), languages)
+    expected = ours(tokens, *positions_and_segments(tokens), languages)
     torch.testing.assert_close(theirs(tokens, language_ids=languages)[0], expected, rtol=0, atol=1e-5)
     assert theirs.config.languages == list(codes)
 
     alone = tokens[1:, : int((tokens[1] != 1).sum())]
-    expected = ours(alone, *one_item_a_row(alone), torch.full_like(alone, 2))
+    expected = ours(alone, *positions_and_segments(alone), torch.full_like(alone, 2))
     named = load(AutoModel, tmp_path / "x", language="en")
     for found in (named(alone)[0], theirs(alone, language_ids=torch.tensor([2]))[0]):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -125,7 +125,7 @@ def test_languages_and_positions_that_restart(vocabulary: Vocabulary, tmp_path: 
 
     back = load_encoder(tmp_path / "x").encoder
     assert (back.cfg.layout, back.cfg.language_embeddings) == ("xlm", codes)
-    assert torch.equal(back(alone, *one_item_a_row(alone), torch.full_like(alone, 2)), expected)
+    assert torch.equal(back(alone, *positions_and_segments(alone), torch.full_like(alone, 2)), expected)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -138,7 +138,7 @@ def test_hidden_states_are_ours(
         theirs = load(AutoModel, path, attn_implementation=attention)
         assert theirs.config._attn_implementation == attention and not theirs.training
         ours = encoder_of(whole, which)  # type: ignore[arg-type]
-        expected = ours.hidden_states(TOKENS, *one_item_a_row(TOKENS))
+        expected = ours.hidden_states(TOKENS, *positions_and_segments(TOKENS))
         for mask in (None, (TOKENS != 1).long()):
             found = theirs(TOKENS, mask, output_hidden_states=True)
             assert len(found.hidden_states) == len(expected) == ours.cfg.discriminator_layers + 1

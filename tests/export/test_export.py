@@ -49,7 +49,7 @@ from xlme_ds.first_weights import _all_parameters
 from xlme_ds.io.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
+from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
 from xlme_ds.report.__main__ import main as report
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
@@ -194,7 +194,7 @@ def test_heads_are_the_runs(run: Path, exported: Path) -> None:
     state, cfg, *_ = load_run(run)[1:]
     whole = Electra(cfg)
     whole.load_state_dict(state)
-    hidden = whole.discriminator(whole.embed_for_discriminator(TOKENS), *one_item_a_row(TOKENS))
+    hidden = whole.discriminator(whole.embed_for_discriminator(TOKENS), *positions_and_segments(TOKENS))
     found = AutoModelForPreTraining.from_pretrained(exported, trust_remote_code=True)(TOKENS).logits
     torch.testing.assert_close(found, whole.replaced_head(hidden), rtol=0, atol=1e-5)
     generator = AutoModelForMaskedLM.from_pretrained(exported / "generator", trust_remote_code=True)
@@ -260,7 +260,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
     assert f"Scores on {of}, which settings are chosen on (en, fr): f1 71.2, em 60.0. One of 9 settings.\n" in card
     theirs = auto.from_pretrained(tmp_path / "out", trust_remote_code=shape == "xlme")
     assert type(theirs).__module__.startswith(f"transformers.models.{shape}") == (shape != "xlme")
-    hidden, inside = ours.encoder(TOKENS, *one_item_a_row(TOKENS)), TOKENS != 1
+    hidden, inside = ours.encoder(TOKENS, *positions_and_segments(TOKENS)), TOKENS != 1
     found, expected = theirs(TOKENS, inside.long()), ours.head(hidden[:, 0] if task == "xnli" else hidden)
     logits = torch.stack([found.start_logits, found.end_logits], -1) if kind == "span" else found.logits
     compared = ... if task == "xnli" else inside
@@ -268,7 +268,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
     if labels:
         assert tuple(theirs.config.id2label[n] for n in range(len(labels))) == labels
         assert theirs.config.label2id[labels[-1]] == len(labels) - 1
-    torch.testing.assert_close(load_encoder(tuned).encoder(TOKENS, *one_item_a_row(TOKENS)), hidden)
+    torch.testing.assert_close(load_encoder(tuned).encoder(TOKENS, *positions_and_segments(TOKENS)), hidden)
     with pytest.raises(ValueError, match="was fine-tuned and has no generator"):
         load_encoder(tuned, "generator")
 

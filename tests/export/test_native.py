@@ -43,7 +43,7 @@ from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.text_encoder import one_item_a_row
+from xlme_ds.models.text_encoder import positions_and_segments
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import read_heads
 from xlme_ds.trained.runs import load_run
@@ -91,7 +91,7 @@ def load(auto: Any, folder: Path, **settings: object) -> Any:
 
 
 def hidden_states(run: Path, which: EncoderName, tokens: Tensor = TOKENS) -> list[Tensor]:
-    return load_run(run).encoder(which).double().hidden_states(tokens, *one_item_a_row(tokens))
+    return load_run(run).encoder(which).double().hidden_states(tokens, *positions_and_segments(tokens))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

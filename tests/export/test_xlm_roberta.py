@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, XLMRobertaConfig, 
 from tests.small import lively
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.__main__ import main
-from xlme_ds.models.text_encoder import one_item_a_row
+from xlme_ds.models.text_encoder import positions_and_segments
 from xlme_ds.trained.encoders import load_encoder
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
@@ -54,7 +54,7 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
     assert words.sha256 == vocabulary.sha256 and encoder.cfg.max_positions == 32
     assert (encoder.cfg.norm_epsilon, encoder.cfg.init_std) == (theirs.config.layer_norm_eps, 0.03)
     expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True)
-    found = encoder.hidden_states(TOKENS, *one_item_a_row(TOKENS))
+    found = encoder.hidden_states(TOKENS, *positions_and_segments(TOKENS))
     assert len(found) == 4
     for ours, wanted in zip(found, expected.hidden_states, strict=True):
         torch.testing.assert_close(ours[INSIDE], wanted[INSIDE], rtol=0, atol=1e-5)
@@ -73,7 +73,7 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
 def test_cut_after_a_layer(theirs: Any, folder: Path, tmp_path: Path) -> None:
     main(["--from-hf", str(folder), "--out", str(tmp_path / "ours"), "--layer", "2"])
     expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True).hidden_states[2]
-    found = load_encoder(tmp_path / "ours").encoder(TOKENS, *one_item_a_row(TOKENS))
+    found = load_encoder(tmp_path / "ours").encoder(TOKENS, *positions_and_segments(TOKENS))
     torch.testing.assert_close(found[INSIDE], expected[INSIDE], rtol=0, atol=1e-5)
 
 

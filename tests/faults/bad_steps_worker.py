@@ -17,7 +17,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 
 # Step: what is wrong with it. The first of all is one, when Adam has no moments yet.
 BAD = {0: "gradient", 3: "loss", 5: "gradient", 6: "spike"}
@@ -48,7 +48,7 @@ def take(engine: Engine, step: int, bad: str | None, here: bool) -> StepStats:
 
 
 def run(config: RunConfig, data: Path, rank: int, world: int, file: Path, disturbed: bool) -> list[list[object]]:
-    loader = Loader(data, config.data, config.seed, 0.15, *data_parallel(config.engine, rank, world))
+    loader = Loader(data, config.data, config.seed, 0.15, *data_parallel_rank_and_size(config.engine, rank, world))
     engine = build_engine(config, loader, None)
     # The last rank, but DualPipeV has the last part of the model on the first.
     here = rank == (0 if config.engine.pipeline_schedule == "dualpipev" else world - 1)

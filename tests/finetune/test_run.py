@@ -35,7 +35,7 @@ from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, Tu
 from xlme_ds.io.files import read_object
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.models.pipeline import encoder_forward
+from xlme_ds.models.pipeline import encoder_flops
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
@@ -285,7 +285,7 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
     config = read_object(tmp_path / "one/config.json")["config"]
     model, tokens = from_json(ModelConfig, config["model"]), lines[-1]["tokens"] / lines[-1]["step"] / 8  # of an input
-    forward = encoder_forward(model, model.discriminator_layers, round(tokens))
+    forward = encoder_flops(model, model.discriminator_layers, round(tokens))
     assert lines[-1]["flops_per_s"] / lines[-1]["tokens_per_s"] == pytest.approx(3 * forward), "of a token"
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
     with pytest.raises(
@@ -437,13 +437,13 @@ def test_help_offers_what_fine_tuning_takes() -> None:
 LATE = """
 import datetime, os, time
 import torch.distributed as dist
-from xlme_ds.engine.ranks import gather, extend_timeout
+from xlme_ds.engine.ranks import all_gather, extend_timeout
 dist.init_process_group("gloo")
 dist.barrier()
 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1))
 extend_timeout()
 time.sleep(3 * (dist.get_rank() == 0))
-print(gather(dist.get_rank()), flush=True)
+print(all_gather(dist.get_rank()), flush=True)
 os._exit(0)
 """
 

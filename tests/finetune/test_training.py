@@ -87,11 +87,11 @@ def test_every_epoch_has_an_order_and_dropout_of_its_own() -> None:
     loader = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
     epochs = [loader.micro_batches(step)[0] for step in range(6)]
     orders = [[tuple(row[row != PAD].tolist()) for row in batch.tokens_BT] for batch in epochs]
-    keys = [dict(zip(order, batch.keys_B.tolist(), strict=True)) for order, batch in zip(orders, epochs, strict=True)]
+    keys = [dict(zip(order, batch.seeds_B.tolist(), strict=True)) for order, batch in zip(orders, epochs, strict=True)]
     assert all(len({epoch[row] for epoch in keys}) == 6 for row in orders[0]), "what is dropped of an example"
     assert len({key for epoch in keys for key in epoch.values()}) == 6 * len(every)
     again = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
-    assert torch.equal(again.micro_batches(4)[0].keys_B, epochs[4].keys_B), "a resumed run goes on with the same"
+    assert torch.equal(again.micro_batches(4)[0].seeds_B, epochs[4].seeds_B), "a resumed run goes on with the same"
     assert torch.equal(again.micro_batches(4)[0].tokens_BT, epochs[4].tokens_BT)
 
 

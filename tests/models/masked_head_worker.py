@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xlme_ds.models import masked_head_triton
-from xlme_ds.models.masked_head import GROUP, MaskedTokens, masked_softmax
+from xlme_ds.models.masked_head import GROUP_SIZE, MaskedHeadOutput, vocabulary_softmax
 
 # Positions, width, sizes of the blocks: less than a program's positions and more; D a power of two and not; blocks of
 # less than a group, of whole groups, and with a rest.
@@ -40,7 +40,7 @@ class Problem:
         self.hidden = self.random(positions, width).to(dtype).requires_grad_()
         self.blocks = [(self.random(size, width) * 0.2).to(dtype).requires_grad_() for size in blocks]
         self.bias = self.random(self.ids).to(dtype).requires_grad_()
-        starts = [sum(blocks[:n]) + first for n, size in enumerate(blocks) for first in range(0, size, GROUP)]
+        starts = [sum(blocks[:n]) + first for n, size in enumerate(blocks) for first in range(0, size, GROUP_SIZE)]
         borders = torch.tensor(sorted({*starts, *(start - 1 for start in starts[1:]), self.ids - 1}))
         self.targets = torch.cat([borders, torch.randint(self.ids, (positions,), generator=self.g)])[:positions]
         self.uniforms = torch.rand(positions, generator=self.g)
@@ -53,9 +53,9 @@ class Problem:
     def inputs(self) -> list[Tensor]:
         return [self.hidden, self.bias, *self.blocks]
 
-    def run(self, temperature: float = 1.0, z_loss: float = 0.0) -> MaskedTokens:
+    def run(self, temperature: float = 1.0, z_loss: float = 0.0) -> MaskedHeadOutput:
         given = self.hidden, self.blocks, self.bias, self.targets, self.uniforms
-        return masked_softmax(*given, CHUNK, "triton", temperature, z_loss)
+        return vocabulary_softmax(*given, CHUNK, "triton", temperature, z_loss)
 
     def gradients(self, nll_M: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad((nll_M * self.weights.to(nll_M.dtype)).sum(), self.inputs))
@@ -124,12 +124,12 @@ def twice() -> bool:
 
 
 def opened() -> bool:
-    """Whether a block with `open_gradient` gets no gradient from autograd, and every row of it there, once a pass."""
+    """Whether a block with `gradient_adder` gets no gradient from autograd, and every row of it there, once a pass."""
     problem = Problem(SIZES["three blocks"], torch.float32)
     expected = torch.autograd.grad(problem.run().nll_M.sum(), problem.inputs)
     sums = [torch.zeros_like(block) for block in problem.blocks[1:]]
     for block, total in zip(problem.blocks[1:], sums, strict=True):
-        block.open_gradient = lambda total=total: lambda rows, tile: total[rows].add_(tile)  # type: ignore[attr-defined]
+        block.gradient_adder = lambda total=total: lambda rows, tile: total[rows].add_(tile)  # type: ignore[attr-defined]
     for _ in range(2):
         problem.run().nll_M.sum().backward()
     got = [problem.hidden.grad, problem.bias.grad, problem.blocks[0].grad, *sums]

@@ -18,7 +18,7 @@ from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
 from xlme_ds.models.text_encoder import LanguageModel
-from xlme_ds.objectives.clm import Causal
+from xlme_ds.objectives.clm import CausalMasking
 from xlme_ds.objectives.electra import ElectraObjective
 
 # No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.
@@ -80,9 +80,12 @@ def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.Monke
 
 def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = 3 * 40 * 40  # the heads of one row
-    monkeypatch.setattr(attention_cpu, "TILE", 4 * tile // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE_BYTES", 4 * tile // torch.get_num_threads())
     causal = lively(
-        LanguageModel(replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2), Causal(random=0.0, keep=1.0))
+        LanguageModel(
+            replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2),
+            CausalMasking(random_fraction=0.0, keep_fraction=1.0),
+        )
     )
     with Allocations() as counted:
         causal(usual_batch()).nll_M.sum().backward()

@@ -12,17 +12,17 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from tests.small import SMALL, lively
 from xlme_ds.models import attention_cpu
 from xlme_ds.models.attention import (
-    AttentionBias,
     Gate,
     RelativePositionTable,
-    bucket,
+    TorchBias,
+    attention_bias,
     causal_mask,
+    cpu_attend,
     fused_attend,
     item_mask,
-    plain_attend,
-    shared_bias,
-    spread,
-    takes_triton,
+    relative_position_bucket,
+    toeplitz,
+    uses_triton,
 )
 from xlme_ds.models.layers import Attention
 from xlme_ds.models.tiles import Tiling, tiling, use_tilings
@@ -45,7 +45,7 @@ def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
 )
 def test_bucket_is_t5s(buckets: int, max_distance: int) -> None:
     distance = torch.arange(-1200, 1201)
-    ours = bucket(distance, buckets, max_distance)
+    ours = relative_position_bucket(distance, buckets, max_distance)
     assert ours.tolist() == [t5_bucket(d, buckets, max_distance) for d in distance.tolist()]
     theirs = T5Attention._relative_position_bucket(distance, True, buckets, max_distance)
     assert torch.equal(ours, theirs)
@@ -112,7 +112,7 @@ def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) ->
         expected = naive_attention(attention, used, x, SEGMENTS, cfg.relative_max_distance)
         attention, table = attention.to(dtype), table.to(dtype)
         distance = None if kind == "none" else table(SEGMENTS.shape[1])
-        actual = attention(x.to(dtype), shared_bias(cfg, SEGMENTS, distance, dtype))
+        actual = attention(x.to(dtype), attention_bias(cfg, SEGMENTS, distance, dtype))
     # Rounding of sums of ~30 terms of size ~1: a few hundred units in the last place.
     bound = 1e-12 if dtype == torch.float64 else 3e-5
     torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=0)
@@ -121,16 +121,16 @@ def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) ->
 def test_when_attention_runs_in_the_triton_kernels() -> None:
     """They know items, four sizes of heads, and no dropout; `auto` takes them for 16 bits on a GPU alone."""
     of_size = {size: replace(SMALL, width=2 * size, heads=2) for size in range(8, 257, 8)}
-    assert [size for size in of_size if takes_triton(of_size[size], item_mask, True, True)] == [16, 32, 64, 128]
+    assert [size for size in of_size if uses_triton(of_size[size], item_mask, True, True)] == [16, 32, 64, 128]
     auto = replace(SMALL, width=64, heads=2)
     for cfg, on_gpu, half, taken in (
         (auto, True, True, True), (auto, True, False, False), (auto, False, True, False),
         (replace(auto, kernels="triton"), True, False, True), (replace(auto, kernels="triton"), False, True, False),
         (replace(auto, kernels="torch"), True, True, False), (replace(auto, dropout=0.1), True, True, True),
     ):  # fmt: skip
-        assert takes_triton(cfg, item_mask, on_gpu, half) == taken, (cfg.kernels, on_gpu, half)
-        assert not takes_triton(cfg, causal_mask, on_gpu, half)
-        assert not takes_triton(replace(cfg, attention_dropout=0.1), item_mask, on_gpu, half)
+        assert uses_triton(cfg, item_mask, on_gpu, half) == taken, (cfg.kernels, on_gpu, half)
+        assert not uses_triton(cfg, causal_mask, on_gpu, half)
+        assert not uses_triton(replace(cfg, attention_dropout=0.1), item_mask, on_gpu, half)
 
 
 def test_the_bias_matters() -> None:
@@ -141,7 +141,7 @@ def test_the_bias_matters() -> None:
         cfg = replace(SMALL, relative_bias=kind)
         table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0)
         distance = None if kind == "none" else table(SEGMENTS.shape[1])
-        outputs.append(lively(Attention(cfg))(x, shared_bias(cfg, SEGMENTS, distance, x.dtype)))
+        outputs.append(lively(Attention(cfg))(x, attention_bias(cfg, SEGMENTS, distance, x.dtype)))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert (outputs[a] - outputs[b]).abs().max() > 0.05
 
@@ -163,7 +163,7 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     def run(d: Tensor, x: Tensor, *values: Tensor) -> Tensor:
         distance = torch.func.functional_call(table, {"weight": d}, (7,))
         replaced = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(attention, replaced, (x, shared_bias(cfg, segments, distance, x.dtype)))
+        return torch.func.functional_call(attention, replaced, (x, attention_bias(cfg, segments, distance, x.dtype)))
 
     inputs = [
         table.weight.detach().requires_grad_(),
@@ -175,7 +175,7 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     assert all(grad.abs().max() > 1e-3 for grad in grads), "a gradient is too small for the check to mean anything"
 
 
-def explicit_attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, bias: AttentionBias) -> Tensor:
+def explicit_attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, bias: TorchBias) -> Tensor:
     """The formula, its gradients torch's own."""
     distance = torch.zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     bias_BHTT = torch.where(bias.allowed_B1TT, distance if gate is None else distance * gate, float("-inf"))
@@ -184,7 +184,7 @@ def explicit_attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, bias: 
 
 @pytest.mark.parametrize("kind", ["gated", "plain", "none"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("form", [plain_attend, fused_attend])
+@pytest.mark.parametrize("form", [cpu_attend, fused_attend])
 def test_both_forms_equal_the_explicit_one(form: Any, dtype: torch.dtype, kind: str) -> None:
     """Values and the gradients of everything, with padding; of distances also when they come in another type."""
     g = torch.Generator().manual_seed(0)
@@ -197,7 +197,7 @@ def test_both_forms_equal_the_explicit_one(form: Any, dtype: torch.dtype, kind: 
     results = []
     for function, used in ((form, dtype), (explicit_attend, torch.float64)):
         q, k, v, *more = (value.to(used) for value in inputs)
-        bias = AttentionBias(item_mask(SEGMENTS), more[0] if more else None)
+        bias = TorchBias(item_mask(SEGMENTS), more[0] if more else None)
         out = function(q, k, v, more[1] if len(more) > 1 else None, bias)
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs, retain_graph=True)])
     bound = 1e-12 if dtype == torch.float64 else 3e-2  # bf16: a few roundings by 2^-9 of numbers up to 4
@@ -214,7 +214,7 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
     """All items by themselves, those of some rows, none of them; in tiles of all heads and of one."""
     segments = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14, [1] * 7 + [2] * 7])
     monkeypatch.setattr(attention_cpu, "_TILE_COST", cost / torch.get_num_threads())
-    monkeypatch.setattr(attention_cpu, "TILE", room // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE_BYTES", room // torch.get_num_threads())
     items = attention_cpu.items_of(segments)
     rows = attention_cpu._items_and_rows(items, 3, 3, 14, 10**6)[1]
     assert len([one for one in items if one[0] not in rows]) == apart
@@ -226,9 +226,9 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
         inputs.append((torch.rand(3, 3, 14, 1, generator=g) * 2).double().requires_grad_())
     weights = torch.randn(3, 3, 14, 8, generator=g)
     results = []
-    for function, seen in ((plain_attend, (None, segments)), (explicit_attend, (item_mask(segments), None))):
+    for function, seen in ((cpu_attend, (None, segments)), (explicit_attend, (item_mask(segments), None))):
         q, k, v, *more = inputs
-        bias = AttentionBias(seen[0], spread(more[0]) if more else None, seen[1])
+        bias = TorchBias(seen[0], toeplitz(more[0]) if more else None, seen[1])
         out = function(q, k, v, more[1] if len(more) > 1 else None, bias)
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
     for ours, explicit in zip(*results, strict=True):
@@ -245,8 +245,8 @@ def test_gradients_of_distances_add_up_in_float32(cost: int, monkeypatch: pytest
     found = []
     for dtype in (torch.bfloat16, torch.float64):
         distance = torch.zeros(1, 63, dtype=dtype).requires_grad_()
-        bias = AttentionBias(None, spread(distance), segments)
-        plain_attend(q.to(dtype), k.to(dtype), v.to(dtype), None, bias).sum().backward()
+        bias = TorchBias(None, toeplitz(distance), segments)
+        cpu_attend(q.to(dtype), k.to(dtype), v.to(dtype), None, bias).sum().backward()
         assert distance.grad is not None
         found.append(distance.grad.double())
     torch.testing.assert_close(*found, atol=0, rtol=0.01)

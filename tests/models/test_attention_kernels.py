@@ -15,7 +15,7 @@ COMPILE = """
 import json, sys
 from tests.models.compiled_kernels import TARGETS, report
 from xlme_ds.models import attention_triton as kernels
-from xlme_ds.models.tiles import SKEWED, SUMMED_ROWS, tiling
+from xlme_ds.models.tiles import SKEWED_ROWS, SUMMED_ROWS, tiling
 
 CAPABILITIES = {"A100": "8.0", "H100, H200": "9.0"}
 
@@ -31,7 +31,7 @@ def types(kernel):
 
 def made(kernel, size, gpu, form, even=True):
     constants = {"M": form.queries, "N": form.keys, "K": size, "GATED": True, "BIASED": True, "EVEN": even}
-    more = {"SKEWED": SKEWED, "SUMMED_ROWS": SUMMED_ROWS, "SIDE": 64}
+    more = {"SKEWED_ROWS": SKEWED_ROWS, "SUMMED_ROWS": SUMMED_ROWS, "SIDE": 64}
     constants |= {name: value for name, value in more.items() if name in kernel.arg_names}
     options = {"num_warps": form.warps, "num_stages": form.stages}
     multiples = {"width", "tokens"} if even else {"width"}

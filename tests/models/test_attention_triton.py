@@ -19,7 +19,7 @@ from xlme_ds import models
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_engine
 from xlme_ds.models import kernel_check
-from xlme_ds.models.attention import ItemBias, item_bounds, item_mask
+from xlme_ds.models.attention import TritonBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.models.tiles import Tiling, tiling, tilings
 from xlme_ds.objectives import OBJECTIVES, objective_of
@@ -163,7 +163,7 @@ def test_a_missing_package_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delitem(sys.modules, "xlme_ds.models.attention_triton", raising=False)
     monkeypatch.delattr(models, "attention_triton", raising=False)  # else it is there once another test has imported it
     with pytest.raises(ValueError, match=r"needs the package triton.* set model.kernels to auto"):
-        ItemBias(empty, empty, None, None, 1).attend(empty, None, 0.0, None)
+        TritonBias(empty, empty, None, None, 1).attend(empty, None, 0.0, None)
 
 
 def test_other_head_sizes_fail() -> None:

@@ -11,16 +11,22 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.models.text_encoder import LanguageModel
-from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
+from xlme_ds.objectives.btmlm import (
+    BackTranslationModel,
+    BackTranslationStage,
+    OpenSideMasking,
+    first_pass,
+    second_pass,
+)
 
 MASK = SMALL.vocabulary - 1
 
 
 def model(**changes: object) -> BackTranslationModel:
     cfg = replace(SMALL, discriminator_layers=3, **changes)  # type: ignore[arg-type]
-    return lively(BackTranslationModel(cfg, OpenSide(0.1, 0.1)))
+    return lively(BackTranslationModel(cfg, OpenSideMasking(0.1, 0.1)))
 
 
 def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
@@ -74,11 +80,11 @@ def test_attention_mask_by_perturbation(filled: bool, changes: dict[str, object]
 
 def test_first_pass_reads_the_sentence_and_masks_every_place() -> None:
     batch = open_batch([20, 37, 5], 40)
-    first, masking = first_pass(batch), OpenSide(0.1, 0.1)
+    first, masking = first_pass(batch), OpenSideMasking(0.1, 0.1)
     is_open = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
     assert first.masked_M.tolist() == is_open.flatten().nonzero().flatten().tolist()
     assert torch.equal(masking.apply(first, SMALL.vocabulary), batch.tokens_BT.masked_fill(is_open, MASK))
-    assert torch.equal(OpenSide(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
+    assert torch.equal(OpenSideMasking(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
 
 
 def test_second_pass_reads_the_predictions_of_the_first() -> None:
@@ -102,9 +108,9 @@ def test_no_special_token_is_written(vocabulary: int) -> None:
         of.masked_head.bias[specials] += 50.0
     first, second = first_pass(batch), spy(of, batch)
     with torch.no_grad():
-        hidden = of.encoder.body(
+        hidden = of.encoder.run_layers(
             of.encoder.embed(of.embed(of.masking.apply(first, vocabulary)), batch.positions_BT),
-            of.masking.groups(first), of.encoder.bias_by_distance(40), of.masking.allowed,
+            of.masking.groups(first), of.encoder.bias_by_distance(40), of.masking.attention_mask,
         ).flatten(0, 1)  # fmt: skip
         head = of.masked_head
 
@@ -126,12 +132,12 @@ def spy(of: BackTranslationModel, batch: Batch) -> Batch:
     found: list[Batch] = []
     groups = of.masking.groups
 
-    class Watched(OpenSide):
+    class Watched(OpenSideMasking):
         def groups(self, read: Batch) -> Tensor:
             found.append(read)
             return groups(read)
 
-    masking, of.masking = of.masking, Watched(of.masking.random, of.masking.keep)
+    masking, of.masking = of.masking, Watched(of.masking.random_fraction, of.masking.keep_fraction)
     with torch.no_grad():
         of(batch)
     of.masking = masking
@@ -162,10 +168,10 @@ def test_it_writes_without_dropout_and_trains_with_it() -> None:
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
 def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:
     whole, batch = model(**changes), open_batch([20, 37, 5], 40)
-    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in parts(balance)]
+    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in split_layers(balance)]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
 
     def run(read: Batch) -> tuple[Tensor, Tensor]:
         flow = tuple(read)
@@ -178,9 +184,9 @@ def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: 
             20.0  # the likeliest, at some places
         )
     first = first_pass(batch)
-    stages[-1].writing = True
+    stages[-1].exclude_special = True
     predicted_P = run(first)[1]
-    stages[-1].writing = False
+    stages[-1].exclude_special = False
     assert predicted_P.min() > UNK and predicted_P.max() < MASK
     found, expected = run(second_pass(batch, first, predicted_P)), whole(batch)
     torch.testing.assert_close(found[0], expected.nll_M, rtol=1e-5, atol=1e-6)

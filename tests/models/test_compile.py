@@ -14,9 +14,9 @@ from torch._inductor import config as inductor
 
 from tests.small import SMALL, language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.engine.build import assemble
+from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.ranks import SharedError, on_gpu
-from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
+from xlme_ds.models.attention import TorchBias, fused_attend, item_mask
 from xlme_ds.models.execution import compiled, resolve_compile
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
@@ -125,7 +125,7 @@ def test_auto_compiles_layers_on_a_gpu_alone() -> None:
 def test_attention_for_a_gpu_is_one_graph() -> None:
     query, key, value = (torch.randn(2, 3, 12, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
     distance = torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(3))
-    bias = AttentionBias(item_mask(torch.tensor([[1] * 6 + [2] * 4 + [0] * 2, [1] * 12])), distance)
+    bias = TorchBias(item_mask(torch.tensor([[1] * 6 + [2] * 4 + [0] * 2, [1] * 12])), distance)
     gate = torch.rand(2, 3, 12, 1, generator=torch.Generator().manual_seed(4))
     graph = torch.compile(fused_attend, fullgraph=True, dynamic=False, backend="aot_eager")
     assert torch.equal(graph(query, key, value, gate, bias), fused_attend(query, key, value, gate, bias))
@@ -147,7 +147,7 @@ def test_graphs_exclude_other_settings() -> None:
         validate(zero3)
     if not on_gpu():
         with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):
-            assemble(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]
+            build_data_parallel_engine(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]
 
 
 def test_inductor_chooses_the_order_of_sums_without_timing() -> None:

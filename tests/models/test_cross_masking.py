@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, UNK
-from xlme_ds.models.pipeline import LanguageModelStage, Part
+from xlme_ds.models.pipeline import LanguageModelStage, PipelinePart
 from xlme_ds.models.text_encoder import LanguageModel, Masking
 from xlme_ds.objectives.ernie_m import CrossMasking
 
@@ -58,7 +58,7 @@ def test_who_sees_whom(bits: tuple[int, ...]) -> None:
     assert not crossed[0].any()
     for n, bit in enumerate(bits):
         assert (crossed[1][batch.segments_BT[1] == n + 1] == bool(bit)).all()
-    found = masking.allowed(masking.groups(batch))[:, 0]
+    found = masking.attention_mask(masking.groups(batch))[:, 0]
     assert torch.equal(found, allowed_by_hand(batch, bits))
     assert found.any(2).all(), "every query sees something"
     read, usual = masking.apply(batch, SMALL.vocabulary), Masking(0.1, 0.1).apply(batch, SMALL.vocabulary)
@@ -117,11 +117,11 @@ def test_stages_mask_alike() -> None:
     batch, whole = pairs(CROSSED, PLAIN, CROSSED), model()
     stages = [
         LanguageModelStage(whole.cfg, whole.masking, part=part)
-        for part in (Part(range(1), last=False), Part(range(1, 3), first=False))
+        for part in (PipelinePart(range(1), last=False), PipelinePart(range(1, 3), first=False))
     ]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[1].borrowed = stages[0].table
+    stages[1].borrowed = stages[0].embedding_blocks
     found = stages[1].output(stages[1](stages[0](batch.tensors())), batch)
     torch.testing.assert_close(found.nll_M, whole(batch).nll_M, rtol=1e-5, atol=1e-6)
 

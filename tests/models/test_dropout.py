@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.small import SMALL, language_model, lively, model, usual_batch
-from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
-from xlme_ds.models.dropout import _STEP, _mixed, derive, drop, drop_weights
+from xlme_ds.models.attention import attention_bias, cpu_attend, dropout_attend
+from xlme_ds.models.dropout import _STEP, _mixed, derive_seeds, drop, drop_weights
 from xlme_ds.models.encoder import Encoder
 
 
@@ -49,7 +49,7 @@ def test_nothing_but_key_and_place_decides() -> None:
     for row in range(4):
         assert torch.equal(drop(x[row : row + 1], 0.3, KEYS[row : row + 1]), out[row : row + 1])
     assert torch.equal(drop(x[:, :7], 0.3, KEYS), out[:, :7])
-    places = [drop(torch.ones(4, 50, 40), 0.5, derive(KEYS, place)) for place in (-1, 0, 1, 2)] + [
+    places = [drop(torch.ones(4, 50, 40), 0.5, derive_seeds(KEYS, place)) for place in (-1, 0, 1, 2)] + [
         drop(torch.ones(4, 50, 40), 0.5, KEYS)
     ]
     for n, one in enumerate(places):
@@ -95,13 +95,13 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
     encoder = lively(Encoder(cfg, 2)).train()
     batch = usual_batch()
     x = normal(*batch.tokens_BT.shape, cfg.width)
-    keys, distance = batch.keys_B, encoder.bias_by_distance(batch.tokens_BT.shape[1])
+    keys, distance = batch.seeds_B, encoder.bias_by_distance(batch.tokens_BT.shape[1])
     found = encoder(x, batch.positions_BT, batch.segments_BT, None, keys)
 
     def dropped(values: Tensor, *places: int) -> Tensor:
         of_place = keys
         for place in places:
-            of_place = derive(of_place, place)
+            of_place = derive_seeds(of_place, place)
         return drop(values, 0.3, of_place)
 
     state = x + encoder.positions[batch.positions_BT]
@@ -110,7 +110,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
         layer = encoder.layers[str(n)]
 
         whole = torch.ones(len(x), cfg.heads * x.shape[1], x.shape[1])
-        kept = drop(whole, rate, derive(derive(keys, 1 + n), 2))
+        kept = drop(whole, rate, derive_seeds(derive_seeds(keys, 1 + n), 2))
         assert 1 - (kept > 0).double().mean() == pytest.approx(rate, abs=0.01)
 
         def attend(y: Tensor, layer: nn.Module = layer, kept: Tensor = kept) -> Tensor:
@@ -131,15 +131,15 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
 
 @pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
 def test_complete_weights_attend_as_tiles_do(relative_bias: str) -> None:
-    """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
+    """`dropout_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
     encoder = lively(Encoder(cfg, 1))
-    bias = shared_bias(encoder.cfg, batch.segments_BT, encoder.bias_by_distance(40), torch.float32)
+    bias = attention_bias(encoder.cfg, batch.segments_BT, encoder.bias_by_distance(40), torch.float32)
     g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
     read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
     read += [torch.rand(*shape, 1, generator=g).requires_grad_()] if relative_bias == "gated" else []
     q, k, v, gate = (*read, None)[:4]
-    tiles, whole = plain_attend(q, k, v, gate, bias), dropping_attend(q, k, v, gate, bias, 0.0, batch.keys_B)
+    tiles, whole = cpu_attend(q, k, v, gate, bias), dropout_attend(q, k, v, gate, bias, 0.0, batch.seeds_B)
     torch.testing.assert_close(whole, tiles, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(*(torch.autograd.grad((out**2).sum(), read) for out in (whole, tiles)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -152,7 +152,7 @@ def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     x = normal(*batch.tokens_BT.shape, SMALL.width)
 
     def run(rows: slice) -> Tensor:
-        return encoder(x[rows], batch.positions_BT[rows], batch.segments_BT[rows], None, batch.keys_B[rows])
+        return encoder(x[rows], batch.positions_BT[rows], batch.segments_BT[rows], None, batch.seeds_B[rows])
 
     together = run(slice(None))
     alone = torch.cat([run(slice(row, row + 1)) for row in range(len(x))])
@@ -161,9 +161,9 @@ def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     short = int(batch.segments_BT[-1].count_nonzero())  # the last row without its padding
     assert 0 < short < x.shape[1]
     plain = lively(Encoder(replace(SMALL, attention_dropout=0.5, relative_bias="none"), 2)).train()
-    whole = plain.body(x, batch.segments_BT, None, keys_B=batch.keys_B)[-1:, :short]
+    whole = plain.run_layers(x, batch.segments_BT, None, seeds_B=batch.seeds_B)[-1:, :short]
     few, groups = x[-1:, :short], batch.segments_BT[-1:, :short]
-    cut = plain.body(few, groups, None, keys_B=batch.keys_B[-1:], row_tokens=x.shape[1])
+    cut = plain.run_layers(few, groups, None, seeds_B=batch.seeds_B[-1:], row_tokens=x.shape[1])
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
     assert not torch.isclose(together, encoder.eval()(x, batch.positions_BT, batch.segments_BT)).any(-1).all()
 

@@ -12,7 +12,7 @@ from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_bat
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import UNK
-from xlme_ds.models.electra import Electra, uniforms_within
+from xlme_ds.models.electra import Electra, rescale_uniforms
 from xlme_ds.models.encoder import block_sizes, lookup
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
@@ -105,7 +105,7 @@ def test_a_share_of_the_predicted_tokens_stays_readable(name: str) -> None:
     electra.generator.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     batch = batch_of([[[0, *[9] * 38, 2]]] * 850, [], 40, seed=5)
     output, (embedded_BTD,) = electra(batch), read
-    table = torch.cat(electra.table)
+    table = torch.cat(electra.embedding_blocks)
     in_place_MD = embedded_BTD.flatten(0, 1)[batch.masked_M]
     kept_M, hidden_M = ((in_place_MD == table[of]).all(1) for of in (9, SMALL.vocabulary - 1))
     masked = len(kept_M)
@@ -126,7 +126,7 @@ def test_a_share_of_the_predicted_tokens_stays_readable(name: str) -> None:
 def test_a_part_of_a_uniform_is_a_uniform(bound: float) -> None:
     """The ends of both parts become those of [0, 1), which stays open."""
     u = torch.tensor([0.0, np.nextafter(np.float32(bound), 0), np.float32(bound), 1 - 2.0**-24])
-    within = uniforms_within(u < bound, u, bound)
+    within = rescale_uniforms(u < bound, u, bound)
     torch.testing.assert_close(within, torch.tensor([0.0, 1.0, 0.0, 1.0]), atol=2e-4, rtol=0)
     assert (within >= 0).all() and (within < 1).all()
 
@@ -189,7 +189,7 @@ def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
         batch.sides_BT[row : row + 1, columns],
         batch.languages_BT[row : row + 1, columns],
         batch.task_B[row : row + 1],
-        batch.keys_B[row : row + 1],
+        batch.seeds_B[row : row + 1],
         position[mine] - columns[0],
         batch.uniforms_M[mine],
     )

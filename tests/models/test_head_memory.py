@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import torch
 import torch.nn.functional as F
-from xlme_ds.models.masked_head import masked_softmax
+from xlme_ds.models.masked_head import vocabulary_softmax
 
 def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -34,7 +34,7 @@ def measure(chunk, vocabulary, positions, width):
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = memory("VmRSS")
     if chunk:
-        nll = masked_softmax(hidden, blocks, bias, targets, uniforms, chunk).nll_M
+        nll = vocabulary_softmax(hidden, blocks, bias, targets, uniforms, chunk).nll_M
     else:
         logits = torch.cat([hidden @ block.t() for block in blocks], dim=1) + bias
         nll = F.cross_entropy(logits, targets, reduction="none")

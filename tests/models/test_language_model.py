@@ -91,5 +91,5 @@ def test_its_encoder_is_taken_out_as_the_others_are() -> None:
         whole.state_dict().keys()
     )
     hidden = alone(read_by_hand(batch, 0.1, 0.1), batch.positions_BT, batch.segments_BT)
-    found = whole.predict(hidden, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], whole.table)
+    found = whole.predict(hidden, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], whole.embedding_blocks)
     assert torch.equal(found.nll_M, whole(batch).nll_M)

@@ -9,7 +9,7 @@ from transformers import XLMRobertaConfig
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
 from tests.small import SMALL, lively
-from xlme_ds.models.attention import AttentionBias, item_mask
+from xlme_ds.models.attention import TorchBias, item_mask
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.models.layers import LayerNorm, TransformerLayer
 
@@ -24,7 +24,7 @@ def inputs(dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 
 def compare(ours: nn.Module, theirs_out: Tensor, x: Tensor, theirs_x: Tensor, bound: float) -> None:
-    out = ours(x, AttentionBias(item_mask(SEGMENTS), None))
+    out = ours(x, TorchBias(item_mask(SEGMENTS), None))
     torch.testing.assert_close(out, theirs_out, atol=4 * bound, rtol=bound)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     (ours_grad,) = torch.autograd.grad((out * weight).sum(), x)

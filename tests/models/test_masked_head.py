@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.stats import chi2
 from torch import Tensor
 
-from xlme_ds.models.masked_head import choose, masked_softmax
+from xlme_ds.models.masked_head import inverse_cdf, vocabulary_softmax
 
 M, D, V = 20, 16, 1300  # V is no multiple of the group of 128 ids
 BELOW_ONE = 1 - 2.0**-24  # the largest uniform that the corruption gives
@@ -42,7 +42,7 @@ def gradients(nll: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("chunk", [1, 256, V, V + 500])
 def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
-    got = masked_softmax(hidden, parts, bias, targets, uniforms, chunk)
+    got = vocabulary_softmax(hidden, parts, bias, targets, uniforms, chunk)
     logits = full_softmax(hidden, parts, bias)
     expected = F.cross_entropy(logits, targets, reduction="none")
     assert got.nll_M.dtype == torch.float32
@@ -59,7 +59,7 @@ def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 256, V])
 def test_without_uniforms_nothing_is_drawn(blocks: int, chunk: int) -> None:
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
-    got, drawn = (masked_softmax(hidden, parts, bias, targets, each, chunk) for each in (None, uniforms))
+    got, drawn = (vocabulary_softmax(hidden, parts, bias, targets, each, chunk) for each in (None, uniforms))
     assert torch.equal(got.predicted_M, full_softmax(hidden, parts, bias).argmax(1))
     assert torch.equal(got.sample_M, got.predicted_M) and torch.equal(got.nll_M, drawn.nll_M)
     inputs = [hidden, bias, *parts]
@@ -70,8 +70,8 @@ def test_without_uniforms_nothing_is_drawn(blocks: int, chunk: int) -> None:
 @pytest.mark.parametrize("temperature", [0.3, 2.0])
 def test_samples_have_the_temperature_and_the_loss_has_not(blocks: int, temperature: float) -> None:
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks, scale=0.7)
-    usual = masked_softmax(hidden, parts, bias, targets, uniforms, 256)
-    got = masked_softmax(hidden, parts, bias, targets, uniforms, 256, temperature=temperature)
+    usual = vocabulary_softmax(hidden, parts, bias, targets, uniforms, 256)
+    got = vocabulary_softmax(hidden, parts, bias, targets, uniforms, 256, temperature=temperature)
     tempered = (full_softmax(hidden, parts, bias) / temperature).softmax(1).detach().numpy()
     assert_samples(got.sample_M, tempered, uniforms.numpy(), doubtful=1e-5)
     assert not torch.equal(got.sample_M, usual.sample_M)
@@ -87,7 +87,7 @@ def test_z_loss_is_in_the_gradient_alone(blocks: int, shift: float) -> None:
     """Of −log p + z log² Z, by autograd in float64."""
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks, scale=0.7)
     bias = (bias.detach() + shift).requires_grad_()
-    got = masked_softmax(hidden, parts, bias, targets, uniforms, 256, z_loss=0.1)
+    got = vocabulary_softmax(hidden, parts, bias, targets, uniforms, 256, z_loss=0.1)
     logits, inputs = full_softmax(hidden, parts, bias), [hidden, bias, *parts]
     log_z = logits.logsumexp(1)
     assert bool((log_z > 0).all()) != bool((log_z < 0).all())
@@ -119,7 +119,7 @@ def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
     assert of_id.min() > 1e-4, "a hundredth of it is more than the rounding of uniforms and sums"
     expected = F.cross_entropy(logits, ids, reduction="none")
     for share in (0.01, 0.5, 0.99):  # of the way through the id's part of the distribution
-        got = masked_softmax(hidden, parts, bias, ids, (borders - (1 - share) * of_id).float(), chunk)
+        got = vocabulary_softmax(hidden, parts, bias, ids, (borders - (1 - share) * of_id).float(), chunk)
         assert torch.equal(got.sample_M, ids)
     torch.testing.assert_close(got.nll_M.double(), expected, atol=1e-5, rtol=0)
     inputs = [hidden, bias, *parts]
@@ -130,18 +130,18 @@ def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_the_tables_gradient_goes_into_the_sum_of_an_engine(blocks: int) -> None:
-    """A block with `open_gradient` gets no gradient from autograd: every row of it arrives there, once a backward
+    """A block with `gradient_adder` gets no gradient from autograd: every row of it arrives there, once a backward
     pass."""
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
-    nll = masked_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M
+    nll = vocabulary_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M
     expected = torch.autograd.grad(nll.sum(), [hidden, bias, *parts])
     sums = [torch.zeros_like(part) for part in parts]
     for part, total in zip(parts[1:] if blocks > 1 else parts, sums[1:] if blocks > 1 else sums, strict=True):
-        part.open_gradient = lambda total=total: lambda rows, tile: total[rows].add_(tile)  # type: ignore[attr-defined]
+        part.gradient_adder = lambda total=total: lambda rows, tile: total[rows].add_(tile)  # type: ignore[attr-defined]
     for _ in range(2):
-        masked_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M.sum().backward()
+        vocabulary_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M.sum().backward()
     for part, total, wanted in zip(parts, sums, expected[2:], strict=True):
-        if hasattr(part, "open_gradient"):
+        if hasattr(part, "gradient_adder"):
             assert part.grad is None and torch.equal(total, 2 * wanted)
         else:
             assert part.grad is not None and torch.equal(part.grad, 2 * wanted)
@@ -160,7 +160,7 @@ def assert_samples(sample: Tensor, probabilities: np.ndarray, uniforms: np.ndarr
 def test_the_chunk_size_changes_no_sample() -> None:
     hidden, parts, bias, targets, _ = problem()
     uniforms = torch.rand(M, generator=torch.Generator().manual_seed(5))
-    samples = [masked_softmax(hidden, parts, bias, targets, uniforms, chunk).sample_M for chunk in (V, 300, 1)]
+    samples = [vocabulary_softmax(hidden, parts, bias, targets, uniforms, chunk).sample_M for chunk in (V, 300, 1)]
     assert torch.equal(samples[0], samples[1]) and torch.equal(samples[0], samples[2])
 
 
@@ -168,7 +168,7 @@ def test_the_chunk_size_changes_no_sample() -> None:
 @pytest.mark.parametrize("chunk", [1, 256, V])
 def test_bf16_within_the_rounding_of_its_logits(blocks: int, chunk: int) -> None:
     hidden, parts, bias, targets, uniforms = problem(torch.bfloat16, blocks, scale=0.7)
-    got = masked_softmax(hidden, parts, bias, targets, uniforms, chunk)
+    got = vocabulary_softmax(hidden, parts, bias, targets, uniforms, chunk)
     logits = full_softmax(hidden, parts, bias)
     expected = F.cross_entropy(logits, targets, reduction="none")
     # Logits leave the product rounded to 8 bits: each is off by 2^-9 of itself, the loss by twice the largest of these.
@@ -187,7 +187,7 @@ def test_bf16_within_the_rounding_of_its_logits(blocks: int, chunk: int) -> None
 
 def test_no_masked_position() -> None:
     hidden, parts, bias, targets, uniforms = problem()
-    got = masked_softmax(hidden[:0], parts, bias, targets[:0], uniforms[:0], 8)
+    got = vocabulary_softmax(hidden[:0], parts, bias, targets[:0], uniforms[:0], 8)
     assert [len(part) for part in got] == [0, 0, 0]
     got.nll_M.sum().backward()
     for each in (bias, *parts):  # dense: to the embedding's, its lookups' gradients are added
@@ -195,9 +195,9 @@ def test_no_masked_position() -> None:
 
 
 def drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The place where the cumulated weights pass `uniforms` of their total, by `choose`."""
+    """The place where the cumulated weights pass `uniforms` of their total, by `inverse_cdf`."""
     exact = weights.double()
-    return choose(exact, uniforms.double().unsqueeze(1) * exact.sum(1, keepdim=True))[0].squeeze(1)
+    return inverse_cdf(exact, uniforms.double().unsqueeze(1) * exact.sum(1, keepdim=True))[0].squeeze(1)
 
 
 @pytest.mark.parametrize("places", [1, 5, 128, 1300])
@@ -213,7 +213,7 @@ def test_choose_is_numpys_search(places: int) -> None:
     uniforms[100:200] = np.round(cdf[100:200, places // 2] / cdf[100:200, -1] * 2**24).clip(max=2**24 - 1) * 2.0**-24
     expected = [np.searchsorted(row, u * row[-1], side="right") for row, u in zip(cdf, uniforms, strict=True)]
     thresholds = torch.tensor(uniforms[:, None] * cdf[:, -1:])
-    place, before = choose(torch.tensor(weights, dtype=torch.float64), thresholds)
+    place, before = inverse_cdf(torch.tensor(weights, dtype=torch.float64), thresholds)
     assert place.squeeze(1).tolist() == expected
     assert before.squeeze(1).tolist() == [row[n - 1] if n else 0.0 for row, n in zip(cdf, expected, strict=True)]
 
@@ -233,7 +233,7 @@ def test_a_place_of_weight_zero_is_never_drawn() -> None:
     first = (weights > 0).int().argmax(1)
     last = weights.shape[1] - 1 - (weights > 0).flip(1).int().argmax(1)
     assert torch.equal(drawn(weights, torch.zeros(64)), first)
-    beyond = choose(weights.double(), weights.double().sum(1, keepdim=True) * 1.001)[0]
+    beyond = inverse_cdf(weights.double(), weights.double().sum(1, keepdim=True) * 1.001)[0]
     assert torch.equal(beyond.squeeze(1), last)
 
 
@@ -242,7 +242,7 @@ def test_a_far_logit_takes_everything() -> None:
     bias = torch.zeros(V)
     bias[700] = 200.0
     uniforms = torch.tensor([0.0, 0.5, BELOW_ONE])
-    got = masked_softmax(torch.zeros(3, D), [torch.zeros(V, D)], bias, torch.tensor([700, 5, 6]), uniforms, 2)
+    got = vocabulary_softmax(torch.zeros(3, D), [torch.zeros(V, D)], bias, torch.tensor([700, 5, 6]), uniforms, 2)
     assert got.sample_M.tolist() == [700] * 3 and got.predicted_M.tolist() == [700] * 3
     assert got.nll_M.tolist() == [0.0, 200.0, 200.0]
 
@@ -250,7 +250,9 @@ def test_a_far_logit_takes_everything() -> None:
 def test_nan_shows_in_the_loss() -> None:
     """A diverged run ends with a NaN loss, not with an index outside the vocabulary."""
     hidden = torch.full((2, D), float("nan"))
-    got = masked_softmax(hidden, [torch.ones(V, D)], torch.zeros(V), torch.tensor([1, 2]), torch.tensor([0.0, 0.7]), 2)
+    got = vocabulary_softmax(
+        hidden, [torch.ones(V, D)], torch.zeros(V), torch.tensor([1, 2]), torch.tensor([0.0, 0.7]), 2
+    )
     assert got.nll_M.isnan().all()
     assert ((got.sample_M >= 0) & (got.sample_M < V)).all()
 
@@ -266,7 +268,7 @@ def test_samples_follow_the_softmax() -> None:
     even = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
     for name, uniforms in (("even", even.float()), ("random", torch.rand(draws, generator=g))):
         targets = torch.zeros(draws, dtype=torch.int64)
-        sample = masked_softmax(hidden, [embedding], torch.zeros(vocabulary), targets, uniforms, 1024).sample_M
+        sample = vocabulary_softmax(hidden, [embedding], torch.zeros(vocabulary), targets, uniforms, 1024).sample_M
         counts = torch.bincount(sample, minlength=vocabulary).double()
         if name == "even":
             # One at either border, and what float32 makes of uniforms and probabilities (2^-24 · 12,000 is far below

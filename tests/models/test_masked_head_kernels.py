@@ -29,7 +29,7 @@ rows = []
 WIDTH = 1536  # of Base and Large a kernel differs in the number of its rounds alone
 for gpu in TARGETS:
     choices = {"TEMPERED": False, "PENALISED": False}
-    values = {"BM": kernels.POSITIONS, "BK": kernels.columns(WIDTH), "D": WIDTH}
+    values = {"BM": kernels.POSITIONS, "BK": kernels.block_k(WIDTH), "D": WIDTH}
     for kernel, options, chosen in VARIANTS:
         values |= choices | ({chosen: True} if chosen else {})
         constants = {name: value for name, value in values.items() if name in kernel.arg_names}

@@ -11,7 +11,7 @@ import torch
 
 from tests.launch import ROOT, environment
 from xlme_ds import models
-from xlme_ds.models.masked_head import masked_softmax, triton_kernels
+from xlme_ds.models.masked_head import triton_kernels, vocabulary_softmax
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
@@ -95,7 +95,7 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     hidden, table, bias = (torch.randn(*shape, generator=g) for shape in ((9, 16), (300, 16), (300,)))
     targets, uniforms = torch.randint(300, (9,), generator=g), torch.rand(9, generator=g)
     runs = [
-        masked_softmax(hidden, [table], bias, targets, uniforms, 128, kernels)
+        vocabulary_softmax(hidden, [table], bias, targets, uniforms, 128, kernels)
         for kernels in ("auto", "torch", "triton")
     ]
     for run in runs[1:]:

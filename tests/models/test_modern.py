@@ -15,9 +15,9 @@ from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.models.attention import item_mask
 from xlme_ds.models.encoder import layer_class
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.layers import MicroBatch, TransformerLayer
+from xlme_ds.models.layers import MicroBatchShape, TransformerLayer
 from xlme_ds.models.modern import Windows
-from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
+from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
 from xlme_ds.trained.modernbert import modernbert_config, modernbert_state
 from xlme_ds.validate import validate
 
@@ -37,8 +37,8 @@ def test_values_and_gradients_are_transformers() -> None:
     tokens[1, 33:] = 1
     inside = tokens != 1
     found = theirs(input_ids=tokens, attention_mask=inside.long()).logits[inside]
-    hidden_MD = encoder(tokens, *one_item_a_row(tokens))[inside]
-    logits = head.logits(hidden_MD, encoder.table)
+    hidden_MD = encoder(tokens, *positions_and_segments(tokens))[inside]
+    logits = head.logits(hidden_MD, encoder.embedding_blocks)
     torch.testing.assert_close(logits, found, rtol=0, atol=1e-6 * float(found.detach().abs().max()))
     weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits)
     (logits * weights).sum().backward()
@@ -105,7 +105,7 @@ def test_a_local_layer_makes_no_scores_of_all_pairs() -> None:
     cfg, tokens = replace(CFG, local_window=128), 8192
     layer = lively(layer_class(cfg)(cfg, 1))
     x_BTD = torch.zeros(1, tokens, cfg.width, requires_grad=True)
-    shared = layer_class(cfg).shared(cfg, torch.ones(1, tokens, dtype=torch.long), None, torch.float32)
+    shared = layer_class(cfg).shared_inputs(cfg, torch.ones(1, tokens, dtype=torch.long), None, torch.float32)
     with Largest() as largest:
         layer(x_BTD, shared).sum().backward()
     assert largest.numel <= tokens * max(2 * cfg.local_window, 6 * cfg.width)
@@ -122,7 +122,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
     """Without dropout, on the CPU; what layers share is counted once."""
     cfg = replace(CFG, width=96, local_window=32, global_every=3)
     rows, tokens, saved = 2, 128, []
-    shared = layer_class(cfg).shared(cfg, torch.ones(rows, tokens, dtype=torch.long), None, dtype)
+    shared = layer_class(cfg).shared_inputs(cfg, torch.ones(rows, tokens, dtype=torch.long), None, dtype)
     for number in (3, 4, 5):
         layer = lively(layer_class(cfg)(cfg, number)).to(dtype)
         others = {tensor.untyped_storage().data_ptr() for tensor in (*layer.parameters(), *tensors_in(shared))}
@@ -146,7 +146,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
                 shared,
             )
         saved.append(sum(sizes.values()))
-    batch = MicroBatch(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
+    batch = MicroBatchShape(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
     counted = layer_class(cfg).shared_bytes(cfg, batch) - TransformerLayer.shared_bytes(cfg, batch)
     assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared[0].kernel)[0].nbytes
@@ -156,7 +156,7 @@ def test_operations_by_hand() -> None:
     """Width 24, feed-forward 40, windows of 8, rows of 32: four projections, three products, scores and sums."""
     linear = 4 * 24 * 24 + 3 * 24 * 40
     attention = (2 * 32 * 24 + 2 * 9 * 24) / 2
-    assert layer_class(CFG).operations(CFG, 32) == 2 * (linear + attention)
+    assert layer_class(CFG).flops(CFG, 32) == 2 * (linear + attention)
 
 
 def test_bf16_gradients_follow_float32() -> None:
@@ -165,7 +165,7 @@ def test_bf16_gradients_follow_float32() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         layer = lively(layer_class(CFG)(CFG, 1), std=0.1).to(dtype)
         x_BTD = torch.randn(2, 40, CFG.width, generator=torch.Generator().manual_seed(1)).to(dtype)
-        shared = layer_class(CFG).shared(CFG, torch.ones(2, 40, dtype=torch.long), None, dtype)
+        shared = layer_class(CFG).shared_inputs(CFG, torch.ones(2, 40, dtype=torch.long), None, dtype)
         layer(x_BTD, shared).square().sum().backward()
         gradients.append({name: parameter.grad.float() for name, parameter in layer.named_parameters()})  # type: ignore[union-attr]
     exact, rounded = gradients

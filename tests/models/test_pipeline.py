@@ -6,7 +6,7 @@ import torch
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.pipeline import ElectraStage, parts
+from xlme_ds.models.pipeline import ElectraStage, split_layers
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.objectives.mlm import MaskedLanguageModelling
 
@@ -46,7 +46,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
     (WEIGHTS * ElectraObjective.sums(expected, batch)).sum().backward()
     gradients = {name: p.grad for name, p in whole.named_parameters()}
 
-    stages = [ElectraStage(whole.cfg, part=part) for part in parts(balance)]
+    stages = [ElectraStage(whole.cfg, part=part) for part in split_layers(balance)]
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     assert sorted(names) == sorted(gradients), "every parameter stands in one stage, under its name"
     for stage in stages:
@@ -61,7 +61,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
 
 
 def test_only_the_rows_set_the_shapes() -> None:
-    stage = lively(ElectraStage(SMALL, part=parts((1, 1))[0]))
+    stage = lively(ElectraStage(SMALL, part=split_layers((1, 1))[0]))
     few, many = usual_batch(), usual_batch(seed=4)
     few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])
     assert len(few.masked_M) != len(many.masked_M)
@@ -78,12 +78,12 @@ def test_stages_of_one_encoder(changes: dict[str, object], balance: tuple[int, .
     expected = whole(batch)
     (expected.nll_M**2).sum().backward()
     objective = MaskedLanguageModelling(ObjectiveConfig("mlm"))
-    stages = [objective.build(whole.cfg, part) for part in parts(balance)]
+    stages = [objective.build(whole.cfg, part) for part in split_layers(balance)]
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     assert sorted(names) == sorted(whole.state_dict()), "every parameter stands in one stage, under its name"
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
     flow = batch.tensors()
     for stage in stages:
         flow = stage(flow)

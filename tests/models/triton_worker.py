@@ -22,10 +22,10 @@ from tests.small import MODERN, SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import require_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
-from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
+from xlme_ds.models.attention import Gate, RelativePositionTable, TritonBias, attention_bias, cpu_attend
 from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.models.modern import ModernLayer
-from xlme_ds.models.tiles import TABLE, Tiling
+from xlme_ds.models.tiles import TILINGS_FILE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
@@ -82,13 +82,13 @@ def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: boo
     size = given["qkv"].shape[-1]
     cfg = replace(SMALL, width=2 * size, heads=2, kernels=kernels)  # type: ignore[arg-type]
     distance_HW = distances_of(given, segments_BT.shape[1])
-    bias, gate = shared_bias(cfg, segments_BT, distance_HW, given["qkv"].dtype), gate_of(given)
+    bias, gate = attention_bias(cfg, segments_BT, distance_HW, given["qkv"].dtype), gate_of(given)
 
     def attend(qkv_BT3HK: Tensor) -> Tensor:
-        if isinstance(bias, ItemBias):
+        if isinstance(bias, TritonBias):
             return bias.attend(qkv_BT3HK, gate, 0.0, None)
         q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-        return plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
+        return cpu_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
 
     if traced:
         attend = torch.compile(attend, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -114,7 +114,7 @@ def local(rows: list[list[int]]) -> dict[str, float]:
     found = []
     for kernels, qkv in (("triton", given), ("torch", given.detach().double().requires_grad_())):
         cfg = replace(SMALL, width=32, heads=2, kernels=kernels, **MODERN)  # type: ignore[arg-type]
-        _, of_local = ModernLayer.shared(cfg, segments_BT, None, qkv.dtype)
+        _, of_local = ModernLayer.shared_inputs(cfg, segments_BT, None, qkv.dtype)
         out = of_local.attend(qkv, None, 0.0, None)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         found.append((out.detach(), *torch.autograd.grad((out * weights).sum(), [qkv])))
@@ -163,7 +163,7 @@ def forms() -> dict[str, list[float]]:
     given = inputs_of_shape(torch.device("cpu"), 6, 2, 192, 16, torch.float16)
     given |= {name: given[name][:5] for name in ("qkv", "first", "end", "grad")}
     exact, launched = expected(given), launches(given)
-    table = json.loads(TABLE.read_text())
+    table = json.loads(TILINGS_FILE.read_text())
     every = {(kernel, tuple(form)) for sizes in table.values() for of in sizes.values() for kernel, form in of.items()}
     order = sorted(every, key=lambda one: (KERNELS.index(one[0]), one[1]))  # each reads what the ones before it wrote
     return {f"{kernel} {form}": launched[kernel].errors(Tiling(*form), exact[kernel]) for kernel, form in order}

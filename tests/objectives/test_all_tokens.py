@@ -13,28 +13,28 @@ from tests.small import LANGUAGES, SMALL, lively, model, usual_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.models.encoder import lookup
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.all_tokens import AllTokens
+from xlme_ds.objectives.all_tokens import AllTokensModel
 from xlme_ds.objectives.protocol import Pretraining
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("all_tokens"))
 
 
-def built(**changes: object) -> AllTokens:
+def built(**changes: object) -> AllTokensModel:
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg, objective=ObjectiveConfig("all_tokens")))
     whole = lively(OBJECTIVE.build(cfg))
-    assert isinstance(whole, AllTokens)
+    assert isinstance(whole, AllTokensModel)
     return whole
 
 
-def by_hand(whole: AllTokens, batch: Batch, corrupted_BT: Tensor) -> Tensor:
+def by_hand(whole: AllTokensModel, batch: Batch, corrupted_BT: Tensor) -> Tensor:
     """p of every token, [B, T]: D where it is what is read, and 1 − D times the whole softmax, in probabilities."""
-    table = torch.cat(whole.table)
-    ids_BT = lookup(corrupted_BT, whole.table)
-    hidden = whole.discriminator(ids_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B)
+    table = torch.cat(whole.embedding_blocks)
+    ids_BT = lookup(corrupted_BT, whole.embedding_blocks)
+    hidden = whole.discriminator(ids_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B)
     copied = 1 - torch.sigmoid(whole.replaced_head(hidden))
     head = whole.token_head
     assert head.dense is not None and head.norm is not None
@@ -47,7 +47,7 @@ def test_losses_and_gradients_are_those_of_the_mixture() -> None:
     batch, whole = usual_batch(), built()
     output = whole(batch)
     assert (output.corrupted_BT != batch.tokens_BT).any()
-    exact = AllTokens(SMALL).double()
+    exact = AllTokensModel(SMALL).double()
     exact.load_state_dict(whole.state_dict())
     costs_BT = -by_hand(exact, batch, output.corrupted_BT).log() * (batch.segments_BT > 0)
     wanted = torch.stack([costs_BT[batch.task_B == task].sum() for task in (0, 1)])
@@ -86,14 +86,14 @@ def test_metrics() -> None:
     assert {name.removesuffix("_mono").removesuffix("_para") for name in metrics} == {"loss", *OBJECTIVE.quantities}
 
 
-def assert_stages_are(objective: Pretraining, whole: AllTokens, balance: tuple[int, ...]) -> None:
+def assert_stages_are(objective: Pretraining, whole: AllTokensModel, balance: tuple[int, ...]) -> None:
     """The last stage reads the first one's embedding; here it is the very parameter, so both gradients add up in it."""
     batch = usual_batch()
     expected = whole(batch)
     objective.sums(expected, batch).sum().backward()
-    stages = [objective.build(whole.cfg, part) for part in parts(balance)]
+    stages = [objective.build(whole.cfg, part) for part in split_layers(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
-    stages[-1].borrowed = stages[0].table
+    stages[-1].borrowed = stages[0].embedding_blocks
     flow = batch.tensors()
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})

@@ -19,7 +19,7 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
-from xlme_ds.models.masked_head import GROUP
+from xlme_ds.models.masked_head import GROUP_SIZE
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.btmlm import first_pass
@@ -139,7 +139,7 @@ def test_work_is_what_both_passes_do() -> None:
     settings = dict(mask_fraction=len(batch.masked_M) / (tokens - places), pseudo_fractions=(fraction,))
     objective = objective_of(ObjectiveConfig("btmlm", **settings))
     flops = objective.flops(cfg, 40)
-    sampled = 2 * (len(batch.masked_M) + places) * GROUP * cfg.width  # looked at twice, no work done
+    sampled = 2 * (len(batch.masked_M) + places) * GROUP_SIZE * cfg.width  # looked at twice, no work done
     ahead = flops.layers * flops.first_pass_layer + flops.first_pass_softmax
     assert counter.get_total_flops() == pytest.approx(tokens * (flops.forward + ahead) + sampled, rel=1e-9)
     run = RunConfig("test", model=cfg, objective=ObjectiveConfig("btmlm", **settings), data=DataConfig(6, 0))

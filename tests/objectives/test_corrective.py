@@ -12,18 +12,18 @@ from tests.small import LANGUAGES, SMALL, lively, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.models.encoder import lookup
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.corrective import Corrective
+from xlme_ds.objectives.corrective import CorrectiveModel
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("corrective"))
 
 
-def built(**changes: object) -> Corrective:
+def built(**changes: object) -> CorrectiveModel:
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg, objective=ObjectiveConfig("corrective")))
     whole = lively(OBJECTIVE.build(cfg))
-    assert isinstance(whole, Corrective)
+    assert isinstance(whole, CorrectiveModel)
     return whole
 
 
@@ -31,15 +31,15 @@ def built(**changes: object) -> Corrective:
 def test_losses_and_gradients_are_those_of_a_whole_softmax(sharing: str) -> None:
     batch, whole = usual_batch(), built(embedding_sharing=sharing)
     output = whole(batch)
-    exact = Corrective(whole.cfg).double()
+    exact = CorrectiveModel(whole.cfg).double()
     exact.load_state_dict(whole.state_dict())
-    ids_BTD = lookup(output.corrupted_BT, exact.table)
+    ids_BTD = lookup(output.corrupted_BT, exact.embedding_blocks)
     if sharing == "gdes":
         ids_BTD = ids_BTD.detach() + lookup(output.corrupted_BT, [exact.get_parameter("difference_0")])
-    hidden = exact.discriminator(ids_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B)
+    hidden = exact.discriminator(ids_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B)
     head = exact.token_head
     assert head.dense is not None and head.norm is not None
-    logits = head.norm(F.gelu(head.dense(hidden))) @ torch.cat(exact.table).t() + head.bias
+    logits = head.norm(F.gelu(head.dense(hidden))) @ torch.cat(exact.embedding_blocks).t() + head.bias
     original_N = batch.tokens_BT.flatten()
     costs_M = F.cross_entropy(logits.flatten(0, 1)[batch.masked_M], original_N[batch.masked_M], reduction="none")
     wanted = torch.stack([costs_M[batch.task_of_masked() == task].sum() for task in (0, 1)])

@@ -179,7 +179,7 @@ def test_statistics_equal_a_loop() -> None:
 
 def test_shown_are_the_replacements_and_how_probable_each_is() -> None:
     output = random_output(batch := usual_batch())
-    tokens, scores = OBJECTIVE.shown(output, batch)
+    tokens, scores = OBJECTIVE.tokens_and_probabilities(output, batch)
     assert torch.equal(tokens, output.corrupted_BT) and scores is not None
     expected = [[1 / (1 + math.exp(-logit)) for logit in row] for row in output.replaced_logits_BT.tolist()]
     assert scores.tolist() == [pytest.approx(row, rel=1e-5) for row in expected]
@@ -236,7 +236,9 @@ def test_the_discriminators_rate_is_for_what_its_losses_alone_train(name: str, s
         objective.sums(whole(batch), batch)[part].sum().backward()
         reached.append({name for name, p in whole.named_parameters() if p.grad is not None and p.grad.any()})
     names = [name for name, _ in whole.named_parameters()]
-    rates = dict(zip(names, objective.learning_rates(names, OptimizerConfig(discriminator_rate=0.3)), strict=True))
+    rates = dict(
+        zip(names, objective.learning_rate_scales(names, OptimizerConfig(discriminator_rate=0.3)), strict=True)
+    )
     assert {name for name, rate in rates.items() if rate == 0.3} == reached[1] - reached[0]
     assert set(rates.values()) == {0.3, 1.0} and reached[0] | reached[1] == set(names)
 

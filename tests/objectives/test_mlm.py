@@ -75,7 +75,7 @@ def test_everything_adds_up_over_any_cut(size: int, changes: dict[str, object]) 
 def test_shown_are_the_predictions_in_the_masked_places() -> None:
     batch = usual_batch()
     output = random_output(batch)
-    tokens, scores = OBJECTIVE.shown(output, batch)
+    tokens, scores = OBJECTIVE.tokens_and_probabilities(output, batch)
     assert scores is None
     flat = tokens.flatten()
     assert torch.equal(flat[batch.masked_M], output.predicted_M)

@@ -8,7 +8,7 @@ import torch
 
 from tests.small import SMALL, lively, open_batch, usual_batch
 from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.objectives import OBJECTIVES, describe, objective_of
 from xlme_ds.objectives.protocol import OBJECTIVE_SETTINGS
 
@@ -88,16 +88,18 @@ def test_a_model_and_its_stages_have_the_settings_that_the_objective_reads(name:
     read = {key: value for key, value in values.items() if name in READ_BY[f"objective.{key}"][1]}
     objective = objective_of(replace(of(name).objective, **read))  # type: ignore[arg-type]
     cfg = replace(SMALL, language_embeddings=("de", "en") if name == "mt" else ())
-    models = [objective.build(cfg)] + ([] if name == "mt" else [objective.build(cfg, part) for part in parts((1, 1))])
+    models = [objective.build(cfg)] + (
+        [] if name == "mt" else [objective.build(cfg, part) for part in split_layers((1, 1))]
+    )
     if name in MASKS:
-        assert {(each.masking.random, each.masking.keep) for each in models} == {(0.25, 0.3)}  # type: ignore[union-attr]
+        assert {(each.masking.random_fraction, each.masking.keep_fraction) for each in models} == {(0.25, 0.3)}  # type: ignore[union-attr]
     heads = [head for each in models if (head := getattr(each, "masked_head", None)) is not None]
     assert len(heads) == (0 if name == "rts" else 1 if name == "mt" else 2)
     for head in heads:
         expected = [(usual | read)[key] for key in ("z_loss", "generator_temperature")]
         assert [head.z_loss, head.temperature] == expected
     if name in GENERATORS:
-        assert {each.keep for each in models} == {0.2}
+        assert {each.keep_fraction for each in models} == {0.2}
 
 
 def test_back_translation_has_one_layout() -> None:

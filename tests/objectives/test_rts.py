@@ -20,7 +20,7 @@ from xlme_ds.data.rows import PAD, UNK
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
-from xlme_ds.models.pipeline import parts
+from xlme_ds.models.pipeline import split_layers
 from xlme_ds.objectives import objective_of
 from xlme_ds.trained.runs import load_run
 from xlme_ds.validate import validate
@@ -123,7 +123,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
     whole, batch = built(discriminator_layers=3, **changes), usual_batch()
     expected = whole(batch)
     OBJECTIVE.sums(expected, batch).sum().backward()
-    stages = [OBJECTIVE.build(whole.cfg, part) for part in parts(balance)]
+    stages = [OBJECTIVE.build(whole.cfg, part) for part in split_layers(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
     flow = batch.tensors()
     for stage in stages:

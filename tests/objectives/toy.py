@@ -17,8 +17,11 @@ from xlme_ds.objectives.protocol import Quantity
 class SeesThePast(Masking):
     """Every masked token shows `<mask>`, and a position sees itself and what comes before it in its item."""
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
-        return super().allowed(groups_BT) & torch.ones(groups_BT.shape[1], groups_BT.shape[1], dtype=torch.bool).tril()
+    def attention_mask(self, groups_BT: Tensor) -> Tensor:
+        return (
+            super().attention_mask(groups_BT)
+            & torch.ones(groups_BT.shape[1], groups_BT.shape[1], dtype=torch.bool).tril()
+        )
 
 
 class Toy(MaskedLanguageModelling):
@@ -34,7 +37,7 @@ class Toy(MaskedLanguageModelling):
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
-        self.masking = SeesThePast(random=0.0, keep=0.0)
+        self.masking = SeesThePast(random_fraction=0.0, keep_fraction=0.0)
         self.weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.small import MODERN, SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.models.attention import shared_bias
+from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder, layer_class
-from xlme_ds.models.layers import MicroBatch
-from xlme_ds.models.tiles import GROUP, tiling
+from xlme_ds.models.layers import MicroBatchShape
+from xlme_ds.models.tiles import GROUP_SIZE, tiling
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
 
@@ -29,9 +29,9 @@ def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
 def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
     encoder = lively(Encoder(cfg, 1)).to(device, dtype)
-    keys_B = torch.arange(ROWS, device=device)
+    seeds_B = torch.arange(ROWS, device=device)
     segments_BT = torch.ones(ROWS, TOKENS, dtype=torch.long, device=device)
-    bias = shared_bias(cfg, segments_BT, encoder.bias_by_distance(TOKENS), dtype)
+    bias = attention_bias(cfg, segments_BT, encoder.bias_by_distance(TOKENS), dtype)
     x_BTD = torch.ones(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
     outside = [*encoder.parameters(), *(one for one in bias if isinstance(one, Tensor))]
     addresses = {tensor.untyped_storage().data_ptr() for tensor in outside}
@@ -43,7 +43,7 @@ def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        encoder.layers["0"](x_BTD, bias, keys_B)
+        encoder.layers["0"](x_BTD, bias, seeds_B)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -74,18 +74,18 @@ def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
 def test_the_softmax_on_a_gpu_counted_by_hand(temperature: float) -> None:
     """18 of 120 positions, 64 groups of ids, tiles of two groups; width 24. The kernels hold no tile in float32."""
     objective = ObjectiveConfig(generator_temperature=temperature)
-    cfg = replace(SMALL, vocabulary=64 * GROUP, head_chunk=2 * GROUP)
+    cfg = replace(SMALL, vocabulary=64 * GROUP_SIZE, head_chunk=2 * GROUP_SIZE)
     by_kernels, by_torch = (
         replace(layout(replace(cfg, kernels=kernels), 2, True), objective=objective) for kernels in ("auto", "torch")
     )
-    sums, tile = 18 * 64 * 4 * (2 if temperature == 1 else 3), 18 * 2 * GROUP
+    sums, tile = 18 * 64 * 4 * (2 if temperature == 1 else 3), 18 * 2 * GROUP_SIZE
 
     def found(of: ParallelLayout, backward: bool) -> float:
         return activations.softmax_bytes(of, backward, last=False)
 
     assert found(by_kernels, False) == pytest.approx(sums + 18 * 64 * 24)  # with their weights in float64
     assert found(by_kernels, True) == pytest.approx(tile * (2 + 4 / 128) + 2 * 18 * 24 * 4)
-    rows = 18 * 2 * GROUP * (24 * 2 + 3 * 8)  # of the table, and where they come from
+    rows = 18 * 2 * GROUP_SIZE * (24 * 2 + 3 * 8)  # of the table, and where they come from
     assert found(by_torch, False) == pytest.approx(sums + max(rows, tile * (4 + (2 if temperature == 1 else 4))))
     assert found(by_torch, True) == pytest.approx(tile * (4 + 2) + 2 * 18 * 24 * 4)
     whole = layout(replace(cfg, kernels="auto"), 4, True)  # the kernels are for bf16
@@ -115,7 +115,7 @@ SCORES, LOG_SUMS = N * TOKENS * H, N * H * 4
 )  # fmt: skip
 def test_a_layer_on_a_gpu_counted_by_hand(triton: bool, changes: dict[str, Any], expected: float) -> None:
     cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3))
-    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(expected)
 
 
@@ -136,7 +136,7 @@ def test_what_layers_share_and_a_backward_pass_holds_counted_by_hand(
 ) -> None:
     """`backward`: without the gradients of a layer's input and output."""
     cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes)
-    batch = MicroBatch(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
     assert layer_class(cfg).shared_bytes(cfg, batch) == pytest.approx(shared)
     assert layer_class(cfg).backward_bytes(cfg, batch) - 2 * N * D * E == pytest.approx(backward)
 

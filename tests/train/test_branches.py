@@ -38,7 +38,7 @@ from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_data
+from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.export_run import export_run
@@ -221,7 +221,7 @@ def test_data_and_first_weights_are_of_the_settings_of_the_run(config: RunConfig
     for seed, fraction, std in ((1, 0.15, 0.02), (7, 0.15, 0.02), (1, 0.4, 0.05)):
         run = replace(of_one, seed=seed, objective=ObjectiveConfig(mask_fraction=fraction))
         run = replace(run, model=replace(run.model, init_std=std))
-        ours, theirs = open_data(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
+        ours, theirs = open_loader(run, data[0], 1, 2), Loader(data[0], run.data, seed, fraction, 1, 2)
         for one, other in zip(ours.micro_batches(3), theirs.micro_batches(3), strict=True):
             assert all(map(torch.equal, one.tensors(), other.tensors()))
         masked.append(str(ours.micro_batches(3)[0].masked_M.tolist()))
@@ -240,10 +240,10 @@ def test_a_run_keeps_its_kernels_tilings(
     """Also when a benchmark has written others into the package in the meantime; a new run takes those."""
     begun = tiles.tiling("_forward", 64, 2)
     run = pretrain(config, data, tmp_path / "run")
-    table = read_json(tiles.TABLE, dict)
+    table = read_json(tiles.TILINGS_FILE, dict)
     table["default"]["64"]["_forward"] = [128, 32, 8, 3]
     (tmp_path / "tilings.json").write_text(json.dumps(table))
-    monkeypatch.setattr(tiles, "TABLE", tmp_path / "tilings.json")
+    monkeypatch.setattr(tiles, "TILINGS_FILE", tmp_path / "tilings.json")
     forget(run, 8)
     pretrain(config, data, run)
     assert tiles.tiling("_forward", 64, 2) == begun

@@ -15,7 +15,7 @@ from xlme_ds.config import TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
-from xlme_ds.models.attention import shared_bias
+from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.train.loop import Dimensions
 from xlme_ds.train.records import Console, MetricsLog
@@ -34,13 +34,13 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
     assert isinstance(encoder, Encoder)
     read: list[torch.Tensor] = []
     encoder.layers["0"].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].detach()))
-    found = engine.dimensions(3)
+    found = engine.effective_ranks(3)
     batch = loaders[1].first_rows(3)
     assert len(batch.tokens_BT) == 6 and bool((batch.segments_BT == 0).any()), "some padding must be left out"
     states = [read[0]]
     with torch.no_grad():
         distances = encoder.bias_by_distance(batch.tokens_BT.shape[1])
-        bias = shared_bias(config.model, batch.segments_BT, distances, torch.float32)
+        bias = attention_bias(config.model, batch.segments_BT, distances, torch.float32)
         for layer in encoder.layers.values():
             states.append(layer(states[-1], bias))
         if encoder.output_norm is not None:
@@ -83,7 +83,7 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "in 1.0 dimensions; at the start they varied in 2" in warned[0]
     lines = [json.loads(line) for line in (tmp_path / "dimensions.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
-    assert list(lines[-1].values())[1:] == pytest.approx(engine.dimensions(8), abs=0.006)
+    assert list(lines[-1].values())[1:] == pytest.approx(engine.effective_ranks(8), abs=0.006)
     events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
     assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]
     (tmp_path / "branch").mkdir()

@@ -35,7 +35,7 @@ from xlme_ds.config import (
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import open_data
+from xlme_ds.engine.build import open_loader
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.io.files import read_json, write_json
@@ -261,7 +261,7 @@ def test_sentences_alone(config: RunConfig, run: Path, folder: Path) -> None:
         losses(whole, folder / "stream")
     later = replace(of_sentences, data=replace(of_sentences.data, phase_steps=(3,)))
     with pytest.raises(ValueError, match=r"stream/mono was mixed without --sentences, and this objective reads"):
-        open_data(later, [data, folder / "stream"])
+        open_loader(later, [data, folder / "stream"])
 
 
 @pytest.fixture(scope="module")

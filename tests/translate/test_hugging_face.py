@@ -9,7 +9,7 @@ from data_prep.__main__ import main as data_prep
 from tests.translate.hugging_face import Peer
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
-from xlme_ds.engine.build import build_engine, open_data
+from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.io.files import read_json
 
 
@@ -35,7 +35,7 @@ def test_hugging_face_trains_as_we_do(tmp_path: Path) -> None:
         "toy", model=model, objective=ObjectiveConfig("mt", mask_fraction=1.0), data=DataConfig(0, 16, 16),
         optimizer=OptimizerConfig(1e-3, warmup_steps=0, clip=5.0), engine=EngineConfig("plain"),
     )  # fmt: skip
-    engine = build_engine(run, open_data(run, tmp_path / "data"), None)
+    engine = build_engine(run, open_loader(run, tmp_path / "data"), None)
     peer = Peer(run, engine.full_state())
     losses = []
     for step in range(6):

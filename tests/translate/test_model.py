@@ -16,7 +16,7 @@ from xlme_ds.data.collate import collate
 from xlme_ds.data.masking import TaskRows
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
 from xlme_ds.models import attention, encoder, layers
-from xlme_ds.models.attention import bucket
+from xlme_ds.models.attention import relative_position_bucket
 from xlme_ds.models.execution import wrap_layers
 from xlme_ds.objectives import objective_of
 from xlme_ds.translate.decoding import translate
@@ -92,7 +92,9 @@ class Formulas:
         places = torch.arange(len(x))
         bias = torch.zeros(self.cfg.heads, len(x), len(x), dtype=x.dtype)
         if self.cfg.relative_bias != "none":
-            which = bucket(places - places[:, None], self.cfg.relative_buckets, self.cfg.relative_max_distance)
+            which = relative_position_bucket(
+                places - places[:, None], self.cfg.relative_buckets, self.cfg.relative_max_distance
+            )
             bias = self.p[f"{network}.relative.weight"][which].permute(2, 0, 1)
         if self.cfg.relative_bias == "gated":
             update, reset = (torch.sigmoid(self.heads(q) @ self.p[f"{layer}.gate.{n}"]) for n in ("update", "reset"))
@@ -294,9 +296,9 @@ def drawn(model: TranslationModel, monkeypatch: pytest.MonkeyPatch, batch: Batch
     found: list[Tensor] = []
 
     def watched(function):  # type: ignore[no-untyped-def]
-        def keyed(x: Tensor, rate: float, keys_B: Tensor, *more: int) -> Tensor:
-            found.append(keys_B)
-            return function(x, rate, keys_B, *more)
+        def keyed(x: Tensor, rate: float, seeds_B: Tensor, *more: int) -> Tensor:
+            found.append(seeds_B)
+            return function(x, rate, seeds_B, *more)
 
         return keyed
 

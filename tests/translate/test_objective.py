@@ -17,7 +17,7 @@ from xlme_ds.counting import count_parameters, flops_of
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.engine.build import build_engine
-from xlme_ds.models.masked_head import GROUP
+from xlme_ds.models.masked_head import GROUP_SIZE
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -142,7 +142,7 @@ def test_operations_equal_torchs_counter(changes: dict[str, object]) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         translator(**changes)(batch)
     expected = 64 * flops_of(replace(RUN, model=config(**changes)), 32).forward
-    expected += 2 * 32 * GROUP * SMALL.width  # the logits of a group of ids for the most likely one
+    expected += 2 * 32 * GROUP_SIZE * SMALL.width  # the logits of a group of ids for the most likely one
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
@@ -159,7 +159,7 @@ def test_operations_of_sentences() -> None:
     both = replace(RUN, model=config(), objective=replace(once.objective, back_translation=("0:1",)))
     flops, twice = flops_of(once, 32), flops_of(both, 32)
     # 62 targets, and the logits of a group of ids for the most likely one.
-    expected = 64 * flops.forward - 2 * flops.softmax + 2 * 62 * GROUP * SMALL.width
+    expected = 64 * flops.forward - 2 * flops.softmax + 2 * 62 * GROUP_SIZE * SMALL.width
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
     assert twice.forward == pytest.approx(2 * flops.forward)
     assert twice.training == pytest.approx(3 * twice.forward + flops.forward) and flops.training == 3 * flops.forward

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..checkpoint_names import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
+from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, to_disk, write_object
 from .state_files import (
@@ -72,7 +72,7 @@ class Checkpoints:
 
     def poll(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if every rank has written its part."""
-        if self._saving is not None and not engine.any(self._saving[1].running):
+        if self._saving is not None and not engine.any_rank(self._saving[1].running):
             self.wait(engine)
 
     def wait(self, engine: Engine) -> None:
@@ -81,7 +81,7 @@ class Checkpoints:
         if saving is None:
             return
         state, writer = saving
-        files = dict(gather((writer.path.name, on_all_ranks(writer.result))))
+        files = dict(all_gather((writer.path.name, on_all_ranks(writer.result))))
         on_all_ranks(lambda: self._finish(writer.path.parent, state, files) if engine.rank == 0 else None)
 
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
@@ -104,9 +104,9 @@ class Checkpoints:
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
-        headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
+        headers = all_gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
-        engine.enter(state["step"] - 1)  # the stored loss was computed in the phase of the last step
+        engine.prepare_step(state["step"] - 1)  # the stored loss was computed in the phase of the last step
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
@@ -205,7 +205,7 @@ def write_state_and_marker(folder: Path, state: Mapping[str, Any], files: Mappin
 
 def gather_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     """The fault of a checkpoint, or None if it is sound. Each rank checks an equal part of the files; collective."""
-    return next((fault for fault in gather(checkpoint_fault(folder, rank, world)) if fault), None)
+    return next((fault for fault in all_gather(checkpoint_fault(folder, rank, world)) if fault), None)
 
 
 def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

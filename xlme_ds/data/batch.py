@@ -15,7 +15,7 @@ from .rows import TASKS
 
 
 class Batch(NamedTuple):
-    """A micro-batch. Integers are int64. All randomness of a forward pass comes from `keys_B` and `uniforms_M`."""
+    """A micro-batch. Integers are int64. All randomness of a forward pass comes from `seeds_B` and `uniforms_M`."""
 
     tokens_BT: Tensor  # original ids, padded with PAD
     # The position of the token in its item, from 0. In XLM's layout the second side starts at 0 again. Padding has 0.
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     languages_BT: Tensor  # index of the language in the list of the data's languages; 0 at padding
     task_B: Tensor  # index into rows.TASKS
     # 64 random bits, a function of seed, task and row number: the row's dropout is drawn from them.
-    keys_B: Tensor
+    seeds_B: Tensor
     masked_M: Tensor  # masked positions, as ascending indices into the flattened tokens
     # Random numbers, float32 in [0, 1). At each masked position the generator samples the first token at which its
     # cumulative probability exceeds this number.

@@ -35,21 +35,21 @@ class BatchMaker(Protocol):
         """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
-# `row_bits` draws a row's key as if for a token in this column. No row is long enough to have a token there.
-_KEY_COLUMN = 0xFFFFFFFF
+# `row_bits` draws a row's seed as if for a token in this column. No row is long enough to have a token there.
+_SEED_COLUMN = 0xFFFFFFFF
 _MISSING_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
 def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0) -> Batch:
     """One batch of the rows of all tasks, the same for any `step`.
 
-    A row's masked positions, their uniforms and the row's key (see `Batch`) depend only on the row itself, on (seed,
+    A row's masked positions, their uniforms and the row's seed (see `Batch`) depend only on the row itself, on (seed,
     task, row number) and on `mask_fraction`. Raises ValueError for an item that is empty or longer than its row, for a
     pair without a second side, and for a side without a language.
     """
     batch_rows, width = sum(len(rows.tokens) for _, rows, _ in task_rows), task_rows[0][1].tokens.shape[1]
     text_5BT = np.empty((5, batch_rows, width), dtype=np.int64)
-    tasks_B, keys_B = np.empty(batch_rows, dtype=np.int64), np.empty(batch_rows, dtype=np.int64)
+    tasks_B, seeds_B = np.empty(batch_rows, dtype=np.int64), np.empty(batch_rows, dtype=np.int64)
     start = 0
     for task, rows, row_numbers in task_rows:
         stop = start + len(rows.tokens)
@@ -57,9 +57,9 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0)
             rows.tokens, rows.item_counts, rows.lengths, rows.languages, task == TASKS.index("para"), text_5BT, start
         )
         tasks_B[start:stop] = task
-        keys_B[start:stop] = row_bits(row_numbers, seed, task, _KEY_COLUMN).view(np.int64)
+        seeds_B[start:stop] = row_bits(row_numbers, seed, task, _SEED_COLUMN).view(np.int64)
         start = stop
-    arrays = *text_5BT, tasks_B, keys_B, *draw_masks(task_rows, seed, mask_fraction)
+    arrays = *text_5BT, tasks_B, seeds_B, *draw_masks(task_rows, seed, mask_fraction)
     return Batch.of_tensors([torch.from_numpy(array) for array in arrays])
 
 

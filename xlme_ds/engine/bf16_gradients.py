@@ -22,7 +22,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from .buckets import first_state, state_kinds
+from .state_shards import initial_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
@@ -52,30 +52,30 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     optimizer.param_groups[:] = new_groups
 
 
-def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
+def reduce_in_buffers(engine: Any, bf16_buffers: bool = False) -> None:
     """Make a DeepSpeed engine add and reduce gradients in the groups' flat buffers, if its optimizer is a
     BF16_Optimizer.
 
-    `halved`: the buffers are bf16, like the gradients from the backward pass. The sums over ranks are in the engine's
-    `communication_data_type`.
+    `bf16_buffers`: the buffers are bf16, like the gradients from the backward pass. The sums over ranks are in the
+    engine's `communication_data_type`.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
-        if halved:
-            _halve_buffers(optimizer)
-        sums = _GradientSums(engine)
-        if halved or sums.replicas > 1:
-            optimizer.optimizer.step = partial(_step_in_pieces, optimizer, sums, optimizer.optimizer.step)
-            optimizer.step = partial(_step, optimizer, sums)
-        optimizer._update_hp_grad = partial(_add_gradient, optimizer, sums)
+        if bf16_buffers:
+            _use_bf16_buffers(optimizer)
+        reducer = _GradientReducer(engine)
+        if bf16_buffers or reducer.replicas > 1:
+            optimizer.optimizer.step = partial(_step_in_pieces, optimizer, reducer, optimizer.optimizer.step)
+            optimizer.step = partial(_step, optimizer, reducer)
+        optimizer._update_hp_grad = partial(_add_gradient, optimizer, reducer)
         optimizer.clear_hp_grads = partial(_forget_gradients, optimizer)
-        engine.buffered_allreduce_fallback = sums.finish
+        engine.buffered_allreduce_fallback = reducer.finish
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
-                parameter.open_gradient = partial(_open_gradient, optimizer, parameter, group, index)
+                parameter.gradient_adder = partial(_gradient_adder, optimizer, parameter, group, index)
 
 
-class _GradientSums:
+class _GradientReducer:
     """Reduces gradients over the replicas, the ranks that hold the same parameters. `parts` holds, for every group,
     this rank's part of the gradients: first their sum over the replicas, then their mean.
 
@@ -92,7 +92,7 @@ class _GradientSums:
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
         self.early_groups = [*late, True].index(True) if overlaps else 0  # number of groups sent in the backward pass
-        parameters = set(engine.module.parameters())  # without fillers (`placement.py`), which get no gradient
+        parameters = set(engine.module.parameters())  # without fillers (`memory_alignment.py`), which get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
         # For each group, the indices of its parameters that get a gradient.
         self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
@@ -103,7 +103,7 @@ class _GradientSums:
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
         self.missing = [set(group) for group in self.with_gradients]  # by group, parameters whose gradient has not come
 
-    def arrived(self, group: int, index: int) -> None:
+    def mark_arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
         if self.early_groups and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
@@ -156,7 +156,7 @@ class _GradientSums:
         return squares.sqrt().float()
 
 
-def _halve_buffers(optimizer: BF16_Optimizer) -> None:
+def _use_bf16_buffers(optimizer: BF16_Optimizer) -> None:
     """Replace the gradients' buffers by bf16 buffers, before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
         # The old buffer must be free before the new one is made.
@@ -175,10 +175,10 @@ def _halve_buffers(optimizer: BF16_Optimizer) -> None:
 
 
 @torch.no_grad()
-def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
+def _step(optimizer: BF16_Optimizer, reducer: _GradientReducer) -> None:
     """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16, and convert all
     gradients at once."""
-    norm = sums.norm()
+    norm = reducer.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # true for NaN too
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm  # DeepSpeed itself would report -1
     if optimizer.overflow:
@@ -187,10 +187,10 @@ def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
         optimizer.optimizer.step()
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.clear_hp_grads()
-    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # frees copies that `_send` made in another type
+    reducer.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # frees copies that `_send` made in another type
 
 
-def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:
+def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_step: Callable[[], object]) -> None:
     """Replaces `step` of torch's optimizer: calls the original (`take_step`) for each piece of this rank's part in
     turn, so that only one piece of a bf16 gradient exists in float32 at a time; collective."""
     clip_divisor = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
@@ -198,8 +198,8 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
     whole_groups = [group.pop("params") for group in groups]
     for group_index, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[group_index]
-        states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
-        tensors = master.detach(), sums.parts[group_index], *states[master].values()
+        states[master] = states[master] or initial_state(state_kinds(optimizer.optimizer), master)
+        tensors = master.detach(), reducer.parts[group_index], *states[master].values()
         for any_group in groups:  # `take_step` updates all groups, so only the group of the piece has a parameter
             any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
@@ -225,7 +225,7 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
     return [tensor.clone() for _ in range(0, master.numel(), size)]
 
 
-def _open_gradient(
+def _gradient_adder(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
     """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum (see
@@ -241,7 +241,7 @@ def _open_gradient(
 @torch.no_grad()
 def _add_gradient(
     optimizer: BF16_Optimizer,
-    sums: _GradientSums,
+    reducer: _GradientReducer,
     parameter: nn.Parameter,
     group: int,
     index: int,
@@ -263,7 +263,7 @@ def _add_gradient(
     arrived[index] = True
     if clear_lp_grads:
         parameter.grad.zero_()
-    sums.arrived(group, index)
+    reducer.mark_arrived(group, index)
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:

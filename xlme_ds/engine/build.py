@@ -21,7 +21,7 @@ from ..models.encoder import layer_class
 from ..models.execution import resolve_compile, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
-from ..models.pipeline import describe_balance, parts, pipeline_balance
+from ..models.pipeline import describe_balance, pipeline_balance, split_layers
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
@@ -67,25 +67,26 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
     return "bf16" if may_take_bf16 and accumulation == 1 else "fp32"
 
 
-def open_data(
+def open_loader(
     config: RunConfig,
     folders: Path | Sequence[Path],
     rank: int = 0,
     world: int = 1,
-    rows: DataConfig | None = None,
-    like: Loader | None = None,
+    heldout_data: DataConfig | None = None,
+    training: Loader | None = None,
 ) -> Loader:
-    """The loader with which `rank` of `world` reads its rows of `folders`: training data, or held-out data if `rows` is
-    given.
+    """The loader with which `rank` of `world` reads its rows of `folders`: training data, or held-out data if
+    `heldout_data` is given.
 
-    `rows`: the number of held-out rows of each task, and the micro-batch for evaluating them; `folders` is then a
-    single held-out folder. `like`: the loader of the training data, which held-out data must fit (`require_fit`).
+    `heldout_data`: the number of held-out rows of each task, and the micro-batch for evaluating them; `folders` is then
+    a single held-out folder. `training`: the loader of the training data, which held-out data must fit
+    (`require_fitting_data`).
     """
-    loader_class = Loader if rows is None else HeldOutLoader
+    loader_class = Loader if heldout_data is None else HeldOutLoader
     objective = objective_of(config.objective)
     loader = loader_class(
         folders,
-        rows or config.data,
+        heldout_data or config.data,
         config.seed,
         config.objective.mask_fraction,
         rank,
@@ -93,14 +94,14 @@ def open_data(
         config.model.language_embeddings,
         objective,
     )
-    require_fit(loader, config.model, like)
+    require_fitting_data(loader, config.model, training)
     for store in (store for phase in loader.phases for store in loader.stores_at(phase.first_step).values()):
         objective.check_rows(store, loader.purpose)
     return loader
 
 
-def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
-    """Raise ValueError if the data of `loader` do not fit `model`. `like` may be the loader of training data: then
+def require_fitting_data(loader: Loader, model: ModelConfig, training: Loader | None = None) -> None:
+    """Raise ValueError if the data of `loader` do not fit `model`. `training` may be the loader of training data: then
     raise ValueError also if the data of `loader` cannot be held-out data for the training data. The message names the
     setting or the folder."""
     folder = loader.folders[0]
@@ -127,12 +128,13 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
         raise ValueError(
             f"{with_other_vocabulary[0]}/vocab is not the vocabulary of the rows next to it: mix the rows again"
         )
-    if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
+    if training is not None and loader.vocabulary_sha256 != training.vocabulary_sha256:
         raise ValueError(
-            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with the same one"
+            f"{folder} and {training.folders[0]} were encoded with different vocabularies: encode both with the same "
+            "one"
         )
-    if like is not None:
-        _require_split(loader, like)
+    if training is not None:
+        _require_split(loader, training)
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
@@ -196,14 +198,14 @@ def build_engine(
         pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
-        stage_parts = parts(pipeline_balance(*pipeline_settings))
+        stage_parts = split_layers(pipeline_balance(*pipeline_settings))
         settings = _deepspeed_config(config, loader, "fp32")
         return PipelineEngine(config, objective, stage_parts, loader, heldout, initial_values, settings)
 
     def fill(model: nn.Module, gather_parameter: GatherParameter | None) -> None:
         initialise(model, config.seed, config.model.init_std, gather_parameter, initial_values)
 
-    return assemble(config, objective, fill, loader, heldout)
+    return build_data_parallel_engine(config, objective, fill, loader, heldout)
 
 
 def require_kernels(config: Training) -> None:
@@ -228,7 +230,9 @@ def require_kernels(config: Training) -> None:
     on_all_ranks(lambda: check_kernels(config.model, device, dtype))
 
 
-def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
+def build_data_parallel_engine(
+    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None
+) -> Engine:
     """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
     require_kernels(config)
     if config.engine.kind == "plain":
@@ -269,7 +273,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
         # A forward pass gathers weights from all ranks, so every rank decodes until the last rank is done.
-        model.any_rank = engine.any  # type: ignore[assignment]
+        model.any_rank = engine.any_rank  # type: ignore[assignment]
     return engine
 
 

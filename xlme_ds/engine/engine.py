@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.order import phase_index
-from ..models.dimensions import effective_rank, token_products
+from ..models.effective_rank import effective_rank, scatter_matrices
 from ..models.encoder import use_rotary_base
 from ..objectives.protocol import BatchSource, Objective, Pretraining
-from .buckets import Bucket, Piece, read_buckets, state_kinds, write_buckets
 from .optimizer import set_learning_rate
-from .ranks import gather, on_all_ranks, raise_on_all_ranks
+from .ranks import all_gather, on_all_ranks, raise_on_all_ranks
+from .state_shards import Piece, StateShard, read_state_shards, state_kinds, write_state_shards
 from .step import StepContext
 
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
@@ -93,15 +93,17 @@ class Engine:
         self.optimizer.zero_grad()
         return norm
 
-    def _buckets(self) -> list[Bucket]:
+    def _state_shards(self) -> list[StateShard]:
         """The buffers of weights and optimizer state that this rank owns."""
         kinds = state_kinds(self.optimizer)
-        return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
+        return [
+            StateShard([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()
+        ]
 
-    def _publish(self) -> None:
-        """Copy the weights from the buckets, which `load` has filled, to the module; collective."""
+    def _sync_module_weights(self) -> None:
+        """Copy the weights from the shards, which `load` has filled, to the module; collective."""
 
-    def _reduce(self, values: Tensor) -> Tensor:
+    def _all_reduce(self, values: Tensor) -> Tensor:
         """Add up `values` over the ranks in place, and return them."""
         return values
 
@@ -109,7 +111,7 @@ class Engine:
         """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
-    def enter(self, step: int) -> None:
+    def prepare_step(self, step: int) -> None:
         """Prepare the model to compute step `step`: set the rotary base of its phase."""
         use_rotary_base(self.module, self.loader.phases[phase_index(self.loader.phases, step)].rotary_base)
 
@@ -119,7 +121,7 @@ class Engine:
 
         `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
         """
-        self.enter(step)
+        self.prepare_step(step)
         batches, counts = self._read(step)
         objective = self.objective.at(step)
         weights = (objective.weights / counts.clamp(min=1)).float()
@@ -145,7 +147,7 @@ class Engine:
         # The last element counts failed ranks. The sum is taken on the host, because on a GPU it would have to wait
         # until the step before is finished.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
-        reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
+        reduced = self._all_reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
             raise_on_all_ranks(error)
         batches = [batch.to(self.device) for batch in batches]
@@ -172,14 +174,14 @@ class Engine:
         """Returns a dict, float64 on the CPU: `counts` as they are, and the sums that `context` gathered, added up over
         the ranks."""
         totals = context.totals(self.device)
-        return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
+        return {"counts": counts.cpu()} | {name: self._all_reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:
         """Whether to take a step with the global gradient norm `norm`. DeepSpeed gives −1 for a norm that is not
         finite."""
         if not (math.isfinite(norm) and norm >= 0):
             return False
-        return math.isinf(context.norm_limit) or not self.any(norm > context.norm_limit)
+        return math.isinf(context.norm_limit) or not self.any_rank(norm > context.norm_limit)
 
     def _stats(
         self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
@@ -192,10 +194,10 @@ class Engine:
         own_rows = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' keys are compared
-            if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
+            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' seeds are compared
+            if not torch.isfinite(loss) and torch.equal(copy.seeds_B, batch.seeds_B)
         ]
-        suspects = dict.fromkeys(rows for of_rank in gather(own_rows) for rows in of_rank)  # each once, in order
+        suspects = dict.fromkeys(rows for of_rank in all_gather(own_rows) for rows in of_rank)  # each once, in order
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
@@ -210,7 +212,7 @@ class Engine:
         )
 
     @torch.no_grad()
-    def dimensions(self, rows: int) -> list[float]:
+    def effective_ranks(self, rows: int) -> list[float]:
         """The effective rank (`effective_rank`) of the first encoder's token states, one number for the embedding and
         one per layer. The tokens come from the first `rows` held-out rows of each task, so the result is the same under
         any engine and number of ranks."""
@@ -219,11 +221,11 @@ class Engine:
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
         context = self._evaluation_context(detailed=False)
         encoder = next(iter(cast(Pretraining, self.objective).encoders))
-        with token_products(self.module, encoder, batch.segments_BT > 0) as products:
+        with scatter_matrices(self.module, encoder, batch.segments_BT > 0) as matrices:
             self._forward(context, [batch])
-        own_layers = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        own_layers = {layer: effective_rank(scatter_DD) for layer, scatter_DD in matrices.items()}
         by_layer: dict[int, float] = {}
-        for layers in gather(own_layers):  # a pipeline stage has only some layers
+        for layers in all_gather(own_layers):  # a pipeline stage has only some layers
             by_layer |= layers
         return [by_layer[layer] for layer in sorted(by_layer)]
 
@@ -254,7 +256,7 @@ class Engine:
         if counted:
             context.gathered = list(compress(context.gathered, counted))
             batches = list(compress(batches, counted))
-        return self._totals(context, self._reduce(self._own_counts(batches, self.device)))
+        return self._totals(context, self._all_reduce(self._own_counts(batches, self.device)))
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         """Evaluate `batches`; `context` gathers their sums and statistics."""
@@ -264,16 +266,16 @@ class Engine:
 
     def save(self, writer: StateWriter) -> None:
         """Copy this rank's part of weights and optimizer state to `writer`; training may continue once this returns."""
-        write_buckets(self._buckets(), writer)
+        write_state_shards(self._state_shards(), writer)
 
     def load(self, reader: StateReader) -> None:
         """Read weights and optimizer state that any engine saved. Raises SharedError if they belong to another
         model."""
         # Under ZeRO-3 `numel` is not the size of the whole parameter.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
-        on_all_ranks(lambda: read_buckets(self._buckets(), reader, sizes))
-        self._publish()
+        on_all_ranks(lambda: read_state_shards(self._state_shards(), reader, sizes))
+        self._sync_module_weights()
 
-    def any(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
-        return bool(self._reduce(torch.tensor(float(flag), device=self.device)) > 0)
+        return bool(self._all_reduce(torch.tensor(float(flag), device=self.device)) > 0)

@@ -25,7 +25,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
     rule = partial(AdamW, lr=cfg.learning_rate, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
     kinds = _probe_state_kinds(rule)
     names, all_parameters = zip(*module.named_parameters(), strict=True)
-    scales = [1.0] * len(names) if objective is None else objective.learning_rates(names, cfg)
+    scales = [1.0] * len(names) if objective is None else objective.learning_rate_scales(names, cfg)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for parameter, scale in zip(all_parameters, scales, strict=True):
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 empties the parameter's own tensor
@@ -40,7 +40,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
     """Names of the tensors that the rule keeps for each parameter, without `step`, found by one step on a small matrix.
-    `first_state` assumes that these tensors start as zeros.
+    `initial_state` assumes that these tensors start as zeros.
 
     Raises SharedError for a rule whose state is anything but `step` and tensors of the parameter's shape, because
     checkpoints hold nothing else.

@@ -33,9 +33,9 @@ from ..data.loader import Loader
 from ..models.encoder import block_sizes
 from ..models.execution import wrap_layers
 from ..models.init import InitialValues, initialise
-from ..models.pipeline import Part
+from ..models.pipeline import PipelinePart
 from ..objectives.protocol import Pretraining
-from .ranks import gather, on_gpu
+from .ranks import all_gather, on_gpu
 from .step import StepContext
 from .zero import ZeroEngine
 
@@ -47,7 +47,7 @@ class _PartSpec(LayerSpec):
     layers.
     """
 
-    def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
+    def __init__(self, objective: Pretraining, cfg: ModelConfig, part: PipelinePart):
         super().__init__(nn.Module)
         self.objective = objective
         self.cfg = cfg
@@ -64,7 +64,7 @@ class PipelineEngine(ZeroEngine):
         self,
         config: RunConfig,
         objective: Pretraining,
-        parts: Sequence[Part],
+        parts: Sequence[PipelinePart],
         loader: Loader,
         heldout: Loader | None,
         initial_values: InitialValues | None,
@@ -88,8 +88,8 @@ class PipelineEngine(ZeroEngine):
         self._max_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
         self._last_part = own_parts[-1]
         self._predicted: list[Tensor] = []  # predictions of the first pass, by micro-batch
-        self._tied = _TiedTable(self.engine, own_parts)
-        self._tied.share()
+        self._tied_embedding = _TiedEmbedding(self.engine, own_parts)
+        self._tied_embedding.sync_weights()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank's stage by their names in the whole model, without the part's index that
@@ -104,10 +104,10 @@ class PipelineEngine(ZeroEngine):
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
         return Batch.of_tensors(tensors, self._last_part.added)
 
-    def enter(self, step: int) -> None:
-        """As `Engine.enter`. At a phase's first step, also make DeepSpeed forget the activations' shape, because the
-        phase may have rows of another length than the phase before."""
-        super().enter(step)
+    def prepare_step(self, step: int) -> None:
+        """As `Engine.prepare_step`. At a phase's first step, also make DeepSpeed forget the activations' shape, because
+        the phase may have rows of another length than the phase before."""
+        super().prepare_step(step)
         if any(step == phase.first_step for phase in self.loader.phases):
             self.engine.reset_activation_shape()
 
@@ -119,7 +119,7 @@ class PipelineEngine(ZeroEngine):
         self._context = context
         self.engine.module.loss_fn = partial(self._scheduled_loss, context)
         self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
-        self._tied.share()
+        self._tied_embedding.sync_weights()
         return self._norm_of(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
@@ -159,9 +159,9 @@ class PipelineEngine(ZeroEngine):
         open_batches = [self._last_part.first_pass(batch) for batch in batches]
         self._predicted.clear()
         self.engine.module.loss_fn = self._keep_predictions
-        self._last_part.writing = True
+        self._last_part.exclude_special = True
         self._evaluate_by_schedule(open_batches, micro_batches)
-        self._last_part.writing = False
+        self._last_part.exclude_special = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
@@ -180,14 +180,14 @@ class PipelineEngine(ZeroEngine):
         self._predicted.append(self._last_part.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
-    def _publish(self) -> None:
-        super()._publish()
-        self._tied.share()
+    def _sync_module_weights(self) -> None:
+        super()._sync_module_weights()
+        self._tied_embedding.sync_weights()
 
     def full_state(self) -> dict[str, Tensor]:
         """All parameters, on rank 0: the first process of each later stage sends the stage's parameters to rank 0."""
         state = super().full_state()
-        shapes_by_rank = gather({name: value.shape for name, value in state.items()})
+        shapes_by_rank = all_gather({name: value.shape for name, value in state.items()})
         for source in range(1, self.world):
             for name, shape in shapes_by_rank[source].items():
                 if self.rank == source:
@@ -199,7 +199,7 @@ class PipelineEngine(ZeroEngine):
         return state
 
 
-class _TiedTable:
+class _TiedEmbedding:
     """The tied embedding on a process that holds `parts`. The process with the first part owns the table; the process
     with the last part, the borrower, has a copy. `blocks` are empty where there is nothing to send: on any other
     process, if one process has both parts, and if the model ties nothing."""
@@ -210,11 +210,13 @@ class _TiedTable:
         self.gradients: Sequence[Tensor] = ()  # the gradients of the borrowed blocks
         self.owns = first.part.first
         self.peer = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owns else 0)
-        if first.ties and self.owns and last.part.last:  # DualPipeV: the last part reads the first part's parameters
-            last.borrowed = first.table
-        elif first.ties and self.owns:
-            self.blocks = first.table
-        elif first.ties and last.part.last:
+        if (
+            first.ties_embedding and self.owns and last.part.last
+        ):  # DualPipeV: the last part reads the first part's parameters
+            last.borrowed = first.embedding_blocks
+        elif first.ties_embedding and self.owns:
+            self.blocks = first.embedding_blocks
+        elif first.ties_embedding and last.part.last:
             like = next(last.parameters())
             shapes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]
             self.blocks = last.borrowed = [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
@@ -225,7 +227,7 @@ class _TiedTable:
         # replicas.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
-    def share(self) -> None:
+    def sync_weights(self) -> None:
         """Send the owner's values to the borrower. Collective over owner and borrower."""
         for block in self.blocks:
             if self.owns:

@@ -203,7 +203,7 @@ def _device() -> int:
     return index
 
 
-def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
+def data_parallel_rank_and_size(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
     """Returns (index, count): the rows are divided into `count` equal parts, and rank `rank` reads part `index`. The
     stages of one pipeline read the same part."""
     replicas = world // engine.processes_per_replica
@@ -258,7 +258,7 @@ def broadcast(value: Result) -> Result:
     return box[0]
 
 
-def gather(value: Result) -> list[Result]:
+def all_gather(value: Result) -> list[Result]:
     """Returns the values of all ranks, in the order of the ranks, on every rank; collective."""
     if not dist.is_initialized():
         return [value]
@@ -281,6 +281,6 @@ def on_all_ranks(function: Callable[[], Result]) -> Result:
 
 def raise_on_all_ranks(error: Exception | None) -> None:
     """If any rank has an `error`, every rank raises the error of the lowest such rank as SharedError; collective."""
-    for message in gather(None if error is None else in_words(error)):
+    for message in all_gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..objectives.protocol import Objective, Pretraining
 
 
-class Gathered(NamedTuple):
+class MicroBatchSums(NamedTuple):
     """Sums over one micro-batch, to be added over micro-batches; float64."""
 
     sums: Tensor  # the sum of the losses of each term, [terms]
@@ -28,7 +28,7 @@ class StepContext:
     detailed: bool = True  # whether to gather the numbers that are reported
     languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
-    gathered: list[Gathered] = field(default_factory=list)  # by micro-batch
+    gathered: list[MicroBatchSums] = field(default_factory=list)  # by micro-batch
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
@@ -40,7 +40,7 @@ class StepContext:
             if self.languages:
                 by_language = cast(Pretraining, self.objective).by_language(output, batch, self.languages)
             statistics = self.objective.statistics(output, batch)
-            self.gathered.append(Gathered(sums.detach().double(), statistics, by_language))
+            self.gathered.append(MicroBatchSums(sums.detach().double(), statistics, by_language))
         return self.recorded((self.weights * sums).sum(), batch)
 
     def recorded(self, loss: Tensor, batch: Any) -> Tensor:

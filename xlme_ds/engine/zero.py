@@ -18,12 +18,12 @@ from ..config import OptimizerConfig
 from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
 from .bf16_gradients import cut_groups, reduce_in_buffers
-from .buckets import Bucket, Piece, state_kinds
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Engine
+from .memory_alignment import aligned
 from .optimizer import build_optimizer
-from .placement import aligned
 from .ranks import on_gpu
+from .state_shards import Piece, StateShard, state_kinds
 from .step import StepContext
 
 
@@ -42,7 +42,7 @@ class ZeroEngine(Engine):
         heldout: Loader | None,
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
-        halved_gradients: bool = False,
+        bf16_gradients: bool = False,
     ):
         with loading_extensions():
             adam = build_optimizer(module, optimizer, objective)
@@ -54,7 +54,7 @@ class ZeroEngine(Engine):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             with aligned(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
-            reduce_in_buffers(engine, halved_gradients)
+            reduce_in_buffers(engine, bf16_gradients)
             align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
@@ -100,11 +100,11 @@ class ZeroEngine(Engine):
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
-    def _reduce(self, values: Tensor) -> Tensor:
+    def _all_reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=None if values.is_cuda else self._cpu_group)
         return values
 
-    def _buckets(self) -> list[Bucket]:
+    def _state_shards(self) -> list[StateShard]:
         names = {p: name for name, p in self.named_parameters()}
         zero = self.optimizer
         if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
@@ -117,11 +117,11 @@ class ZeroEngine(Engine):
         else:
             groups, masters = zero.bit16_groups, zero.single_partition_of_fp32_groups
         return [
-            Bucket(_partition_pieces(group, names), zero.optimizer, master, kinds)
+            StateShard(_partition_pieces(group, names), zero.optimizer, master, kinds)
             for group, master in zip(groups, masters, strict=True)
         ]
 
-    def _publish(self) -> None:
+    def _sync_module_weights(self) -> None:
         if isinstance(self.optimizer, DeepSpeedZeroOptimizer_Stage3):
             self.optimizer.checkpoint_event_prologue()
             self.optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
@@ -143,7 +143,7 @@ def _replicas(module: nn.Module) -> int:
     return module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
 
 
-class _SubGroup(Bucket):
+class _SubGroup(StateShard):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
@@ -156,7 +156,7 @@ class _SubGroup(Bucket):
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """As `Bucket.opened`. Buffers that are on a disk are read from it, and written back if `to_write`."""
+        """As `StateShard.opened`. Buffers that are on a disk are read from it, and written back if `to_write`."""
         swapped = self.zero._swappable_optimizer_subgroup(self.index)
         if swapped:
             self.zero._optimizer_states_and_gradient_swap_in(self.index)

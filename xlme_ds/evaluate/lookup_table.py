@@ -169,7 +169,7 @@ def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarra
         )
     used_ids, index = np.unique(ids, return_inverse=True)
     with torch.no_grad():
-        tokens = torch.from_numpy(used_ids).long().to(model.encoder.table[0].device)
+        tokens = torch.from_numpy(used_ids).long().to(model.encoder.embedding_blocks[0].device)
         table = model.encoder.embed(tokens).double().cpu().numpy()
     starts = np.cumsum(sizes) - sizes  # index in `ids` of each word's first piece
     vectors_ND = np.add.reduceat(table[index], starts) / sizes[:, None]

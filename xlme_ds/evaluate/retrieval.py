@@ -23,7 +23,7 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
 from ..io.folders import require_folder
-from ..models.dimensions import effective_rank
+from ..models.effective_rank import effective_rank
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders, trained_on, trained_on_note
 from .output import ResultTable, table_at_layer

@@ -200,7 +200,7 @@ def _samples(config: RunConfig, model: nn.Module, data: Path, vocabulary: Vocabu
         for record in _shown_records(store, sides):
             rows = store.read(np.array([record]))
             batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction, 0)
-            tokens_BT, scores_BT = objective.shown(model(batch), batch)
+            tokens_BT, scores_BT = objective.tokens_and_probabilities(model(batch), batch)
             pieces, masked = tokens_BT[0].tolist(), set(objective.predicted_positions(batch).tolist())
             scores = [None] * len(pieces) if scores_BT is None else scores_BT[0].tolist()
             tokens = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..data.schema import LAYOUTS, PAD
-from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
+from ..models.text_encoder import TextEncoder, languages_of, positions_and_segments
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def hidden_states(
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
-        positions_BT, mask_BT = one_item_a_row(tokens_BT)
+        positions_BT, mask_BT = positions_and_segments(tokens_BT)
         languages_BT = languages_of(encoder.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
         layers = encoder.hidden_states(tokens_BT, positions_BT, mask_BT, languages_BT)
         yield indices, mask_BT, [state_BTD.float() for state_BTD in layers]

@@ -69,10 +69,10 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do one run and print its scores. Returns them on rank 0; on other ranks, and after a request to stop, None."""
-    from ..engine.ranks import gather
+    from ..engine.ranks import all_gather
     from .finetune_run import finetune
 
-    if any(gather(stop.received is not None)):
+    if any(all_gather(stop.received is not None)):
         return None
     scores = finetune(job, rank, world, stop)
     if scores is None:

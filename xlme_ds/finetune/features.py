@@ -20,7 +20,7 @@ from ..config import DataConfig
 from ..data.order import Phase, plan_step
 from ..data.schema import LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import one_item_a_row
+from ..models.text_encoder import positions_and_segments
 from .downstream_tasks import DownstreamTask, Kind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
@@ -148,7 +148,7 @@ class TaskBatch(NamedTuple):
     languages_BT: Tensor
     # The labels of `Feature`: [B, T] for `tokens` (IGNORED at padding), [B] for `pair`, [B, 2] for `span`.
     labels: Tensor
-    keys_B: Tensor  # random bits that seed the dropout of each row, as in `data.batch.Batch`
+    seeds_B: Tensor  # random bits that seed the dropout of each row, as in `data.batch.Batch`
 
     def to(self, device: torch.device) -> "TaskBatch":
         """A copy of the batch on `device`."""
@@ -156,15 +156,15 @@ class TaskBatch(NamedTuple):
         return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
-def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
-    """A batch of `features`, padded to the longest of them. `keys`, one for each feature, seed dropout in training."""
+def collate_features(features: Sequence[Feature], kind: Kind, seeds: Sequence[int] = ()) -> TaskBatch:
+    """A batch of `features`, padded to the longest of them. `seeds`: those of dropout, one for each feature."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
-    positions_BT, segments_BT = one_item_a_row(tokens_BT)
+    positions_BT, segments_BT = positions_and_segments(tokens_BT)
     languages_BT = torch.tensor([feature.language for feature in features])[:, None] * segments_BT
-    keys_B = torch.tensor(keys or [0] * len(features))
+    seeds_B = torch.tensor(seeds or [0] * len(features))
     labels = labels[:, 0] if kind == "pair" else labels
-    return TaskBatch(tokens_BT, positions_BT, segments_BT, languages_BT, labels, keys_B)
+    return TaskBatch(tokens_BT, positions_BT, segments_BT, languages_BT, labels, seeds_B)
 
 
 class TaskLoader:
@@ -223,8 +223,8 @@ class TaskLoader:
         for micro_batch in range(self.plan.accumulation):
             draws, features = zip(*self._draws(step, micro_batch), strict=True)
             hashes = [hashlib.sha256(f"{self.seed}:{draw}".encode()).digest() for draw in draws]
-            keys = [int.from_bytes(digest[:7], "little") for digest in hashes]  # 7 bytes fit int64
-            batches.append(collate_features(features, self.kind, keys))
+            seeds = [int.from_bytes(digest[:7], "little") for digest in hashes]  # 7 bytes fit int64
+            batches.append(collate_features(features, self.kind, seeds))
         return batches
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:

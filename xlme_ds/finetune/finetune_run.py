@@ -14,11 +14,11 @@ from torch import nn
 
 from ..config import Training
 from ..data.schema import LAYOUTS
-from ..engine.build import assemble, resolve_precision
-from ..engine.ranks import broadcast, extend_timeout, gather, on_all_ranks, on_gpu
+from ..engine.build import build_data_parallel_engine, resolve_precision
+from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
-from ..models.pipeline import encoder_forward
+from ..models.pipeline import encoder_flops
 from ..models.text_encoder import language_index
 from ..train.opening import RunInfo
 from ..train.run import train
@@ -74,7 +74,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
         saved, sets, config, loader, _ = prepared
-        unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
+        unlabelled = {language for of_rank in all_gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
             earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
             if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
@@ -82,13 +82,15 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             return earlier
         if rank == 0:
             _announce(job, task, sets, unlabelled)
-        if any(gather(stop.received is not None)):
+        if any(all_gather(stop.received is not None)):
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not broadcast(weights.exists()):
-            engine = assemble(config, objective, partial(_initialise, saved.encoder, config), loader, None)
+            engine = build_data_parallel_engine(
+                config, objective, partial(_initialise, saved.encoder, config), loader, None
+            )
             tokens = loader.row_tokens
-            forward_flops = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
+            forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
             # 3: the forward pass, and the backward pass, which costs twice as much.
             info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, saved.vocabulary.sha256)
@@ -105,7 +107,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
         scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, rank, world, stop))
-        scores = {key: metrics for of_rank in gather(scores_of_rank) for key, metrics in of_rank.items()}
+        scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
         all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
         if rank != 0 or not all_scored:
             return None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig, OptimizerConfig
-from ..models.dropout import OUTSIDE, derive, drop
+from ..models.dropout import OUTSIDE, derive_seeds, drop
 from ..models.layers import norm_of
 from ..models.text_encoder import TextEncoder
 from ..objectives.protocol import Objective
@@ -53,10 +53,10 @@ class TaskModel(nn.Module):
         """Returns float32 logits. For tokens: [B, T, label_count]. For pairs: [B, label_count]. For spans: [B, T, 2],
         where the last dimension is (the answer begins at this token, the answer ends at this token)."""
         hidden_BTD = self.encoder(
-            batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
+            batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.seeds_B
         )
         if self.training:
-            hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, OUTSIDE))
+            hidden_BTD = drop(hidden_BTD, self.dropout, derive_seeds(batch.seeds_B, OUTSIDE))
         logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
         # Mask padding, where no answer can begin or end.
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
@@ -75,7 +75,7 @@ class TaskObjective(Objective):
         self.dropout = dropout
         self.weights = torch.ones(1, dtype=torch.float64)
 
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+    def learning_rate_scales(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor that multiplies each parameter's learning rate: layer_decay ** depth (ERNIE-M, Tables 11 and 12).
         The depth is 0 for the parameters after the last layer, 1 in the last layer, 2 in the layer before it, and so
         on. Parameters before the first layer, such as the embedding, are one deeper than this layer."""

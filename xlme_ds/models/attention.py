@@ -1,7 +1,7 @@
 """Attention with the gated relative position bias (XLM-E section 3.3), inside the items (texts or translation pairs) of
 a packed row.
 
-`shared_bias` chooses the kernels for a forward pass: it returns mask and bias as an `AttentionBias` or an `ItemBias`,
+`attention_bias` chooses the kernels for a forward pass: it returns mask and bias as a `TorchBias` or a `TritonBias`,
 whose method `attend` runs the kernels.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. The bias r is added to the scores. For the query q_i of a
@@ -32,7 +32,7 @@ from .tiles import HEAD_SIZES
 
 
 @functools.cache
-def _borders(half: int, max_distance: int) -> tuple[int, ...]:
+def _bucket_boundaries(half: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance in each of the `half` buckets of one sign, except the first bucket, which begins at 0."""
     exact = half // 2
     logarithmic = half - exact
@@ -45,7 +45,7 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
     return tuple(borders)
 
 
-def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+def relative_position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets (0
     counts as negative). Of a sign's buckets, the first half hold one distance each. The ranges of the other buckets
     grow exponentially up to `max_distance`, and the last bucket also holds all larger distances.
@@ -54,7 +54,7 @@ def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """
     half = buckets // 2
     # The borders are made on the CPU: creating them on the GPU would make the host wait for all queued work.
-    borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
+    borders = torch.tensor(_bucket_boundaries(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
 
@@ -71,10 +71,10 @@ class RelativePositionTable(nn.Module):
         # The lookup is not in bf16: the gradient of each bucket is a long sum, which bf16 would round too often.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
+        return weight[relative_position_bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
-def spread(distance_HW: Tensor) -> Tensor:
+def toeplitz(distance_HW: Tensor) -> Tensor:
     """A table by query i and key j, [H, T, T], from a table by distance j − i, [H, W]."""
     tokens = (distance_HW.shape[1] + 1) // 2
     position_T = torch.arange(tokens, device=distance_HW.device)
@@ -97,7 +97,7 @@ class Gate(nn.Module):
         return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)
 
 
-class AttentionBias(NamedTuple):
+class TorchBias(NamedTuple):
     """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
 
     allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: it may if their `segments_BT` are equal
@@ -106,25 +106,25 @@ class AttentionBias(NamedTuple):
     # The number of tokens in a full row, which decides which weights dropout drops. None: the rows here are full.
     row_tokens: int | None = None
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped, chosen by the
-        random bits `keys_B`; if `keys_B` is None, no weight is dropped."""
-        dropping = keys_B is not None and dropout > 0
-        kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
+        random bits `seeds_B`; if `seeds_B` is None, no weight is dropped."""
+        dropping = seeds_B is not None and dropout > 0
+        kernel = fused_attend if qkv_BT3HK.is_cuda else cpu_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-        if dropping or kernel is plain_attend:
-            qkv = qkv.contiguous()  # `dropping_attend` and `plain_attend` read it several times
+        if dropping or kernel is cpu_attend:
+            qkv = qkv.contiguous()  # `dropout_attend` and `cpu_attend` read it several times
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if gate is None else gate(q_BHTK)
         if dropping:
-            assert keys_B is not None
-            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self, dropout, keys_B)
+            assert seeds_B is not None
+            out_BHTK = dropout_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self, dropout, seeds_B)
         else:
             out_BHTK = kernel(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self)
         return out_BHTK.transpose(1, 2)
 
 
-class ItemBias(NamedTuple):
+class TritonBias(NamedTuple):
     """The keys that each query sees, and d, for the Triton kernels, which make mask and bias one tile at a time."""
 
     first_BT: Tensor  # int32: the first key that each query sees, of its item or (`modern.py`) its window
@@ -133,8 +133,8 @@ class ItemBias(NamedTuple):
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
     near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Returns the attention output, [B, T, H, K]. `dropout` and `keys_B` are not used: `takes_triton` excludes
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
+        """Returns the attention output, [B, T, H, K]. `dropout` and `seeds_B` are not used: `uses_triton` excludes
         attention dropout."""
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
@@ -143,7 +143,7 @@ class ItemBias(NamedTuple):
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (`first_BT`, `end_BT`) of `ItemBias`, int32 [B, T]. Each item must be contiguous in its row."""
+    """Returns (`first_BT`, `end_BT`) of `TritonBias`, int32 [B, T]. Each item must be contiguous in its row."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     is_border = segments_BT[:, 1:] != segments_BT[:, :-1]
     first_BT = torch.where(F.pad(is_border, (1, 0), value=True), position_T, 0).cummax(1).values
@@ -157,57 +157,53 @@ def causal_mask(segments_BT: Tensor) -> Tensor:
     return item_mask(segments_BT) & torch.ones(tokens, tokens, dtype=torch.bool, device=segments_BT.device).tril()
 
 
-def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
-    """Whether attention runs in the Triton kernels if Triton is installed. `allowed` is the function that makes the
-    attention mask. `half`: whether the model computes in a 16-bit type."""
-    if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
+def uses_triton(cfg: ModelConfig, make_mask: Callable[[Tensor], Tensor], on_gpu: bool, in_16_bit: bool) -> bool:
+    """Whether attention runs in the Triton kernels if Triton is installed. `make_mask` is the function that makes the
+    attention mask. `in_16_bit`: whether the model computes in a 16-bit type."""
+    if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or make_mask is not item_mask:
         return False
     if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
         return on_gpu or os.environ.get("TRITON_INTERPRET") == "1"
-    return cfg.kernels == "auto" and on_gpu and half
+    return cfg.kernels == "auto" and on_gpu and in_16_bit
 
 
-def shared_bias(
+def attention_bias(
     cfg: ModelConfig,
     groups_BT: Tensor,
     distance_HW: Tensor | None,
     dtype: torch.dtype,
-    allowed: Callable[[Tensor], Tensor] = item_mask,
+    make_mask: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
-) -> AttentionBias | ItemBias:
+) -> TorchBias | TritonBias:
     """The mask and the bias that all layers share in one pass, in the form that the chosen kernels need.
 
-    `groups_BT` has a number for every position, such as the index of its item. From these numbers `allowed` makes the
+    `groups_BT` has a number for every position, such as the index of its item. From these numbers `make_mask` makes the
     attention mask, bool [B, 1, T, T]. `distance_HW` is d, or None without a relative bias. `dtype` is the type of the
-    queries. `row_tokens` is explained in `AttentionBias`.
+    queries. `row_tokens` is explained in `TorchBias`.
     """
-    half = dtype in (torch.bfloat16, torch.float16)
+    in_16_bit = dtype in (torch.bfloat16, torch.float16)
     # With `model.kernels` triton, `_triton_kernels` raises an error if the package is missing.
     installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
-    if takes_triton(cfg, allowed, groups_BT.is_cuda, half) and installed:
+    if uses_triton(cfg, make_mask, groups_BT.is_cuda, in_16_bit) and installed:
         kernels = _triton_kernels()
         skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
-        last_border = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
+        last_border = _bucket_boundaries(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
         near = kernels.near_tiles(last_border, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
-        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, near)
-    distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
-    if allowed is item_mask and not groups_BT.is_cuda:
-        return AttentionBias(None, distance_HTT, groups_BT, row_tokens)
-    return AttentionBias(allowed(groups_BT), distance_HTT, None, row_tokens)
+        return TritonBias(*item_bounds(groups_BT), distance_HW, skewed, near)
+    distance_HTT = None if distance_HW is None else toeplitz(distance_HW).to(dtype)
+    if make_mask is item_mask and not groups_BT.is_cuda:
+        return TorchBias(None, distance_HTT, groups_BT, row_tokens)
+    return TorchBias(make_mask(groups_BT), distance_HTT, None, row_tokens)
 
 
-def plain_attend(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
-) -> Tensor:
+def cpu_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: TorchBias) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + gate · d) v over the keys that each query may see, [B, H, T, K], on the CPU."""
     q_BHTK, k_BHTK, v_BHTK = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous()
     return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
 
 
-def fused_attend(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
-) -> Tensor:
-    """The result of `plain_attend`, from torch's kernels for the GPU, which never store all scores."""
+def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: TorchBias) -> Tensor:
+    """The result of `cpu_attend`, from torch's kernels for the GPU, which never store all scores."""
     added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         added = added * gate_BHT1
@@ -219,17 +215,17 @@ def fused_attend(
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
 
-def dropping_attend(
+def dropout_attend(
     q_BHTK: Tensor,
     k_BHTK: Tensor,
     v_BHTK: Tensor,
     gate_BHT1: Tensor | None,
-    bias: AttentionBias,
+    bias: TorchBias,
     rate: float,
-    keys_B: Tensor,
+    seeds_B: Tensor,
 ) -> Tensor:
-    """The result of `plain_attend`, on any device, with dropout: a fraction `rate` of the weights is dropped, chosen by
-    `keys_B`. All scores are stored."""
+    """The result of `cpu_attend`, on any device, with dropout: a fraction `rate` of the weights is dropped, chosen by
+    `seeds_B`. All scores are stored."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)
@@ -238,7 +234,7 @@ def dropping_attend(
         assert bias.segments_BT is not None
         allowed_B1TT = item_mask(bias.segments_BT)
     weights_BHTT = torch.where(allowed_B1TT, scores_BHTT, float("-inf")).softmax(-1)
-    return drop_weights(weights_BHTT, rate, keys_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
+    return drop_weights(weights_BHTT, rate, seeds_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
 
 
 def _triton_kernels() -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE = 2**21  # bytes of a tile's scores for each thread
+TILE_BYTES = 2**21  # bytes of a tile's scores for each thread
 _TILE_COST = 60_000  # overhead of a tile, as the number of scores that a thread computes in the same time
 _MASK_COST = 0.1  # time to mask a score / time to compute it
 
@@ -149,7 +149,7 @@ class _Tiles:
         self.segments: Any = segments  # a tensor if `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        capacity = TILE * torch.get_num_threads() // q.element_size()  # largest number of scores in a tile
+        capacity = TILE_BYTES * torch.get_num_threads() // q.element_size()  # largest number of scores in a tile
         separate_items, whole_rows = _items_and_rows(
             [] if segments is None else items_of(segments), rows, heads, tokens, capacity
         )

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import SKEWED, SUMMED_ROWS, Tiling, tiling
+from .tiles import SKEWED_ROWS, SUMMED_ROWS, Tiling, tiling
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # finite: if all keys so far are masked, −inf would give −inf − (−inf) = NaN
@@ -91,7 +91,7 @@ def _forward(  # type: ignore[no-untyped-def]
     qkv, update, reset, scale, skewed, first, end, out, lse, gate,
     factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    SKEWED: tl.constexpr,
+    SKEWED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write O [B, T, H, K], L to base 2 [B, H, T] and, if GATED, g [B, H, T], for a tile of queries."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
@@ -100,7 +100,7 @@ def _forward(  # type: ignore[no-untyped-def]
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     q = qkv + b * tokens * stride + h * K
     if BIASED:
-        skewed += h * SKEWED * width
+        skewed += h * SKEWED_ROWS * width
     firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
     q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
     gate_i = tl.full([M], 1.0, tl.float32)
@@ -133,7 +133,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     qkv, update, reset, scale, skewed, first, end, out, lse, gate, grad, delta, grad_qkv, grad_gates, grad_scale,
     grad_far, near, factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    SKEWED: tl.constexpr, SIDE: tl.constexpr,
+    SKEWED_ROWS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Write Δ [B, H, T] and dQ for a tile of queries, and what the tile adds to the gradients of the gate: to du and dr
     [B, H, tiles, 2, K], and to dw [B, H, tiles]. Write to `grad_far` [B, H, tiles, 2] what the tile adds to dd for keys
@@ -146,7 +146,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
     if BIASED:
-        skewed += h * SKEWED * width
+        skewed += h * SKEWED_ROWS * width
     firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
     q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
     grad_i = _load_rows(grad + outputs, start, heads * K, tokens, M, K, EVEN)
@@ -202,7 +202,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     qkv, skewed, first, end, lse, gate, grad, delta, grad_qkv,
     factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    SKEWED: tl.constexpr,
+    SKEWED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write dK and dV for a tile of keys. The scores are transposed: they have a row for each key."""
     start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
@@ -211,7 +211,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
     if BIASED:
-        skewed += (heads + h) * SKEWED * width
+        skewed += (heads + h) * SKEWED_ROWS * width
     firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, N)
     k_j = _load_rows(q + heads * K, start, stride, tokens, N, K, EVEN)
     v_j = _load_rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
@@ -277,7 +277,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     qkv, skewed, first, end, lse, gate, grad, delta, grad_d,
     factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
+    SKEWED_ROWS: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows (a batch here) add to dd in the tiles whose
     keys begin `offset` tiles after their queries. These tiles are added up, and then summed along their diagonals; the
@@ -285,7 +285,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
-    bias = _load_bias(skewed + h * SKEWED * width, offset * N, width, N, N)
+    bias = _load_bias(skewed + h * SKEWED_ROWS * width, offset * N, width, N, N)
     acc = tl.zeros([N, N], tl.float32)
     first_row = batch * SUMMED_ROWS
     row_count = tl.minimum(SUMMED_ROWS, rows - first_row).to(tl.int32)
@@ -322,14 +322,15 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In row y and column X/2 + x,
-    part 0 holds d of distance x − y, and part 1, for transposed scores, d of distance y − x. For distances of T or more
-    the table holds 0."""
+    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED_ROWS, X] with X of about 2T. In row y and column X/2
+    + x, part 0 holds d of distance x − y, and part 1, for transposed scores, d of distance y − x. For distances of T or
+    more the table holds 0."""
     tokens = (distance_HW.shape[1] + 1) // 2
-    half = -(-tokens // SKEWED) * SKEWED + SKEWED
-    left = half + SKEWED - tokens  # columns before distance 1 − T: the first one has distance 1 − SKEWED − half
+    half = -(-tokens // SKEWED_ROWS) * SKEWED_ROWS + SKEWED_ROWS
+    # Columns before distance 1 − T: the first one has distance 1 − SKEWED_ROWS − half.
+    left = half + SKEWED_ROWS - tokens
     two_signs = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
-    two_signs = F.pad(two_signs, (left, 2 * half + SKEWED - 1 - left - two_signs.shape[2]))
+    two_signs = F.pad(two_signs, (left, 2 * half + SKEWED_ROWS - 1 - left - two_signs.shape[2]))
     return two_signs.unfold(2, 2 * half, 1).flip(2).contiguous()
 
 
@@ -353,7 +354,7 @@ def attend(
     """Returns O [B, T, H, K]. The inputs are bf16, fp16 or fp32. Numbers are multiplied in this type and summed in
     fp32. K must be 16, 32, 64 or 128.
 
-    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.ItemBias`. d is read from
+    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.TritonBias`. d is read from
     `skewed`, but its gradient goes to `distance_HW`.
     """
     assert gate is None or distance_HW is not None
@@ -479,7 +480,7 @@ def _launch(
     form = form or _tiling_for(kernel, tensors[0])
     grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
     options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
-    options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
+    options |= {"SKEWED_ROWS": SKEWED_ROWS, "num_warps": form.warps, "num_stages": form.stages}
     scalars = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
         options["SIDE"] = _tiling_for(_backward_distances, tensors[0]).keys

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
-from .encoder import EmbeddingModel, Encoder, lookup, read_whole
+from .encoder import EmbeddingModel, Encoder, lookup, with_dense_gradient
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead, TiedTable
 
 
@@ -32,9 +32,9 @@ class Electra(EmbeddingModel):
     that partitions parameters gathers them while this module's forward runs.
     """
 
-    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep_fraction: float = 0.0):
         super().__init__(cfg, ("embedding", "difference") if cfg.embedding_sharing == "gdes" else ("embedding",))
-        self.keep = keep
+        self.keep_fraction = keep_fraction
         self.add_generator(z_loss, temperature)
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
@@ -49,7 +49,7 @@ class Electra(EmbeddingModel):
         """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
         gradient plus a difference."""
         # Sparse gradient: it is added to the dense gradient that the masked head gives the embedding.
-        shared = lookup(ids_BT, self.table, sparse=True)
+        shared = lookup(ids_BT, self.embedding_blocks, sparse=True)
         if self.cfg.embedding_sharing == "tied":
             return shared
         differences = [getattr(self, f"difference_{n}") for n in range(self.cfg.vocabulary_blocks)]
@@ -57,23 +57,23 @@ class Electra(EmbeddingModel):
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mask, predict, sample (XLM-E equations (1) to (3)). Returns the first three fields of `ElectraOutput`."""
-        tied_blocks = read_whole(self.table)
+        tied_blocks = with_dense_gradient(self.embedding_blocks)
         tokens_N = batch.tokens_BT.flatten()
         targets_M, uniforms_M = tokens_N[batch.masked_M], batch.uniforms_M
         shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)  # `<mask>`
-        if self.keep:  # the share of masked positions that show the original token
-            kept_M = uniforms_M < self.keep
+        if self.keep_fraction:  # the share of masked positions that show the original token
+            kept_M = uniforms_M < self.keep_fraction
             shown_M = torch.where(kept_M, targets_M, shown_M)
-            uniforms_M = uniforms_within(kept_M, uniforms_M, self.keep)
+            uniforms_M = rescale_uniforms(kept_M, uniforms_M, self.keep_fraction)
         masked_BT = tokens_N.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
-            lookup(masked_BT, self.table, sparse=True),
+            lookup(masked_BT, self.embedding_blocks, sparse=True),
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
-        random_M, uniforms_M = random_instead(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
+        random_M, uniforms_M = random_replacements(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
         generated = self.masked_head(hidden_MD, TiedTable(tied_blocks), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
         corrupted_BT = tokens_N.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
@@ -87,12 +87,12 @@ class Electra(EmbeddingModel):
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
-            batch.keys_B,
+            batch.seeds_B,
         )
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 
 
-def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def random_replacements(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Choose the masked positions at which a random ordinary token replaces the generator's sample.
 
     `share_1` is the probability of each position to be chosen, float32 [1]; None means 0. Returns (tokens, uniforms),
@@ -105,12 +105,12 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
     share_1 = share_1.detach()
     first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
     below_M = uniforms_M < share_1
-    within_M = uniforms_within(below_M, uniforms_M, share_1)
+    within_M = rescale_uniforms(below_M, uniforms_M, share_1)
     tokens_M = first + (within_M.double() * count).long().clamp(0, count - 1)
     return torch.where(below_M, tokens_M, no_token_M), torch.where(below_M, 0.0, within_M)
 
 
-def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
+def rescale_uniforms(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
     """Each uniform rescaled to [0, 1): from [0, bound) where `below_M` is true, else from [bound, 1).
 
     The result is again uniform and does not depend on `below_M`, so one uniform serves two random choices.

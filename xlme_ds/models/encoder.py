@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import RelativePositionTable, item_mask
-from .dropout import derive, drop
+from .dropout import derive_seeds, drop
 from .layers import TransformerLayer, norm_of
 from .modern import ModernLayer
 
@@ -45,7 +45,7 @@ class _Lookup(torch.autograd.Function):
         return None, grad_table, None
 
 
-class _ReadWhole(torch.autograd.Function):
+class _DenseGradient(torch.autograd.Function):
     """Identity with a backward pass that returns the gradient itself. A block gets several gradients, and autograd adds
     in place only to one that is no view. The backward pass of `view_as` returns a view, which autograd would copy."""
 
@@ -62,7 +62,7 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
     `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if the blocks get a dense gradient too, from an
-    operation that takes them from `read_whole`: autograd then adds the sparse gradient to the dense one.
+    operation that takes them from `with_dense_gradient`: autograd then adds the sparse gradient to the dense one.
     """
 
     def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
@@ -103,25 +103,25 @@ class EmbeddingModel(nn.Module):
                 self.register_parameter(f"{name}_{n}", nn.Parameter(torch.empty(size, cfg.width)))
 
     @property
-    def table(self) -> list[Tensor]:
+    def embedding_blocks(self) -> list[Tensor]:
         """The blocks of the token embedding."""
         return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
 
-def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
+def with_dense_gradient(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Prepare `blocks` for an operation that reads each of them whole, and so gives it a dense gradient. Call this
     before the sparse lookups of the forward pass.
 
     The backward pass runs in reverse, so the dense gradient then comes last, and autograd adds the sum of the sparse
     gradients to it in place. In the opposite order autograd would copy the dense gradient. Blocks that an engine
     partitions (they have `ds_id`) are returned unchanged, because a view would keep the complete block in memory.
-    Blocks with `open_gradient` are returned unchanged too: the masked head adds their gradient to the engine's without
+    Blocks with `gradient_adder` are returned unchanged too: the masked head adds their gradient to the engine's without
     autograd.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
     return [
-        block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block)
+        block if hasattr(block, "ds_id") or hasattr(block, "gradient_adder") else _DenseGradient.apply(block)
         for block in blocks
     ]
 
@@ -176,11 +176,11 @@ class Encoder(nn.Module):
         embedded_BTD: Tensor,
         positions_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
         """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed if languages have embeddings. `keys_B`, 64 random bits for each row, is needed in
+        `languages_BT` is needed if languages have embeddings. `seeds_B`, 64 random bits for each row, is needed in
         training with dropout.
         """
         if self.positions is not None:
@@ -191,44 +191,46 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + lookup(languages_BT, [self.languages])
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
-        keys_B = self._keys_for_dropout(keys_B)
-        return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
+        seeds_B = self._seeds_for_dropout(seeds_B)
+        return embedded_BTD if seeds_B is None else drop(embedded_BTD, self.cfg.dropout, derive_seeds(seeds_B, 0))
 
-    def _keys_for_dropout(self, keys_B: Tensor | None) -> Tensor | None:
-        """`keys_B` if this pass has dropout, else None."""
+    def _seeds_for_dropout(self, seeds_B: Tensor | None) -> Tensor | None:
+        """`seeds_B` if this pass has dropout, else None."""
         if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
-        assert keys_B is not None
-        return keys_B
+        assert seeds_B is not None
+        return seeds_B
 
     def bias_by_distance(self, tokens: int) -> Tensor | None:
         """The relative bias for each distance in a row of `tokens` tokens, float32 or float64 [H, W]; None if the model
         has no relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
-    def body(
+    def run_layers(
         self,
         x_BTD: Tensor,
         groups_BT: Tensor,
         distance_HW: Tensor | None,
-        allowed: Callable[[Tensor], Tensor] = item_mask,
-        keys_B: Tensor | None = None,
+        make_mask: Callable[[Tensor], Tensor] = item_mask,
+        seeds_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `allowed` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if these
-        rows are shorter (see `AttentionBias`).
+        `make_mask` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if
+        these rows are shorter (see `TorchBias`).
         """
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
-        return self.through_layers(x_BTD, shared, keys_B)
+        shared = layer_class(cfg).shared_inputs(cfg, groups_BT, distance_HW, x_BTD.dtype, make_mask, row_tokens)
+        return self.run_layers_with(x_BTD, shared, seeds_B)
 
-    def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """The result of `body`, from the attention mask and bias that all layers use (`shared`)."""
-        keys_B = self._keys_for_dropout(keys_B)
+    def run_layers_with(self, x_BTD: Tensor, shared: object, seeds_B: Tensor | None = None) -> Tensor:
+        """The result of `run_layers`, from the attention mask and bias that all layers use (`shared`)."""
+        seeds_B = self._seeds_for_dropout(seeds_B)
         for index, layer in self.layers.items():
-            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
+            x_BTD = self.run_layer(
+                layer, x_BTD, shared, None if seeds_B is None else derive_seeds(seeds_B, 1 + int(index))
+            )
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -237,13 +239,13 @@ class Encoder(nn.Module):
         positions_BT: Tensor,
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
-        allowed: Callable[[Tensor], Tensor] = item_mask,
+        seeds_B: Tensor | None = None,
+        make_mask: Callable[[Tensor], Tensor] = item_mask,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; arguments as for `embed`. `allowed` makes the attention mask from
+        """Last hidden states, [B, T, D]; arguments as for `embed`. `make_mask` makes the attention mask from
         `segments_BT`."""
-        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.body(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), allowed, keys_B)
+        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, seeds_B)
+        return self.run_layers(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), make_mask, seeds_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
@@ -252,7 +254,7 @@ class Encoder(nn.Module):
         `forward` returns the last of these."""
         distance_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        shared = layer_class(cfg).shared_inputs(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], shared))

@@ -62,7 +62,7 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     If `how` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose
     the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
     parameter is used for unaligned ones without a check (pytorch#193054), so engines align all parameters
-    (`engine/placement.py`).
+    (`engine/memory_alignment.py`).
     """
     return torch.compile(
         function,

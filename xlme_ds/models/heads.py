@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.rows import UNK
 from .layers import norm_of
-from .masked_head import MaskedTokens, masked_softmax
+from .masked_head import MaskedHeadOutput, vocabulary_softmax
 
 # Logit of tokens that must not be predicted: their probability is exactly 0. A logit of −inf could give a NaN.
 _EXCLUDED_LOGIT = -1e30
@@ -52,21 +52,21 @@ class MaskedLanguageModelHead(nn.Module):
         table: TiedTable,
         targets_M: Tensor,
         uniforms_M: Tensor | None,
-        ordinary: bool = False,
-    ) -> MaskedTokens:
+        exclude_special: bool = False,
+    ) -> MaskedHeadOutput:
         """Returns the losses, samples and predictions at the masked positions. Samples are drawn with `uniforms_M`,
         uniform random numbers, if these are given.
 
-        `ordinary`: give special tokens the probability 0, for predictions that become part of a text. The loss is then
-        meaningless.
+        `exclude_special`: give special tokens the probability 0, for predictions that become part of a text. The loss
+        is then meaningless.
         """
         bias_V: Tensor = self.bias
-        if ordinary:
+        if exclude_special:
             bias_V = bias_V.detach().clone()
             for special in (bias_V[: UNK + 1], bias_V[-1]):
                 special.fill_(_EXCLUDED_LOGIT)  # an assignment would copy a number to the GPU, and the host would wait
         inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
-        return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
+        return vocabulary_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 
     def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """All logits of a few positions, [M, V]. `blocks` are the blocks of the tied embedding."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
-from .masked_head import masked_softmax
+from .attention import Gate, RelativePositionTable, TritonBias, attention_bias
+from .masked_head import vocabulary_softmax
 
 _ITEM_LENGTHS = (60, 40, 20)  # tokens of the items of a row; padding follows
 _ROW_LENGTHS = (128, 144)  # all tiles divide the first; none divides the second
@@ -59,14 +59,14 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, token
     qkv_BT3HK = random_numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
     table = RelativePositionTable(2, cfg.relative_buckets, cfg.relative_max_distance)
     table.weight.data = random_numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
-    bias = shared_bias(small, segments_BT, None if cfg.relative_bias == "none" else table(tokens), dtype)
+    bias = attention_bias(small, segments_BT, None if cfg.relative_bias == "none" else table(tokens), dtype)
     gate = Gate(2, size).to(device, dtype) if cfg.relative_bias == "gated" else None
     inputs = {"q, k, v": qkv_BT3HK} | ({} if cfg.relative_bias == "none" else {"the distance bias": table.weight})
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = random_numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
     is_reference = device.type == "cpu" and dtype == torch.float64
-    if not is_reference and not isinstance(bias, ItemBias):
+    if not is_reference and not isinstance(bias, TritonBias):
         return {}
     return with_gradients({"output": bias.attend(qkv_BT3HK, gate, 0.0, None)}, inputs)
 
@@ -83,7 +83,7 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     targets_M = torch.randint(1000, (200,), generator=generator).to(device)
     uniforms_M = torch.rand(200, generator=generator).to(device)
     hidden_MD, table_VD, bias_V = inputs.values()
-    predicted = masked_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
+    predicted = vocabulary_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
     return with_gradients({"loss": predicted.nll_M}, inputs)
 
 

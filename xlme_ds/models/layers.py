@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, Gate, ItemBias, shared_bias
-from .attention_cpu import TILE
-from .dropout import derive, drop
-from .tiles import SKEWED, SUMMED_ROWS, tiling
+from .attention import Gate, TorchBias, TritonBias, attention_bias
+from .attention_cpu import TILE_BYTES
+from .dropout import derive_seeds, drop
+from .tiles import SKEWED_ROWS, SUMMED_ROWS, tiling
 
-INTEGER = 8  # bytes of a token id, position or segment (int64)
-FLOAT = 4  # bytes of a float32
+INT64_BYTES = 8  # bytes of a token id, position or segment (int64)
+FLOAT32_BYTES = 4  # bytes of a float32
 
 # `_Linear` divides the tokens of a batch into at most `_MOST_PIECES` pieces of at least `_PIECE_TOKENS` tokens. There
 # are few pieces because each time one is added, the sum is rounded to bf16.
@@ -111,15 +111,15 @@ class Attention(nn.Module):
         self.output = Linear(cfg.width, cfg.width, bias=cfg.biases)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The attention output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights."""
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, seeds_B: Tensor | None = None) -> Tensor:
+        """The attention output, [B, T, D]. `seeds_B` has the random bits for dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
-        return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
+        return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, seeds_B).reshape(rows, tokens, width))
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatchShape:
     """The sizes of a micro-batch on one device, and the kernels in which its attention runs."""
 
     rows: int  # number of rows of both tasks
@@ -138,7 +138,7 @@ class TransformerLayer(nn.Module):
     """
 
     # Called once in a forward pass; its result is the argument `bias` of all layers.
-    shared = staticmethod(shared_bias)
+    shared_inputs = staticmethod(attention_bias)
 
     def __init__(self, cfg: ModelConfig, index: int = 0, attention: nn.Module | None = None):
         """`index`: the layer's index in its encoder; in this class all layers are alike. `attention`: a module that
@@ -156,34 +156,34 @@ class TransformerLayer(nn.Module):
     def check(cfg: ModelConfig) -> None:
         """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights and of the
+    def forward(self, x_BTD: Tensor, bias: TorchBias | TritonBias, seeds_B: Tensor | None = None) -> Tensor:
+        """The layer's output, [B, T, D]. `seeds_B` has the random bits for dropout of attention weights and of the
         sublayers' outputs."""
-        weight_keys_B = None if keys_B is None else derive(keys_B, 2)
-        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_keys_B), keys_B, 0)
-        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
+        weight_seeds_B = None if seeds_B is None else derive_seeds(seeds_B, 2)
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_seeds_B), seeds_B, 0)
+        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, seeds_B, 1)
 
     def _add(
-        self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
+        self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], seeds_B: Tensor | None, place: int
     ) -> Tensor:
         """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
         `place`: the sublayer's index, for dropout."""
         out_BTD = sublayer(norm(x_BTD) if self.pre_norm else x_BTD)
-        if keys_B is not None:
-            out_BTD = drop(out_BTD, self.dropout, derive(keys_B, place))
+        if seeds_B is not None:
+            out_BTD = drop(out_BTD, self.dropout, derive_seeds(seeds_B, place))
         return x_BTD + out_BTD if self.pre_norm else norm(x_BTD + out_BTD)
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
 
     @staticmethod
-    def operations(cfg: ModelConfig, row_tokens: int) -> float:
+    def flops(cfg: ModelConfig, row_tokens: int) -> float:
         """Floating-point operations per token of a layer's forward pass: projections, feed-forward network, scores and
         weighted sums."""
         return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
     @staticmethod
-    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes that the forward pass of one layer saves for the backward pass, with its input and without its output.
 
         Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and
@@ -197,15 +197,15 @@ class TransformerLayer(nn.Module):
         gate_copies = gated and batch.fused and not batch.triton
         wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
         feed_forward = 2 * tokens * cfg.feed_forward
-        gate_bytes = (FLOAT if batch.triton else 5 * batch.element) if gated else 0
-        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT if batch.fused and not dropping else 0))
-        norms = 4 * tokens * (FLOAT if batch.fused else batch.element)  # mean and scale of each norm
+        gate_bytes = (FLOAT32_BYTES if batch.triton else 5 * batch.element) if gated else 0
+        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT32_BYTES if batch.fused and not dropping else 0))
+        norms = 4 * tokens * (FLOAT32_BYTES if batch.fused else batch.element)  # mean and scale of each norm
         dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
         scores = TransformerLayer.score_bytes(cfg, batch)
         return (wide_tensors + feed_forward) * batch.element + scores + per_head + norms + dropout_masks
 
     @staticmethod
-    def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def score_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes that one layer saves for all pairs of a query and a key.
 
         Attention with dropout saves the weights before and after dropout, a dropout mask (one byte for each weight),
@@ -221,7 +221,7 @@ class TransformerLayer(nn.Module):
         return batch.tokens * batch.row_tokens * heads * batch.element
 
     @staticmethod
-    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share.
 
         The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
@@ -229,26 +229,26 @@ class TransformerLayer(nn.Module):
         make `item_mask` one tile at a time). They also save d and an index into the table of d for each query and key;
         all rows share these.
         """
-        saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
+        saved = batch.tokens * (2 * FLOAT32_BYTES if batch.triton else batch.row_tokens)
         if cfg.relative_bias == "none":
             return saved
         if batch.triton:
-            columns = 2 * SKEWED * (-(-batch.row_tokens // SKEWED) + 1)
-            return saved + 2 * cfg.heads * SKEWED * columns * batch.element
-        return saved + batch.row_tokens**2 * (INTEGER + cfg.heads * batch.element)
+            columns = 2 * SKEWED_ROWS * (-(-batch.row_tokens // SKEWED_ROWS) + 1)
+            return saved + 2 * cfg.heads * SKEWED_ROWS * columns * batch.element
+        return saved + batch.row_tokens**2 * (INT64_BYTES + cfg.heads * batch.element)
 
     @staticmethod
-    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak."""
         hidden = batch.tokens * cfg.width * batch.element
         feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
         if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
             side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
-            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
+            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT32_BYTES
         elif batch.fused or cfg.attention_dropout:
             heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
             scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
             scores -= feed_forward  # its backward pass comes first and frees the tensors that it saved
         else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
-            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
+            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE_BYTES) + 3 * hidden
         return max(feed_forward, scores) + 2 * hidden

@@ -6,7 +6,7 @@ sum of exp((logit − h) / t). These numbers and the target's logit give the los
 holds the inverse-CDF sample. The logits of this group, and of the group with the highest logit, are computed again to
 find the sample and the most likely id. The backward pass computes a tile's logits again, then their gradient, and
 writes the gradient of the tile's embeddings in one product. If an engine has given a block of the embedding a method
-`open_gradient`, the product is added to the gradient that the engine keeps. On a GPU in a 16-bit type the kernels of
+`gradient_adder`, the product is added to the gradient that the engine keeps. On a GPU in a 16-bit type the kernels of
 `masked_head_triton.py` compute all but the products with the logits' gradient.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .encoder import lookup
-from .tiles import GROUP
+from .tiles import GROUP_SIZE
 
 # On a GPU, samples are drawn for so many positions at a time that these bytes suffice: without Triton, for the
-# embeddings of two groups for each position; with Triton, for what `choose` needs for the sums of all groups.
+# embeddings of two groups for each position; with Triton, for what `inverse_cdf` needs for the sums of all groups.
 _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
-class MaskedTokens(NamedTuple):
+class MaskedHeadOutput(NamedTuple):
     """Loss, sample and prediction at the masked positions."""
 
     nll_M: Tensor  # float32, −log p(target); it carries the gradient
@@ -63,7 +63,7 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
         start += len(block)
 
 
-def _half_on_a_gpu(tensor: Tensor) -> bool:
+def _is_16_bit_on_gpu(tensor: Tensor) -> bool:
     """Whether `tensor` is on a GPU in a 16-bit type. Its products can then return float32 sums: torch.mm has the
     argument `out_dtype` only on CUDA."""
     return tensor.is_cuda and tensor.element_size() == 2
@@ -72,12 +72,12 @@ def _half_on_a_gpu(tensor: Tensor) -> bool:
 def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
     """The logits of a tile, float32 [M, C]."""
     rows_CD, bias_C = blocks[tile.block][tile.rows], bias_V[tile.start : tile.start + tile.size].float()
-    if _half_on_a_gpu(hidden_MD):
+    if _is_16_bit_on_gpu(hidden_MD):
         return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C)
     return (hidden_MD @ rows_CD.t()).float().add_(bias_C)
 
 
-def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_cdf(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (index, sum before) for each row of the weights, float64 with any N. The index, int64 [M, 1], is the
     first at which the cumulative sum is above the threshold. The sum before, [M, 1], adds up the weights before the
     index.
@@ -111,7 +111,7 @@ def _choose_groups(
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
     weights_MG = (sums_MG * (highest_MG - maximum_M1).mul_(1 / temperature).exp_()).double()
     thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
-    sampled_M1, weight_before_M1 = choose(weights_MG, thresholds_M1)
+    sampled_M1, weight_before_M1 = inverse_cdf(weights_MG, thresholds_M1)
     return _Groups(sampled_M1, best_M1, maximum_M1, thresholds_M1 - weight_before_M1)
 
 
@@ -128,11 +128,11 @@ def _sample(
     the most likely ids. `borders` is (first id of each group, one after its last id)."""
     starts_G, ends_G = borders
     groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
-    ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
+    ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP_SIZE, device=starts_G.device)
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
     rows_MND = lookup(ids_MWK.flatten(1), blocks)
-    if _half_on_a_gpu(hidden_MD):
+    if _is_16_bit_on_gpu(hidden_MD):
         products_MN1 = torch.bmm(rows_MND, hidden_MD.unsqueeze(-1), out_dtype=torch.float32)
     else:
         products_MN1 = rows_MND @ hidden_MD.unsqueeze(-1)
@@ -142,7 +142,7 @@ def _sample(
     if not samples:
         return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
     weights_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
-    offset_M1, _ = choose(weights_MK, groups.threshold)
+    offset_M1, _ = inverse_cdf(weights_MK, groups.threshold)
     return ids_MWK[:, 0].gather(1, offset_M1).squeeze(1), predicted_M1.squeeze(1)
 
 
@@ -159,9 +159,9 @@ def _all_samples(
     borders: list[tuple[int, int]] = []  # (first id, one after the last id) of every group
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
-        borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
+        borders += [(start, min(start + GROUP_SIZE, end)) for start in range(tile.start, end, GROUP_SIZE)]
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    elements = 2 * GROUP * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
+    elements = 2 * GROUP_SIZE * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
     if hidden_MD.is_cuda:
         positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
     else:  # the embeddings of a piece have at most as many elements as a tile has logits
@@ -190,10 +190,10 @@ def _group_sums(
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
         in_tile_M1, offset_M1 = tile.local(targets_M)
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP  # number of ids that the tile's last group lacks
+        missing = -tile.size % GROUP_SIZE  # number of ids that the tile's last group lacks
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
-        logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
+        logits_MGK = logits_MC.unflatten(1, (-1, GROUP_SIZE))
         highest.append(logits_MGK.amax(-1))
         logits_MGK.sub_(highest[-1].unsqueeze(-1))
         tempered = [] if temperature == 1.0 else [(logits_MGK * (1 / temperature)).exp_().sum(-1)]
@@ -226,13 +226,13 @@ def _gradient(
     return grad_MC.to(hidden_MD.dtype), grad_MC.sum(0)
 
 
-class _MaskedSoftmax(torch.autograd.Function):
-    """Computes the fields of `MaskedTokens` from the arguments of `masked_softmax`. `kernels` is the module of the
-    Triton kernels, or None. `open_gradients` has for each block its method `open_gradient`, or None."""
+class _VocabularySoftmax(torch.autograd.Function):
+    """Computes the fields of `MaskedHeadOutput` from the arguments of `vocabulary_softmax`. `kernels` is the module of
+    the Triton kernels, or None. `gradient_adders` has for each block its method `gradient_adder`, or None."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, open_gradients, *blocks
+        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, gradient_adders, *blocks
     ):
         if kernels:
             highest_MG, sums_SMG, at_target_M = kernels.group_sums(
@@ -245,7 +245,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
-            group_bytes = 32  # memory that `choose` needs at most for one group at one position
+            group_bytes = 32  # memory that `inverse_cdf` needs at most for one group at one position
             positions_at_once = max(_SUMS_BYTES // (group_bytes * highest_MG.shape[1]), 1)
             pieces = zip(*(array.split(positions_at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
@@ -254,7 +254,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         else:
             sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk, temperature)
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M, *blocks)
-        ctx.chunk, ctx.kernels, ctx.z_loss, ctx.open_gradients = chunk, kernels, z_loss, open_gradients
+        ctx.chunk, ctx.kernels, ctx.z_loss, ctx.gradient_adders = chunk, kernels, z_loss, gradient_adders
         ctx.mark_non_differentiable(sample_M, predicted_M)
         return lse_M - at_target_M, sample_M, predicted_M
 
@@ -265,7 +265,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         grad_bias = torch.empty_like(bias_V)
         # For each block: the function that adds a product to the engine's gradient, or None if the block has no such
         # gradient.
-        adders: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
+        adders: list[Any] = [None if make_adder is None else make_adder() for make_adder in ctx.gradient_adders]
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
         ]
@@ -278,12 +278,12 @@ class _MaskedSoftmax(torch.autograd.Function):
                 adders[tile.block](tile.rows, part_MC.t() @ hidden_MD)
             else:
                 torch.mm(part_MC.t(), hidden_MD, out=grad_block[tile.rows])
-            if _half_on_a_gpu(hidden_MD):
+            if _is_16_bit_on_gpu(hidden_MD):
                 torch.addmm(grad_hidden, part_MC, rows_CD, out_dtype=torch.float32, out=grad_hidden)
             else:
                 grad_hidden += part_MC @ rows_CD
             del part_MC
-        no_gradients = [None] * 7  # the arguments from targets_M to open_gradients get no gradient
+        no_gradients = [None] * 7  # the arguments from targets_M to gradient_adders get no gradient
         return grad_hidden.to(hidden_MD.dtype), grad_bias, *no_gradients, *grad_blocks
 
 
@@ -296,7 +296,7 @@ def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
-    fits = _half_on_a_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
+    fits = _is_16_bit_on_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
     if choice == "torch" or not fits or hidden_MD.shape[1] % 16:
         return None
     try:
@@ -311,7 +311,7 @@ def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     return masked_head_triton
 
 
-def masked_softmax(
+def vocabulary_softmax(
     hidden_MD: Tensor,
     blocks: Sequence[Tensor],
     bias_V: Tensor,
@@ -321,7 +321,7 @@ def masked_softmax(
     kernels: str = "auto",
     temperature: float = 1.0,
     z_loss: float = 0.0,
-) -> MaskedTokens:
+) -> MaskedHeadOutput:
     """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
     `blocks` are the blocks of the tied embedding, which have V rows in all. `targets_M` is int64. `uniforms_M` is
@@ -334,11 +334,11 @@ def masked_softmax(
     """
     if len(hidden_MD) == 0:  # nothing is masked; `zero` keeps the parameters in the graph
         empty, zero = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
-        return MaskedTokens((hidden_MD.sum(1) + zero).float(), empty, empty)
-    chunk = -(-chunk // GROUP) * GROUP
-    open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
+        return MaskedHeadOutput((hidden_MD.sum(1) + zero).float(), empty, empty)
+    chunk = -(-chunk // GROUP_SIZE) * GROUP_SIZE
+    gradient_adders = [getattr(block, "gradient_adder", None) for block in blocks]
     module = triton_kernels(kernels, hidden_MD)
     if module:
         hidden_MD, targets_M = hidden_MD.contiguous(), targets_M.contiguous()
-    inputs = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, temperature, z_loss, open_gradients, *blocks
-    return MaskedTokens(*_MaskedSoftmax.apply(*inputs))
+    inputs = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, temperature, z_loss, gradient_adders, *blocks
+    return MaskedHeadOutput(*_VocabularySoftmax.apply(*inputs))

@@ -1,9 +1,9 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
-A program computes the logits X Wᵀ + b, [BM, K], of BM positions (in `_sample`, of one) and the K = GROUP ids of one
-group, in float32. It reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so the
-embeddings of its ids are read from memory once; the hidden states X stay in the L2 cache. Each number is written by one
-program, and every sum has a fixed order: the same inputs give the same bits.
+A program computes the logits X Wᵀ + b, [BM, K], of BM positions (in `_sample`, of one) and the K = GROUP_SIZE ids of
+one group, in float32. It reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so
+the embeddings of its ids are read from memory once; the hidden states X stay in the L2 cache. Each number is written by
+one program, and every sum has a fixed order: the same inputs give the same bits.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
 FLOPs (a multiply-add is two) and the bytes that it moves if each input is read from memory once. e is the number of
@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import GROUP
+from .tiles import GROUP_SIZE
 
 # POSITIONS is the BM of `_group_sums` and `_gradient`. With it and TILE_OPTIONS, two programs fit on a multiprocessor,
 # and registers spill only with a z-loss, up to 64 bytes (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
-K = tl.constexpr(GROUP)
+K = tl.constexpr(GROUP_SIZE)
 # Without this list, Triton would compile a kernel again when one of these is 1 or a multiple of 16.
 NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
@@ -94,8 +94,8 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        # The sample is found as in masked_head.choose. tl.cumsum adds in a tree, so a sum may be rounded to less than
-        # the sum before it; the first sum above the threshold is taken.
+        # The sample is found as in masked_head.inverse_cdf. tl.cumsum adds in a tree, so a sum may be rounded to less
+        # than the sum before it; the first sum above the threshold is taken.
         if which == 0:
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
@@ -144,7 +144,7 @@ def group_sums(
     out = _empty_sums(hidden_MD, blocks, temperature)
     first_id = first_group = 0
     for block in blocks:
-        size, groups = len(block), triton.cdiv(len(block), GROUP)
+        size, groups = len(block), triton.cdiv(len(block), GROUP_SIZE)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
         scalars = len(hidden_MD), size, first_id, first_group, out[0].shape[1], 1 / temperature
         grid = (triton.cdiv(len(hidden_MD), POSITIONS) * groups,)
@@ -174,7 +174,7 @@ def sample(
         tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
         scalars = len(hidden_MD), len(block), first_id, first_group, 1 / temperature
         _launch(_sample, (len(hidden_MD), 2), *tensors, *scalars, **SAMPLE_OPTIONS)
-        first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
+        first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP_SIZE)
     return ids_2M
 
 
@@ -195,7 +195,7 @@ def _gradients(
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     scalars = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
-    grid = (len(sums_NC) * part_MC.shape[1] // GROUP,)
+    grid = (len(sums_NC) * part_MC.shape[1] // GROUP_SIZE,)
     _launch(_gradient, grid, *tensors, *scalars, PENALISED=z_loss != 0.0, BM=POSITIONS, **TILE_OPTIONS)
     return part_MC, sums_NC
 
@@ -218,14 +218,14 @@ def gradient(
 
 
 def _empty_sums(hidden_MD: Tensor, blocks: list[Tensor], temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    groups, sums = sum(triton.cdiv(len(block), GROUP) for block in blocks), 1 + (temperature != 1.0)
+    groups, sums = sum(triton.cdiv(len(block), GROUP_SIZE) for block in blocks), 1 + (temperature != 1.0)
     shapes = (len(hidden_MD), groups), (sums, len(hidden_MD), groups), (len(hidden_MD),)
     highest_MG, sums_SMG, at_target_M = (hidden_MD.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return highest_MG, sums_SMG, at_target_M
 
 
 def _empty_gradients(hidden_MD: Tensor, rows_CD: Tensor) -> tuple[Tensor, Tensor]:
-    width, programs = triton.cdiv(len(rows_CD), GROUP) * GROUP, triton.cdiv(len(hidden_MD), POSITIONS)
+    width, programs = triton.cdiv(len(rows_CD), GROUP_SIZE) * GROUP_SIZE, triton.cdiv(len(hidden_MD), POSITIONS)
     return hidden_MD.new_empty(len(hidden_MD), width), hidden_MD.new_empty(programs, width, dtype=torch.float32)
 
 
@@ -236,7 +236,7 @@ sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch
 _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 
 
-def columns(width: int) -> int:
+def block_k(width: int) -> int:
     """BK for a width of hidden states: the largest of 64, 32 and 16 that divides the width."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
@@ -245,4 +245,4 @@ def _launch(kernel: Any, grid: tuple[int, ...], *inputs: Any, **options: int) ->
     """Run `kernel`. The first of `inputs` must be the hidden states."""
     width = inputs[0].shape[1]
     assert all(tensor.is_contiguous() for tensor in inputs if isinstance(tensor, Tensor))
-    kernel[grid](*inputs, D=width, BK=columns(width), **options)
+    kernel[grid](*inputs, D=width, BK=block_k(width), **options)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from .attention import AttentionBias, Gate, ItemBias, item_bounds, shared_bias
+from .attention import Gate, TorchBias, TritonBias, attention_bias, item_bounds
 from .attention_cpu import item_mask
-from .layers import FLOAT, Linear, MicroBatch, TransformerLayer
+from .layers import FLOAT32_BYTES, Linear, MicroBatchShape, TransformerLayer
 
 # Settings of ModelConfig for which this layer supports only one value, and that value.
-SHAPE: dict[str, Any] = {
+FIXED_SETTINGS: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
     "absolute_positions": False,
@@ -35,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 class Windows(NamedTuple):
     """Local attention by torch's kernels, which treat each window of queries like a row of a batch. (The Triton kernels
-    need no windows: in local layers their `ItemBias` has narrower bounds.)"""
+    need no windows: in local layers their `TritonBias` has narrower bounds.)"""
 
     # [S, 1, C, 2C] in the type of the queries. It is 0 if query and key are in one item and at most C/2 apart, else
     # −inf. A bool mask would be converted to such numbers in every layer, and each layer would save them.
@@ -52,9 +52,9 @@ class Windows(NamedTuple):
         bias_BSCC = torch.zeros((), dtype=dtype, device=groups_BT.device).where(allowed_BSCC, float("-inf"))
         return cls(bias_BSCC.flatten(0, 1)[:, None])
 
-    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """The attention output, [B, T, H, K]. `gate`, `dropout` and `keys_B` are not used: `SHAPE` excludes gates and
-        attention dropout."""
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
+        """The attention output, [B, T, H, K]. `gate`, `dropout` and `seeds_B` are not used: `FIXED_SETTINGS` excludes
+        gates and attention dropout."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
         padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
@@ -79,14 +79,14 @@ def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]
     return x_BT.unflatten(1, (-1, window)), torch.cat(halves_BSC, dim=2)
 
 
-class Rotated(NamedTuple):
+class RotaryAttention(NamedTuple):
     """Attention of queries and keys that are rotated by their positions (Su et al., 2021, equation 34)."""
 
     cos_BTK: Tensor  # float32; dimensions i and i + K/2 have the same angle, as in GPT-NeoX
     sin_BTK: Tensor
-    kernel: AttentionBias | ItemBias | Windows
+    kernel: TorchBias | TritonBias | Windows
 
-    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
         """The attention output of `kernel` after the rotation, [B, T, H, K]."""
         cos, sin = self.cos_BTK[:, :, None, None], self.sin_BTK[:, :, None, None]
         q_and_k = qkv_BT3HK[:, :, :2]
@@ -94,10 +94,10 @@ class Rotated(NamedTuple):
         first, second = wide.chunk(2, dim=-1)
         rotated = wide * cos + torch.cat([-second, first], dim=-1) * sin
         qkv_BT3HK = torch.cat([rotated.to(qkv_BT3HK.dtype), qkv_BT3HK[:, :, 2:]], dim=2)
-        return self.kernel.attend(qkv_BT3HK, gate, dropout, keys_B)
+        return self.kernel.attend(qkv_BT3HK, gate, dropout, seeds_B)
 
 
-def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
     """Returns (cos, sin) of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`. The last
     dimension has the angles for i = 0 to K/2 − 1, and then the same angles again."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
@@ -106,7 +106,7 @@ def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Ten
     return angles_BTK.cos(), angles_BTK.sin()
 
 
-def _mean(cfg: ModelConfig, global_value: float, local_value: float) -> float:
+def _mean_over_layers(cfg: ModelConfig, global_value: float, local_value: float) -> float:
     """The mean over layers: every `global_every`-th layer is global and has the value `global_value`, the others have
     `local_value`."""
     return (global_value + (cfg.global_every - 1) * local_value) / cfg.global_every
@@ -125,7 +125,7 @@ class ModernLayer(TransformerLayer):
     @staticmethod
     def check(cfg: ModelConfig) -> None:
         """Raise ValueError for settings that this kind of layer does not support."""
-        for name, value in SHAPE.items():
+        for name, value in FIXED_SETTINGS.items():
             actual = getattr(cfg, name)
             if actual != value:
                 remedy = f"set it to {str(value).lower()}" if value != () else "leave it empty"
@@ -137,11 +137,11 @@ class ModernLayer(TransformerLayer):
             )
 
     def forward(  # type: ignore[override]
-        self, x_BTD: Tensor, bias: tuple[Rotated, Rotated], keys_B: Tensor | None = None
+        self, x_BTD: Tensor, bias: tuple[RotaryAttention, RotaryAttention], seeds_B: Tensor | None = None
     ) -> Tensor:
-        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of the sublayers' outputs."""
+        """The layer's output, [B, T, D]. `seeds_B` has the random bits for dropout of the sublayers' outputs."""
         of_global, of_local = bias
-        return super().forward(x_BTD, of_global if self.is_global else of_local, keys_B)  # type: ignore[arg-type]
+        return super().forward(x_BTD, of_global if self.is_global else of_local, seeds_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         """GeGLU (Shazeer, 2020), [B, T, D]."""
@@ -149,25 +149,25 @@ class ModernLayer(TransformerLayer):
         return self.down(F.gelu(values_BTF) * gate_BTF)
 
     @staticmethod
-    def shared(  # type: ignore[override]
+    def shared_inputs(  # type: ignore[override]
         cfg: ModelConfig,
         groups_BT: Tensor,
         distance_HW: Tensor | None,
         dtype: torch.dtype,
-        allowed: Callable[[Tensor], Tensor] = item_mask,
+        make_mask: Callable[[Tensor], Tensor] = item_mask,
         row_tokens: int | None = None,
-    ) -> tuple[Rotated, Rotated]:
+    ) -> tuple[RotaryAttention, RotaryAttention]:
         """Returns (attention of global layers, attention of local layers). Rotary positions count from the start of
         each item.
 
-        The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
+        The arguments are the same as for `attention.attention_bias`, which chooses the kernels of global layers.
         """
-        assert allowed is item_mask, "objectives with another mask fail in their checks"
-        full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
+        assert make_mask is item_mask, "objectives with another mask fail in their checks"
+        full = attention_bias(cfg, groups_BT, distance_HW, dtype, make_mask, row_tokens)
         first_BT, end_BT = item_bounds(groups_BT)
         column_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
-        local: ItemBias | Windows
-        if isinstance(full, ItemBias):  # the kernels skip tiles of keys outside the bounds
+        local: TritonBias | Windows
+        if isinstance(full, TritonBias):  # the kernels skip tiles of keys outside the bounds
             half = cfg.local_window // 2
             local = full._replace(
                 first_BT=first_BT.maximum(column_T - half), end_BT=end_BT.minimum(column_T + half + 1)
@@ -176,19 +176,19 @@ class ModernLayer(TransformerLayer):
             local = Windows.of(groups_BT, cfg.local_window, dtype)
         size, positions_BT = cfg.width // cfg.heads, column_T - first_BT
         return (
-            Rotated(*rotations(positions_BT, size, cfg.rotary_base), full),
-            Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
+            RotaryAttention(*rotary_cos_sin(positions_BT, size, cfg.rotary_base), full),
+            RotaryAttention(*rotary_cos_sin(positions_BT, size, cfg.local_rotary_base), local),
         )
 
     @staticmethod
-    def operations(cfg: ModelConfig, row_tokens: int) -> float:
-        """`TransformerLayer.operations` as the mean over global and local layers. In a local layer the C + 1 keys that
+    def flops(cfg: ModelConfig, row_tokens: int) -> float:
+        """`TransformerLayer.flops` as the mean over global and local layers. In a local layer the C + 1 keys that
         a query sees count, not the 2C of its window."""
-        keys = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
+        keys = _mean_over_layers(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
         return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
 
     @staticmethod
-    def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """`TransformerLayer.saved_bytes` as the mean over global and local layers.
 
         Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output
@@ -196,25 +196,25 @@ class ModernLayer(TransformerLayer):
         the windows' keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the
         softmax's sum.
         """
-        wide_tensors = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
+        wide_tensors = (5 + _mean_over_layers(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
         feed_forward = 4 * batch.tokens * cfg.feed_forward
-        scores = _mean(cfg, TransformerLayer.score_bytes(cfg, batch), 0)
-        log_sums = batch.tokens * cfg.heads * FLOAT
-        mean_log_sums = _mean(cfg, log_sums if batch.fused else 0, log_sums)
-        norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
+        scores = _mean_over_layers(cfg, TransformerLayer.score_bytes(cfg, batch), 0)
+        log_sums = batch.tokens * cfg.heads * FLOAT32_BYTES
+        mean_log_sums = _mean_over_layers(cfg, log_sums if batch.fused else 0, log_sums)
+        norms = 4 * batch.tokens * (FLOAT32_BYTES if batch.fused else batch.element)
         dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
         return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
 
     @staticmethod
-    def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or
         biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global attention."""
-        rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
-        windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
+        rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT32_BYTES
+        windows = batch.tokens * 2 * (FLOAT32_BYTES if batch.triton else cfg.local_window * batch.element)
         return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
 
     @staticmethod
-    def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
         network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also those of the
         windows), or in global attention (`TransformerLayer.backward_bytes`)."""

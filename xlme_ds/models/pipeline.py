@@ -21,7 +21,7 @@ from .text_encoder import LanguageModel, LanguageModelOutput
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelinePart:
     """Consecutive layers of an encoder that one stage of a pipeline holds. The first part may hold none."""
 
     layers: range  # indices of the layers
@@ -40,27 +40,27 @@ class PipelineStage(nn.Module):
     removed.
     """
 
-    cut_encoder: str  # name of the encoder whose layers are split
+    encoder_name: str  # name of the encoder whose layers are split
     # Prefixes of the names of modules and parameters, in the model and in this encoder. Those with a prefix in `before`
     # are used before the layers, and only the first part holds them. Those with a prefix in `after` are used after the
     # layers, and only the last part holds them.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
-    ties = False  # whether the last part reads the embedding, which the first part owns
-    # The last part's copies of the embedding's blocks, if it `ties`. The engine puts them here, and sends their
-    # gradients to the first part.
+    ties_embedding = False  # whether the last part reads the embedding, which the first part owns
+    # The last part's copies of the embedding's blocks, if it `ties_embedding`. The engine puts them here, and sends
+    # their gradients to the first part.
     borrowed: Sequence[Tensor] = ()
     # Whether a batch needs two passes. If so, the method `first_pass` makes the batch of the first, and `second_pass`
     # makes the batch of the second from the predictions of the first.
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
-    def __init__(self, *of_model: Any, part: Part):
+    def __init__(self, *of_model: Any, part: PipelinePart):
         device = torch.get_default_device()
         with torch.device("meta"):
             super().__init__(*of_model)
         self.part = part
-        encoder = getattr(self, self.cut_encoder)
+        encoder = getattr(self, self.encoder_name)
         for index in [index for index in encoder.layers if int(index) not in part.layers]:
             del encoder.layers[index]
         removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
@@ -71,9 +71,9 @@ class PipelineStage(nn.Module):
         self.to_empty(device=device)
 
     @property
-    def table(self) -> list[Tensor]:
+    def embedding_blocks(self) -> list[Tensor]:
         """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)  # type: ignore[misc]
+        return super().embedding_blocks if self.part.first else list(self.borrowed)  # type: ignore[misc]
 
 
 class ElectraStage(PipelineStage, Electra):
@@ -86,10 +86,10 @@ class ElectraStage(PipelineStage, Electra):
     - the hidden states after its layers, [B, T, D]; the last stage sends the discriminator's logits [B, T] instead;
     - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
       likely tokens, which are 0 where nothing is masked;
-    - the keys of dropout, int64 [B].
+    - the seeds of dropout, int64 [B].
     """
 
-    cut_encoder = "discriminator"
+    encoder_name = "discriminator"
     added = ("random_1",)
     before = (*PipelineStage.before, "generator", "masked_head")
     after = (*PipelineStage.after, "replaced_head")
@@ -102,36 +102,36 @@ class ElectraStage(PipelineStage, Electra):
         # The hidden states must be the last floating-point tensor, because their graph is the large one: DeepSpeed runs
         # a backward pass for each floating-point tensor, and only the last pass frees its graph.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
-        segments_BT, *received, keys_B = tensors[len(others) + 1 :]
+        segments_BT, *received, seeds_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
-        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
+        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, distance_HW, seeds_B=seeds_B)
         outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
-        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, keys_B))
+        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
-        `received` are the tensors that the stage got between the segments and the keys."""
+        `received` are the tensors that the stage got between the segments and the seeds."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
         predicted_BT = scatter(predicted_M, batch.masked_M, batch.tokens_BT)
-        *sent, keys_B = self.discriminator_input(batch, corrupted_BT)
-        return nll_BT, *sent, predicted_BT, keys_B
+        *sent, seeds_B = self.discriminator_input(batch, corrupted_BT)
+        return nll_BT, *sent, predicted_BT, seeds_B
 
     def discriminator_input(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """Returns (d, hidden states, segments, corrupted tokens, keys), the input of the discriminator's first layer in
-        the order in which stages send it. Without a relative bias, d is left out."""
+        """Returns (d, hidden states, segments, corrupted tokens, seeds), the input of the discriminator's first layer
+        in the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
-        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
         distance_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW,)
-        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.keys_B
+        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
-        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
+        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _seeds_B = tensors
         nll_M, predicted_M = nll_BT.flatten()[batch.masked_M], predicted_BT.flatten()[batch.masked_M]
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
 
@@ -145,12 +145,12 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     - the hidden states after its layers, [B, T, D];
     - the groups of `Masking`, int64 [B, T];
     - the targets, int64 [B, T], which are the original tokens at masked positions and 0 elsewhere;
-    - the keys of dropout, int64 [B].
+    - the seeds of dropout, int64 [B].
     """
 
-    cut_encoder = "encoder"
+    encoder_name = "encoder"
     after = (*PipelineStage.after, "masked_head")
-    ties = True
+    ties_embedding = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
@@ -158,15 +158,15 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         nothing is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
+        *relative, hidden_BTD, groups_BT, targets_BT, seeds_B = tensors
         distance_HW = relative[0] if relative else None
-        hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
+        hidden_BTD = self.encoder.run_layers(hidden_BTD, groups_BT, distance_HW, self.masking.attention_mask, seeds_B)
         if not self.part.last:
-            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
+            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, seeds_B
         # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
         # the gradients of bf16 weights that the loss function uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
-        output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
+        output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.embedding_blocks)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -175,8 +175,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         relative = () if distance_HW is None else (distance_HW.contiguous(),)
         targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
-        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
+        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
+        return *relative, hidden_BTD, groups_BT, targets_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """The output of `LanguageModel` for `batch`, from the `tensors` that the last stage returned."""
@@ -188,11 +188,11 @@ def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
 
-def parts(balance: Sequence[int]) -> list[Part]:
+def split_layers(balance: Sequence[int]) -> list[PipelinePart]:
     """The parts of an encoder. `balance` has the number of layers of each part."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
-        Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
+        PipelinePart(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
         for n, (end, layers) in enumerate(zip(ends, balance, strict=True))
     ]
 
@@ -234,12 +234,12 @@ class Flops:
         return 3.0 * self.forward + self.layers * self.first_pass_layer + self.first_pass_softmax
 
 
-def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+def encoder_flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
     """Operations per token of an encoder's layers in a forward pass."""
-    return layers * layer_class(cfg).operations(cfg, row_tokens)
+    return layers * layer_class(cfg).flops(cfg, row_tokens)
 
 
-def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
+def masked_head_flops(cfg: ModelConfig, mask_fraction: float) -> float:
     """Operations per token of the masked head and its vocabulary softmax in a forward pass. The head predicts at a
     fraction `mask_fraction` of the tokens."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
@@ -296,7 +296,7 @@ def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     balance = pipeline_balance(engine, flops, checkpointing)
     names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     names_by_process[0].append("embedding, generator" if flops.generator else "embedding")
-    for index, part in enumerate(parts(balance)):
+    for index, part in enumerate(split_layers(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layer_names = f"layers {first}-{last}" if first < last else f"layer {last}"

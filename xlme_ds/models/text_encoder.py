@@ -15,7 +15,7 @@ from ..config import EncoderName, ModelConfig
 from ..data.batch import Batch
 from ..data.rows import EOS, LAYOUTS, PAD, UNK
 from .attention import item_mask
-from .encoder import EmbeddingModel, Encoder, lookup, read_whole
+from .encoder import EmbeddingModel, Encoder, lookup, with_dense_gradient
 from .heads import MaskedLanguageModelHead, TiedTable
 
 
@@ -28,7 +28,7 @@ class TextEncoder(EmbeddingModel):
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token embeddings, [B, T, D]."""
-        return lookup(tokens_BT, self.table)
+        return lookup(tokens_BT, self.embedding_blocks)
 
     def forward(
         self,
@@ -36,15 +36,15 @@ class TextEncoder(EmbeddingModel):
         positions_BT: Tensor,
         segments_BT: Tensor,
         languages_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states, [B, T, D]. The arguments are tensors of `Batch`. A token sees the tokens of its row
         with the same segment.
 
         Models with language embeddings need `languages_BT` (indices into `cfg.language_embeddings`). Dropout needs
-        `keys_B`.
+        `seeds_B`.
         """
-        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
+        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, seeds_B)
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
@@ -67,21 +67,22 @@ class Masking:
     Subclasses have another attention mask, or predict from other positions.
     """
 
-    random: float  # fraction of the masked positions that show a random token
-    keep: float  # fraction of the masked positions that show the original token
+    random_fraction: float  # fraction of the masked positions that show a random token
+    keep_fraction: float  # fraction of the masked positions that show the original token
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The tokens that the model reads, [B, T]. Each masked position has a uniform random number u in
-        `uniforms_M`. It shows the original token if u < `keep`, else a random token if u < `keep` + `random`, else
-        `<mask>`."""
+        `uniforms_M`. It shows the original token if u < `keep_fraction`, else a random token if u < `keep_fraction` +
+        `random_fraction`, else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M = batch.uniforms_M.double()
         first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
-        # u is one of 2^24 values. The values from `keep` to `keep` + `random` are spread over all ordinary ids.
-        offset_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
+        # u is one of 2^24 values. The values from `keep_fraction` to `keep_fraction` + `random_fraction` are spread
+        # over all ordinary ids.
+        offset_M = (uniforms_M - self.keep_fraction) * (count / self.random_fraction if self.random_fraction else 0.0)
         random_M = first + offset_M.long().clamp(0, count - 1)
-        changed_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
-        shown_M = torch.where(uniforms_M < self.keep, targets_M, changed_M)
+        changed_M = torch.where(uniforms_M < self.keep_fraction + self.random_fraction, random_M, vocabulary - 1)
+        shown_M = torch.where(uniforms_M < self.keep_fraction, targets_M, changed_M)
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
@@ -89,19 +90,19 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """A number for every position, int64 [B, T], from which `allowed` makes the attention mask. In this class it is
+        """A number for every position, int64 [B, T], from which `attention_mask` makes the mask. In this class it is
         the segment."""
         return batch.segments_BT
 
     # A function from the groups to an attention mask, bool [B, 1, T, T]. In this class a query sees the keys of its
     # item.
-    allowed = staticmethod(item_mask)
+    attention_mask = staticmethod(item_mask)
 
 
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head, tied to the embedding, that predicts masked tokens."""
 
-    writing = False  # if true, only ordinary tokens are predicted, because they become part of the text (BTMLM)
+    exclude_special = False  # if true, only ordinary tokens are predicted, because they become part of the text (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -110,28 +111,28 @@ class LanguageModel(TextEncoder):
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask the batch and predict the masked tokens."""
-        table = read_whole(self.table)
-        embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
+        blocks = with_dense_gradient(self.embedding_blocks)
+        embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.embedding_blocks, sparse=True)
         hidden_BTD = self.encoder(
             embedded_BTD,
             batch.positions_BT,
             self.masking.groups(batch),
             batch.languages_BT,
-            batch.keys_B,
-            self.masking.allowed,
+            batch.seeds_B,
+            self.masking.attention_mask,
         )
-        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
+        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], blocks)
 
     def predict(
-        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
+        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, blocks: list[Tensor]
     ) -> LanguageModelOutput:
-        """Predict the masked tokens from the last hidden states. `table` has the blocks of the tied embedding."""
+        """Predict the masked tokens from the last hidden states. `blocks` are those of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        predicted = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
+        predicted = self.masked_head(hidden_MD, TiedTable(blocks), targets_M, None, self.exclude_special)
         return LanguageModelOutput(predicted.nll_M, predicted.predicted_M)
 
 
-def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+def positions_and_segments(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (`positions_BT`, `segments_BT`) of `Batch` for rows that hold one item each, then padding."""
     segments_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * segments_BT

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TABLE = Path(__file__).with_name("tilings.json")
+TILINGS_FILE = Path(__file__).with_name("tilings.json")
 
 HEAD_SIZES = (16, 32, 64, 128)  # head sizes that the attention kernels support
-GROUP = 128  # number of consecutive ids over which all kernels of the vocabulary softmax sum exponentials
+GROUP_SIZE = 128  # number of consecutive ids over which all kernels of the vocabulary softmax sum exponentials
 
-SKEWED = 128  # number of rows in the table of `attention_triton.skew`, enough for the queries or keys of any tile
+SKEWED_ROWS = 128  # number of rows in the table of `attention_triton.skew`, enough for the queries or keys of any tile
 SUMMED_ROWS = 2  # number of a batch's rows over which one program of `_backward_distances` sums the gradient of d
 
 
@@ -29,13 +29,13 @@ _run_tilings: Mapping[str, Any] = {}
 
 def tilings() -> Mapping[str, Any]:
     """The tilings in use, by compute capability, head size and kernel. They are those that `use_tilings` has set, or
-    else those of the file `TABLE`."""
-    return _run_tilings or json.loads(TABLE.read_text(encoding="utf-8"))
+    else those of the file `TILINGS_FILE`."""
+    return _run_tilings or json.loads(TILINGS_FILE.read_text(encoding="utf-8"))
 
 
 def use_tilings(run_tilings: Mapping[str, Any]) -> None:
-    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed. If the
-    mapping is empty, `TABLE` is used."""
+    """Use the tilings with which a run began, so that it continues bit for bit even if `TILINGS_FILE` has changed. If
+    the mapping is empty, `TILINGS_FILE` is used."""
     global _run_tilings
     _run_tilings = run_tilings
     tiling.cache_clear()

@@ -23,9 +23,9 @@ from torch import Tensor
 from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
 from ..models.electra import Electra
-from ..models.encoder import read_whole
+from ..models.encoder import with_dense_gradient
 from ..models.heads import MaskedLanguageModelHead, TiedTable
-from ..models.pipeline import ElectraStage, Flops, masked_head_forward
+from ..models.pipeline import ElectraStage, Flops, masked_head_flops
 from .electra import ElectraObjective
 from .protocol import Quantity
 
@@ -40,25 +40,25 @@ class AllTokensOutput(NamedTuple):
     token_nll_BT: Tensor  # float32, −log of the probability that the softmax gives to the original token
 
 
-class AllTokens(Electra):
+class AllTokensModel(Electra):
     """`Electra` whose discriminator also has a head over the vocabulary, tied to the embedding."""
 
-    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
-        super().__init__(cfg, z_loss, temperature, keep)
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep_fraction: float = 0.0):
+        super().__init__(cfg, z_loss, temperature, keep_fraction)
         self.token_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """Replace the masked tokens by the generator's samples, then predict the original token everywhere."""
-        table = read_whole(self.table)
+        blocks = with_dense_gradient(self.embedding_blocks)
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         hidden_BTD = self.discriminator(
             self.embed_for_discriminator(corrupted_BT),
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
-            batch.keys_B,
+            batch.seeds_B,
         )
-        logits_BT, token_nll_BT = self.judge(hidden_BTD, self.targets(batch), table, batch.masked_M)
+        logits_BT, token_nll_BT = self.judge(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
         return AllTokensOutput(nll_M, predicted_M, corrupted_BT, logits_BT, token_nll_BT)
 
     @staticmethod
@@ -67,34 +67,34 @@ class AllTokens(Electra):
         return batch.tokens_BT
 
     def judge(
-        self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
+        self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`, from the discriminator's last hidden
-        states. `table` has the blocks of the tied embedding. Only the subclass `Corrective` uses `masked_M`."""
-        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), targets_BT.flatten(), None)
+        states. `blocks` are those of the tied embedding. Only the subclass `CorrectiveModel` uses `masked_M`."""
+        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(blocks), targets_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
-class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
-    keys, the targets [B, T]."""
+class AllTokensStage(ElectraStage, AllTokensModel):  # type: ignore[misc]
+    """The part of `AllTokensModel` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
+    seeds, the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
-    ties = True
+    ties_embedding = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
-        *sent, keys_B = super()._start(batch)
-        return *sent, self.targets(batch), keys_B
+        *sent, seeds_B = super()._start(batch)
+        return *sent, self.targets(batch), seeds_B
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns (`token_nll_BT`, `replaced_logits_BT`) of `AllTokensOutput`. The targets are last in `received`."""
-        logits_BT, token_nll_BT = self.judge(hidden_BTD, received[-1], self.table)
+        logits_BT, token_nll_BT = self.judge(hidden_BTD, received[-1], self.embedding_blocks)
         return token_nll_BT, logits_BT
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
-        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, keys_B = tensors
-        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
+        """The output of `AllTokensModel` for `batch`, from the tensors that the last stage returned."""
+        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, seeds_B = tensors
+        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, seeds_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)
 
 
@@ -112,7 +112,7 @@ class AllTokensObjective(ElectraObjective):
         "atlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "para"),
     }
 
-    models = AllTokens, AllTokensStage
+    model_classes = AllTokensModel, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
         """Raise ValueError also if generator and discriminator have separate embeddings: their softmaxes share one."""
@@ -125,7 +125,7 @@ class AllTokensObjective(ElectraObjective):
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The operations per token of ELECTRA, plus those of a softmax at every position, in a pipeline's last part."""
-        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
+        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_flops(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
     def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]

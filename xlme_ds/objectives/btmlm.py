@@ -22,7 +22,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import Flops, LanguageModelStage, Part, masked_head_forward
+from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..data.shards import RowStore
 
 
-class OpenSide(Masking):
+class OpenSideMasking(Masking):
     """The attention mask of both passes. In the first pass every position sees x and itself, and no open position sees
     another one. In the second pass no position is open, and every position sees its whole item."""
 
@@ -40,7 +40,7 @@ class OpenSide(Masking):
         open_BT = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
         return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
+    def attention_mask(self, groups_BT: Tensor) -> Tensor:
         """The mask, bool [B, 1, T, T]: a query sees itself, and the keys of its item that come before any open
         position."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
@@ -64,8 +64,8 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     """`batch` with the open positions filled by `predicted_P`, the most likely tokens that the model predicted for
     `first`, the batch of the first pass.
 
-    Taking the most likely token needs no randomness. `LanguageModel.writing` makes the model predict only ordinary
-    tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
+    Taking the most likely token needs no randomness. `LanguageModel.exclude_special` makes the model predict only
+    ordinary tokens here: a special token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
@@ -79,10 +79,10 @@ class BackTranslationModel(LanguageModel):
         first = first_pass(batch)
         training = self.training
         self.eval()
-        self.writing = True
+        self.exclude_special = True
         with torch.no_grad():
             predicted_P = super().forward(first).predicted_M
-        self.writing = False
+        self.exclude_special = False
         self.train(training)
         return super().forward(second_pass(batch, first, predicted_P))
 
@@ -107,8 +107,8 @@ class BackTranslation(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     accuracies = ("accuracy_mono",)
-    masking_class = OpenSide
-    reads = (*MaskedLanguageModelling.reads, "objective.pseudo_fractions")
+    masking_class = OpenSideMasking
+    used_settings = (*MaskedLanguageModelling.used_settings, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
@@ -148,7 +148,7 @@ class BackTranslation(MaskedLanguageModelling):
         if run.model.layout != "xlme":
             raise ValueError(f"objective.name {name} needs the layout of pairs in xlme: set model.layout to xlme")
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
@@ -161,9 +161,9 @@ class BackTranslation(MaskedLanguageModelling):
         sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
             one_pass,
-            softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence_share),
+            softmax_last=masked_head_flops(cfg, self.mask_fraction * sentence_share),
             first_pass_layer=one_pass.layer,
-            first_pass_softmax=masked_head_forward(cfg, 1 - sentence_share),
+            first_pass_softmax=masked_head_flops(cfg, 1 - sentence_share),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
 
-class Causal(Masking):
+class CausalMasking(Masking):
     """Nothing is masked. `Batch.masked_M` has the positions of all predicted tokens. Each token is predicted from the
     hidden state at the position before it."""
 
@@ -30,7 +30,7 @@ class Causal(Masking):
         opens an item is not predicted."""
         return masked_M - 1
 
-    allowed = staticmethod(causal_mask)
+    attention_mask = staticmethod(causal_mask)
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):
@@ -43,7 +43,7 @@ class CausalLanguageModelling(MaskedLanguageModelling):
         "clm_pairs": Quantity("Loss of every token from those before it", "nats a token", "para", unigram=True),
         "accuracy": Quantity("Accuracy on every token from those before it"),
     }
-    masking_class = Causal
+    masking_class = CausalMasking
     predicts_all = True
-    reads = ("objective.z_loss",)
+    used_settings = ("objective.z_loss",)
     export_class = "XLMEModel"  # a class without a head, because the classes with heads have no causal mask

@@ -19,14 +19,15 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS
 from ..models.heads import TiedTable
-from ..models.pipeline import Flops, masked_head_forward, scatter
-from .all_tokens import AllTokens, AllTokensOutput, AllTokensStage
+from ..models.pipeline import Flops, masked_head_flops, scatter
+from .all_tokens import AllTokensModel, AllTokensOutput, AllTokensStage
 from .electra import ElectraObjective
 from .protocol import Quantity
 
 
-class Corrective(AllTokens):
-    """`AllTokens` whose discriminator predicts only the masked tokens. `token_nll_BT` is 0 at all other positions."""
+class CorrectiveModel(AllTokensModel):
+    """`AllTokensModel` whose discriminator predicts only the masked tokens. `token_nll_BT` is 0 at all other
+    positions."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -34,18 +35,18 @@ class Corrective(AllTokens):
         return scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
 
     def judge(
-        self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
+        self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`."""
         if masked_M is None:  # in a pipeline; the positions with a target are the masked ones
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
-        predicted = self.token_head(hidden_MD, TiedTable(table), targets_M, None)
+        predicted = self.token_head(hidden_MD, TiedTable(blocks), targets_M, None)
         return self.replaced_head(hidden_BTD), scatter(predicted.nll_M, masked_M, targets_BT)
 
 
-class CorrectiveStage(AllTokensStage, Corrective):  # type: ignore[misc]
-    """The part of `Corrective` that one pipeline stage runs."""
+class CorrectiveStage(AllTokensStage, CorrectiveModel):  # type: ignore[misc]
+    """The part of `CorrectiveModel` that one pipeline stage runs."""
 
 
 class CorrectiveObjective(ElectraObjective):
@@ -61,7 +62,7 @@ class CorrectiveObjective(ElectraObjective):
         "cmlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "mono"),
         "ctlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "para"),
     }
-    models = Corrective, CorrectiveStage
+    model_classes = CorrectiveModel, CorrectiveStage
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
@@ -70,7 +71,7 @@ class CorrectiveObjective(ElectraObjective):
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The operations per token of ELECTRA, plus those of a second softmax at the masked positions, in a pipeline's
         last part."""
-        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
+        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_flops(cfg, self.mask_fraction))
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:

@@ -22,7 +22,7 @@ from ..data.collate import Collate, Purpose, collate
 from ..data.masking import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward
+from ..models.pipeline import ElectraStage, Flops, PipelinePart, encoder_flops, masked_head_flops
 from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class ElectraObjective(Pretraining):
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
-    reads: tuple[str, ...] = (
+    used_settings: tuple[str, ...] = (
         *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
         *("objective.random_fakes", "objective.z_loss"),
     )
-    models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
+    model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -82,7 +82,7 @@ class ElectraObjective(Pretraining):
 
         return collate_with_share
 
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+    def learning_rate_scales(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor of each parameter's learning rate. It is `optimizer.discriminator_rate` if only the discriminator
         has the parameter, else 1."""
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
@@ -104,9 +104,9 @@ class ElectraObjective(Pretraining):
                 "lower it to 1 at most"
             )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> Electra:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
-        model, stage = self.models
+        model, stage = self.model_classes
         arguments = cfg, *self.generator_arguments
         return model(*arguments) if part is None else stage(*arguments, part=part)
 
@@ -115,9 +115,9 @@ class ElectraObjective(Pretraining):
         in the last."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_forward(cfg, 1, row_tokens),
-            generator=encoder_forward(cfg, cfg.generator_layers, row_tokens),
-            softmax_first=masked_head_forward(cfg, self.mask_fraction),
+            layer=encoder_flops(cfg, 1, row_tokens),
+            generator=encoder_flops(cfg, cfg.generator_layers, row_tokens),
+            softmax_first=masked_head_flops(cfg, self.mask_fraction),
             head=2.0 * (cfg.width**2 + cfg.width),
         )
 
@@ -204,7 +204,7 @@ class ElectraObjective(Pretraining):
         return metrics
 
     @staticmethod
-    def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def tokens_and_probabilities(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens after replacement, probability of each that it was replaced), both [B, T]."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
 

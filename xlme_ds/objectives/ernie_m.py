@@ -59,7 +59,7 @@ class CrossMasking(Masking):
         role_BT = 1 + 2 * batch.sides_BT + _is_masked(batch).long()
         return batch.segments_BT * _ROLE_LIMIT + torch.where(self.crossed(batch), role_BT, 0)
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
+    def attention_mask(self, groups_BT: Tensor) -> Tensor:
         """The attention mask, bool [B, 1, T, T], from the segments and roles of query and key."""
         segment_BT, role_BT = groups_BT // _ROLE_LIMIT, groups_BT % _ROLE_LIMIT
         side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
-from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_forward, masked_head_forward
+from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, encoder_flops, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
@@ -28,7 +28,7 @@ class MaskedLanguageModelling(Pretraining):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
-    reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
+    used_settings: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
     # The name of each term's accuracy, which is the fraction of masked positions whose most likely token is the
     # original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
@@ -52,7 +52,7 @@ class MaskedLanguageModelling(Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        if self.masking.allowed is item_mask:
+        if self.masking.attention_mask is item_mask:
             return
         for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):
             if getattr(run.model, setting) == value:
@@ -61,7 +61,7 @@ class MaskedLanguageModelling(Pretraining):
                     f"set it to {remedy}"
                 )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
@@ -70,8 +70,8 @@ class MaskedLanguageModelling(Pretraining):
         """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_forward(cfg, 1, row_tokens),
-            softmax_last=masked_head_forward(cfg, self.mask_fraction),
+            layer=encoder_flops(cfg, 1, row_tokens),
+            softmax_last=masked_head_flops(cfg, self.mask_fraction),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
@@ -111,7 +111,7 @@ class MaskedLanguageModelling(Pretraining):
         return metrics
 
     @staticmethod
-    def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def tokens_and_probabilities(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens [B, T], None). At masked positions the tokens are the most likely ones. There are no
         probabilities, because the model judges no replacements."""
         filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)

@@ -14,8 +14,8 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig,
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, collate
 from ..data.order import Phase, StepPlan
-from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part
+from ..models.layers import MicroBatchShape
+from ..models.pipeline import Flops, PipelinePart
 
 if TYPE_CHECKING:  # models and engines run where there is no pyarrow
     from ..data.shards import RowStore
@@ -36,7 +36,7 @@ class Objective(Protocol):
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, with uninitialised parameters. Its input is a batch."""
 
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+    def learning_rate_scales(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The factor by which the step's learning rate is multiplied, for each parameter in `names`; by default 1."""
         return [1.0] * len(names)
 
@@ -95,7 +95,7 @@ class Quantity(NamedTuple):
     unigram: bool = False  # whether it is a mean −log p of tokens, and so comparable with a unigram model's loss
 
 
-class FirstWeights(NamedTuple):
+class WeightSource(NamedTuple):
     """An encoder of another model. A part of this model starts from its weights."""
 
     folder: str  # the other model's folder
@@ -106,8 +106,8 @@ class FirstWeights(NamedTuple):
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
 
 
-# Settings that not every objective reads. `Pretraining.reads` lists those that an objective reads; the rest must have
-# the default values.
+# Settings that not every objective reads. `Pretraining.used_settings` lists those that an objective reads; the rest
+# must have the default values.
 OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
@@ -135,7 +135,7 @@ class Pretraining(Objective, Protocol):
     # is the prefix of its head's parameters. The first encoder is split into pipeline stages, evaluated, fine-tuned and
     # exported. The token embedding belongs to no encoder: its blocks are the model's `embedding_0`, `embedding_1`, ….
     encoders: Mapping[EncoderName, str]
-    reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that the objective reads
+    used_settings: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that the objective reads
     # The class in `export/remote` with which the whole model is exported. If it is empty, each encoder is exported
     # alone, with the class for its head.
     export_class: str = ""
@@ -159,19 +159,19 @@ class Pretraining(Objective, Protocol):
         defaults = RunConfig(name="")
         for name in OBJECTIVE_SETTINGS:
             value, default = attrgetter(name)(run), attrgetter(name)(defaults)
-            if name not in self.reads and value != default:
+            if name not in self.used_settings and value != default:
                 remedy = "leave it empty" if default in ("", ()) else f"leave it at {default}"
                 raise ValueError(
                     f"{name} is {value}, and objective.name {run.objective.name} does not read it: {remedy}"
                 )
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> nn.Module:
         """The model, or the stage of a pipeline that runs one `part` of it (`models/pipeline.py`)."""
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations per token of a forward pass on full rows of `row_tokens` tokens."""
 
-    def passes(self, batch: MicroBatch) -> list[MicroBatch]:
+    def forward_passes(self, batch: MicroBatchShape) -> list[MicroBatchShape]:
         """The sizes of the forward passes that come before a micro-batch's one backward pass, the largest first. By
         default there is one pass, which has the micro-batch's own size."""
         return [batch]
@@ -183,20 +183,20 @@ class Pretraining(Objective, Protocol):
         """The predicted positions [M], as ascending indices into the flattened tokens; by default the masked ones."""
         return batch.masked_M
 
-    def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def tokens_and_probabilities(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns (tokens [B, T], probabilities [B, T]) for the report page. The tokens are the batch's, with the
         model's own tokens at the predicted positions. A probability is the model's estimate that the token was
         replaced; None instead of all probabilities if the model does not predict this."""
 
-    def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
+    def weight_sources(self, start: StartConfig, cfg: ModelConfig) -> dict[str, WeightSource]:
         """The weights that each part of the model starts from, by the prefix of the part's parameters. By default every
         encoder starts from the encoder `start.take`."""
-        weights = dict[str, FirstWeights]()
+        sources = dict[str, WeightSource]()
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
             layers = getattr(cfg, setting)
-            weights[name] = FirstWeights(start.folder, cast(EncoderName, start.take), layers, f"lower model.{setting}")
-        return weights
+            sources[name] = WeightSource(start.folder, cast(EncoderName, start.take), layers, f"lower model.{setting}")
+        return sources
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
         """The settings, by name, that must be equal in two models if one starts from all parameters of the other. The

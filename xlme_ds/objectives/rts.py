@@ -22,10 +22,10 @@ from ..models.text_encoder import Masking
 from .electra import ElectraObjective
 from .protocol import Quantity
 
-_RANDOM_TOKENS = Masking(random=1.0, keep=0.0)  # every masked position shows a random token
+_RANDOM_TOKENS = Masking(random_fraction=1.0, keep_fraction=0.0)  # every masked position shows a random token
 
 
-class Substitution(Electra):
+class SubstitutionModel(Electra):
     """`Electra` without generator. In its output `predicted_M` has the random tokens, and `nll_M` is 0."""
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
@@ -35,7 +35,7 @@ class Substitution(Electra):
         """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. On a CPU the
         lookup of `Electra` gives a sparse gradient, which autograd adds to the masked head's dense one; here there is
         no masked head."""
-        return lookup(ids_BT, self.table)
+        return lookup(ids_BT, self.embedding_blocks)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the first three fields of `ElectraOutput`. The masked positions get random tokens, which the batch's
@@ -48,15 +48,15 @@ def _generator_outputs(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tens
     return nll_M, corrupted_BT.flatten()[batch.masked_M], corrupted_BT
 
 
-class SubstitutionStage(ElectraStage, Substitution):
-    """The part of `Substitution` that one pipeline stage runs. Stages send no outputs of a generator."""
+class SubstitutionStage(ElectraStage, SubstitutionModel):
+    """The part of `SubstitutionModel` that one pipeline stage runs. Stages send no outputs of a generator."""
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         return self.discriminator_input(batch, self.generate(batch)[-1])
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
-        """The output of `Substitution` for `batch`, from the tensors that the last stage returned."""
-        *_, logits_BT, _segments_BT, corrupted_BT, _keys_B = tensors
+        """The output of `SubstitutionModel` for `batch`, from the tensors that the last stage returned."""
+        *_, logits_BT, _segments_BT, corrupted_BT, _seeds_B = tensors
         return ElectraOutput(*_generator_outputs(batch, corrupted_BT), logits_BT)
 
 
@@ -71,8 +71,8 @@ class RandomTokenSubstitution(ElectraObjective):
         if not quantity.unigram and name != "generator_accuracy"
     } | {"replaced_fraction": Quantity("Tokens that were replaced", "fraction")}
     encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head."}
-    reads = ()
-    models = Substitution, SubstitutionStage
+    used_settings = ()
+    model_classes = SubstitutionModel, SubstitutionStage
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)

@@ -6,8 +6,8 @@ Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries 
 from dataclasses import replace
 
 from ..models.encoder import layer_class
-from ..models.layers import FLOAT, INTEGER
-from ..models.tiles import GROUP
+from ..models.layers import FLOAT32_BYTES, INT64_BYTES
+from ..models.tiles import GROUP_SIZE
 from ..objectives import objective_of
 from .layout import ParallelLayout
 
@@ -39,8 +39,8 @@ def _saved_encoder_bytes(layout: ParallelLayout, layers: int, first: bool = True
         saved += 2 * hidden_bytes(layout)
     saved += layer_class(cfg).shared_bytes(cfg, layout)
     # The embedding's lookup saves each token's id or, for each of several blocks, an index and a mask.
-    lookup_bytes = (INTEGER + 1) * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
-    return saved + (layout.tokens * (lookup_bytes + INTEGER) if first else 0)
+    lookup_bytes = (INT64_BYTES + 1) * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INT64_BYTES
+    return saved + (layout.tokens * (lookup_bytes + INT64_BYTES) if first else 0)
 
 
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
@@ -54,7 +54,7 @@ def _saved_head_bytes(layout: ParallelLayout, last: bool) -> float:
     """Bytes that a masked head saves. For each predicted position these are 4 vectors (of dense layer, GELU and norm),
     or only the input if the head has no dense layer, and 4 integers for the softmax."""
     vectors = 4 if layout.model.masked_head == "dense" else 1
-    return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INTEGER)
+    return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INT64_BYTES)
 
 
 def saved_generator_bytes(layout: ParallelLayout) -> float:
@@ -74,7 +74,7 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
     """The layout with the sizes of each forward pass over a micro-batch, the largest pass first."""
     return [
         replace(layout, tokens=batch.tokens, row_tokens=batch.row_tokens)
-        for batch in objective_of(layout.objective).passes(layout)
+        for batch in objective_of(layout.objective).forward_passes(layout)
     ]
 
 
@@ -85,7 +85,7 @@ def _saved_pass_bytes(layout: ParallelLayout, stage_index: int) -> float:
     if part.first:
         saved += saved_generator_bytes(layout)
     if part.last and flops.head:  # dense layer, GELU, one logit per token and its loss
-        saved += 2 * hidden_bytes(layout) + layout.tokens * 6 * FLOAT
+        saved += 2 * hidden_bytes(layout) + layout.tokens * 6 * FLOAT32_BYTES
     if part.last and flops.softmax_last:
         saved += _saved_head_bytes(layout, last=True)
     if flops.decoder_layers:
@@ -115,33 +115,33 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
-    chunk = -(-cfg.head_chunk // GROUP) * GROUP  # rounded up to whole groups
+    chunk = -(-cfg.head_chunk // GROUP_SIZE) * GROUP_SIZE  # rounded up to whole groups
     block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     logit_count = positions * min(chunk, block)  # number of logits in a tile
-    kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
-    tile_bytes = logit_count * (FLOAT + (0 if layout.element == FLOAT else layout.element))
+    kernels = layout.fused and layout.element < FLOAT32_BYTES and cfg.kernels != "torch"
+    tile_bytes = logit_count * (FLOAT32_BYTES + (0 if layout.element == FLOAT32_BYTES else layout.element))
     if backward:
-        # The kernels also hold float32 sums over every 128 positions: FLOAT / 128 bytes per logit.
-        gradient_bytes = logit_count * (layout.element + FLOAT / 128) if kernels else tile_bytes
-        return gradient_bytes + 2 * positions * cfg.width * FLOAT
-    groups = positions * (cfg.vocabulary / GROUP)
+        # The kernels also hold float32 sums over every 128 positions: FLOAT32_BYTES / 128 bytes per logit.
+        gradient_bytes = logit_count * (layout.element + FLOAT32_BYTES / 128) if kernels else tile_bytes
+        return gradient_bytes + 2 * positions * cfg.width * FLOAT32_BYTES
+    groups = positions * (cfg.vocabulary / GROUP_SIZE)
     tempered = layout.objective.generator_temperature != 1.0
-    group_bytes = groups * (3 if tempered else 2) * FLOAT
+    group_bytes = groups * (3 if tempered else 2) * FLOAT32_BYTES
     if kernels:
         return group_bytes + min(groups * 24, 2**30)
     if tempered:
-        tile_bytes = logit_count * 2 * FLOAT
+        tile_bytes = logit_count * 2 * FLOAT32_BYTES
     # Number of elements in the embeddings of two groups: the sample's group, and the group of the likeliest token.
-    elements = 2 * GROUP * cfg.width
+    elements = 2 * GROUP_SIZE * cfg.width
     on_cpu = max(positions * cfg.head_chunk // elements, 1)
     sampled_at_once = min(positions, 2**28 // (elements * layout.element) if layout.fused else on_cpu)
-    embedding_bytes = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
+    embedding_bytes = sampled_at_once * 2 * GROUP_SIZE * (cfg.width * layout.element + 3 * INT64_BYTES)
     return group_bytes + max(tile_bytes, embedding_bytes)
 
 
 def stage_transfer_bytes(layout: ParallelLayout) -> float:
     """Bytes that one stage sends to the next for a micro-batch. It sends hidden states, two integers for each token and
     a key for each row. With a generator, it also sends the generator's loss and one more integer for each token."""
-    per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
-    per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
-    return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INTEGER
+    per_token = FLOAT32_BYTES + 3 * INT64_BYTES if layout.flops.generator else 2 * INT64_BYTES
+    per_token += INT64_BYTES if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
+    return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INT64_BYTES

@@ -9,9 +9,9 @@ from ..counting import flops_of, parameter_sizes
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import deepspeed_settings, resolve_engine_file
-from ..models.attention import item_mask, takes_triton
-from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part, parts, pipeline_balance
+from ..models.attention import item_mask, uses_triton
+from ..models.layers import MicroBatchShape
+from ..models.pipeline import Flops, PipelinePart, pipeline_balance, split_layers
 from ..objectives import objective_of
 from ..validate import validate
 
@@ -30,11 +30,11 @@ class StageSizes:
 
 
 @functools.cache
-def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
+def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: PipelinePart) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     (main, main_head), *others = objective_of(objective).encoders.items()
     # A first part that has no layers holds just the parameters that come before the layers.
-    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
+    before_layers = parameter_sizes(objective, cfg, PipelinePart(range(0), last=False))
 
     def is_held(name: str) -> bool:
         if name.startswith(f"{main}.layers."):
@@ -75,15 +75,15 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
-def _takes_triton(run: RunConfig, precision: str) -> bool:
+def _uses_triton(run: RunConfig, precision: str) -> bool:
     # An objective without `masking` lets every token attend to its whole item.
     masking = getattr(objective_of(run.objective), "masking", None)
-    allowed = item_mask if masking is None else masking.allowed
-    return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
+    make_mask = item_mask if masking is None else masking.attention_mask
+    return uses_triton(run.model, make_mask, on_gpu=True, in_16_bit=precision == "bf16")
 
 
 @dataclass(frozen=True)
-class ParallelLayout(MicroBatch):
+class ParallelLayout(MicroBatchShape):
     """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product. The
     inherited fields describe one micro-batch."""
 
@@ -94,7 +94,7 @@ class ParallelLayout(MicroBatch):
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
     gradient_element_bytes: int  # bytes of one element of the gradients that are added over micro-batches
     reduced_element_bytes: int  # bytes of one element of the gradients that are summed over ranks
-    stages: tuple[Part, ...]
+    stages: tuple[PipelinePart, ...]
     replicas: int
     gpus: int
     accumulation: int  # number of micro-batches in a step
@@ -117,9 +117,9 @@ class ParallelLayout(MicroBatch):
                 f"gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
             )
         flops = flops_of(run, row_tokens)
-        stages = [Part(range(run.model.discriminator_layers))]
+        stages = [PipelinePart(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
+            stages = split_layers(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
         gradient_precision = resolve_gradient_precision(run.engine, precision, step.accumulation)
         # The phase that predicts most needs the most memory.
@@ -142,7 +142,7 @@ class ParallelLayout(MicroBatch):
             tokens=step.micro_batch_size * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
-            triton=fused and _takes_triton(run, precision),
+            triton=fused and _uses_triton(run, precision),
             offloads_optimizer=run.engine.offload_optimizer != "none",
         )
 

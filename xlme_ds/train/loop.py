@@ -164,7 +164,7 @@ class Dimensions(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every = self.config.eval_every
         if done in (self.began_at + 1, self.config.steps) or (every and done % every == 0):
-            layers = enumerate(self.engine.dimensions(self.ROWS))
+            layers = enumerate(self.engine.effective_ranks(self.ROWS))
             values = {"step": done} | {f"layer_{index}": round(dimensions, 2) for index, dimensions in layers}
             if self.console is not None:
                 self.logs[0].write(values)
@@ -407,7 +407,7 @@ def fit(
     done = start
     stop.has_work = True
     while done < config.train.steps and guard.fault is None:
-        if engine.any(stop.received is not None or _log_error(callbacks) is not None):
+        if engine.any_rank(stop.received is not None or _log_error(callbacks) is not None):
             break
         watchdog.beat(f"taking step {done + 1}")
         is_logged = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps

@@ -21,8 +21,8 @@ from ..data.loader import Loader, unigram_nll_by_language
 from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..engine.build import open_data, require_engine_file
-from ..engine.ranks import data_parallel, on_gpu
+from ..engine.build import open_loader, require_engine_file
+from ..engine.ranks import data_parallel_rank_and_size, on_gpu
 from ..first_weights import source_folders, starting_weights
 from ..models.init import InitialValues
 from ..objectives import describe, objective_of
@@ -100,13 +100,13 @@ def read_inputs(
             f"start.take {start.take} takes the weights of another model, and start.folder names none: add "
             "--start.folder with a run or an export, or --start.take all, for random weights"
         )
-    replica, replicas = data_parallel(config.engine, rank, world)
-    loader = open_data(config, data, replica, replicas)
+    replica, replicas = data_parallel_rank_and_size(config.engine, rank, world)
+    loader = open_loader(config, data, replica, replicas)
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
     rows = heldout_data_config(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
+    return RunInputs(loader, open_loader(config, heldout, replica, replicas, rows, training=loader), initial)
 
 
 def starting_folders(config: RunConfig, out: Path) -> list[Path]:

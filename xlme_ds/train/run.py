@@ -16,7 +16,7 @@ from ..config import RunConfig, Training
 from ..data.loader import Loader
 from ..engine.build import build_engine, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks, process_group
+from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, process_group
 from ..io.files import to_disk
 from ..models.tiles import tilings
 from ..objectives import objective_of
@@ -180,7 +180,7 @@ def pretrain(
         except SharedError:
             folder.close()
             raise
-        if any(gather(stop.received is not None)):
+        if any(all_gather(stop.received is not None)):
             if rank == 0:
                 print(f"{out}: stopped before the first step; the same command starts again", flush=True)
             return

@@ -123,7 +123,7 @@ def native_format(config: Mapping[str, Any]) -> NativeFormat:
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     """The parameters of an encoder under their names in an export."""
     layers = {f"{PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
-    return {PREFIX + EMBEDDING: torch.cat(encoder.table).detach()} | layers
+    return {PREFIX + EMBEDDING: torch.cat(encoder.embedding_blocks).detach()} | layers
 
 
 def embedding_name(state: Iterable[str]) -> str:

@@ -13,13 +13,14 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
-from ..models.modern import SHAPE
+from ..models.modern import FIXED_SETTINGS
 from ..models.text_encoder import TextEncoder, encoder_of
 from .settings import SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
-MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # our settings that have one fixed value for ModernBERT
+# Our settings that have one fixed value for ModernBERT.
+MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **FIXED_SETTINGS}
 _PREFIX = "model."  # begins the names of the encoder's parameters if the file also has a head
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {
@@ -83,7 +84,7 @@ def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
 def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class ModernBert + `ending` (`ForMaskedLM`, …, or `Model`)."""
     ours = encoder.state_dict()
-    state = {_EMBEDDING: torch.cat(encoder.table).detach()}
+    state = {_EMBEDDING: torch.cat(encoder.embedding_blocks).detach()}
     state |= {theirs: ours[name] for theirs, name in _names(encoder.cfg)}
     if ending == "Model":
         return state

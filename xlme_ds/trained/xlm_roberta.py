@@ -88,7 +88,7 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
     """
     ours, width = encoder.state_dict(), encoder.cfg.width
     state = {
-        _EMBEDDING: torch.cat(encoder.table).detach(),
+        _EMBEDDING: torch.cat(encoder.embedding_blocks).detach(),
         _POSITIONS: torch.cat([torch.zeros(_FIRST_POSITION, width), ours["encoder.positions"]]),
         _TOKEN_TYPES: torch.zeros(1, width),
     }

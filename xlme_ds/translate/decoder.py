@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..models.attention import AttentionBias, ItemBias, dropping_attend, fused_attend
-from ..models.dropout import derive
+from ..models.attention import TorchBias, TritonBias, dropout_attend, fused_attend
+from ..models.dropout import derive_seeds
 from ..models.encoder import Encoder
 from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
 
@@ -25,9 +25,9 @@ KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 class SharedInputs(NamedTuple):
     """Inputs that all layers of a decoder share in one pass."""
 
-    self_bias: AttentionBias | ItemBias  # which target tokens a target token sees
+    self_bias: TorchBias | TritonBias  # which target tokens a target token sees
     source_BSD: Tensor  # the encoder's last hidden states
-    cross_bias: AttentionBias  # which source tokens a target token sees
+    cross_bias: TorchBias  # which source tokens a target token sees
     # Attention module -> its keys and values: those of the earlier target tokens in self-attention, those of the source
     # in cross-attention. A pass over one more target token adds the keys and values of that token to self-attention's.
     # None in a pass over whole targets.
@@ -37,11 +37,11 @@ class SharedInputs(NamedTuple):
 class DecoderAttention(Attention):
     """Self-attention over whole targets, or for one new token at a time."""
 
-    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, seeds_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attention output, [B, R, D]; see `Attention`."""
         if shared.past is None:
-            return super().forward(x_BRD, shared.self_bias, keys_B)
-        assert isinstance(shared.self_bias, AttentionBias)
+            return super().forward(x_BRD, shared.self_bias, seeds_B)
+        assert isinstance(shared.self_bias, TorchBias)
         q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
         if self in shared.past:
             past_k_BHRK, past_v_BHRK = shared.past[self]
@@ -62,8 +62,8 @@ class CrossAttention(nn.Module):
         self.key_value = Linear(cfg.width, 2 * cfg.width)
         self.output = Linear(cfg.width, cfg.width)
 
-    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, R, D]. `keys_B`: a random key per row for the dropout of attention weights; None: no
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, seeds_B: Tensor | None = None) -> Tensor:
+        """Attention output, [B, R, D]. `seeds_B`: a random seed per row for the dropout of attention weights; None: no
         dropout."""
         (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
         if shared.past is not None and self in shared.past:
@@ -73,9 +73,9 @@ class CrossAttention(nn.Module):
             if shared.past is not None:
                 shared.past[self] = k_BHSK, v_BHSK
         inputs = q_BHRK, k_BHSK, v_BHSK, None, shared.cross_bias
-        if keys_B is None or not self.dropout:
+        if seeds_B is None or not self.dropout:
             return self.output(_joined(fused_attend(*inputs)))
-        return self.output(_joined(dropping_attend(*inputs, self.dropout, keys_B)))
+        return self.output(_joined(dropout_attend(*inputs, self.dropout, seeds_B)))
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> Tensor:
@@ -95,12 +95,12 @@ class DecoderLayer(TransformerLayer):
         self.cross_attention = CrossAttention(cfg)
         self.cross_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
-    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, seeds_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, R, D]; see `TransformerLayer`."""
-        self_B, cross_B = (None, None) if keys_B is None else (derive(keys_B, 2), derive(keys_B, 4))
-        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, self_B), keys_B, 0)
-        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_B), keys_B, 3)
-        return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
+        self_B, cross_B = (None, None) if seeds_B is None else (derive_seeds(seeds_B, 2), derive_seeds(seeds_B, 4))
+        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, self_B), seeds_B, 0)
+        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_B), seeds_B, 3)
+        return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, seeds_B, 1)
 
 
 class Decoder(Encoder):

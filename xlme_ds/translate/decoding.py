@@ -105,7 +105,7 @@ def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language
     tokens_AS = np.full((len(items), max(map(len, items))), PAD, dtype=np.int64)
     for row, item in zip(tokens_AS, items, strict=True):
         row[: len(item)] = item
-    tokens = torch.from_numpy(tokens_AS).to(model.table[0].device)
+    tokens = torch.from_numpy(tokens_AS).to(model.embedding_blocks[0].device)
     item_numbers = (tokens != PAD).long()  # each row is one item: 1, and 0 at padding
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     return Side(tokens, positions * item_numbers, language * item_numbers, item_numbers)

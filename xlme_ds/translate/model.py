@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK
-from ..models.attention import AttentionBias, causal_mask, shared_bias
-from ..models.dropout import OUTSIDE, derive
-from ..models.encoder import lookup, read_whole
+from ..models.attention import TorchBias, attention_bias, causal_mask
+from ..models.dropout import OUTSIDE, derive_seeds
+from ..models.encoder import lookup, with_dense_gradient
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
 from .decoder import Decoder, KeysAndValues, SharedInputs
@@ -65,33 +65,33 @@ class TranslationModel(TextEncoder):
         """Predict every target token from its source and the target tokens before it. The target of a pair is predicted
         once. A monolingual sentence is predicted once from each source that it has in the batch: from its noised copy,
         from a translation that the model writes, or from both."""
-        table = read_whole(self.table)
+        blocks = with_dense_gradient(self.embedding_blocks)
         empty = torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(empty.float(), empty, empty, empty)]
         for task, terms in _TERMS_OF_TASK.items():
             rows = rows_of(batch, task)
             if len(rows.task_B):
                 places_M = (target_mask(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
-                of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
+                of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), blocks
                 outputs += [
                     self._predicted(term, *of_task) for term in terms if term == "mt" or ADDED[term] in batch.added
                 ]
         return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 
     def _predicted(
-        self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
+        self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, blocks: list[Tensor]
     ) -> TranslationOutput:
         """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
         the tokens that it predicts."""
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[term](rows)
-        keys_B, row_tokens = rows.keys_B, rows.tokens_BT.shape[1]
+        seeds_B, row_tokens = rows.seeds_B, rows.tokens_BT.shape[1]
         if term == "bt":
-            keys_B = derive(keys_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
+            seeds_B = derive_seeds(seeds_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
             row_tokens *= LENGTH_FACTOR
-        source_BSD = self.read_source(source, keys_B, row_tokens)
-        target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
+        source_BSD = self.read_source(source, seeds_B, row_tokens)
+        target_BRD = self.read_target(target, source_BSD, source.items, seeds_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
+        predicted = self.masked_head(hidden_MD, TiedTable(blocks), tokens[places_M], None)
         terms_M = torch.full_like(places_M, TERMS.index(term))
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, terms_M)
 
@@ -104,32 +104,32 @@ class TranslationModel(TextEncoder):
         self.train(training)
         return written_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
 
-    def read_source(self, source: Side, keys_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
-        """The encoder's last hidden states, [B, S, D]; `keys_B` and `row_tokens` determine dropout."""
-        embedded_BSD = lookup(source.tokens, self.table, sparse=True)
-        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
+    def read_source(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
+        """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
+        embedded_BSD = lookup(source.tokens, self.embedding_blocks, sparse=True)
+        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
         distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
-        return self.encoder.body(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
+        return self.encoder.run_layers(x_BSD, source.items, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
 
     def read_target(
         self,
         target: Side,
         source_BSD: Tensor,
         sources_BS: Tensor,
-        keys_B: Tensor | None = None,
+        seeds_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
         """The decoder's last hidden states of whole targets, [B, R, D]. `sources_BS`: each source token's item number,
         0 for padding."""
-        decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
-        embedded_BRD = lookup(target.tokens, self.table, sparse=True)
-        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
+        decoder, seeds_B = self.decoder, None if seeds_B is None else derive_seeds(seeds_B, OUTSIDE)
+        embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
+        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = shared_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
-        assert isinstance(self_bias, AttentionBias)
-        cross_bias = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
+        self_bias = attention_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
+        assert isinstance(self_bias, TorchBias)
+        cross_bias = TorchBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
         shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
-        return decoder.through_layers(x_BRD, shared, keys_B)
+        return decoder.run_layers_with(x_BRD, shared, seeds_B)
 
     def read_next(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
@@ -138,17 +138,17 @@ class TranslationModel(TextEncoder):
         `position` (from 0). `past` caches the keys and values of earlier tokens, and gets those of this token."""
         decoder = self.decoder
         position_B1 = torch.full_like(tokens_B, position)[:, None]
-        embedded_B1D = lookup(tokens_B[:, None], self.table)
+        embedded_B1D = lookup(tokens_B[:, None], self.embedding_blocks)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.bias_by_distance(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
         # The biases for the distances from the new token to each token of the target, from the first one to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
-        self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)
-        return decoder.through_layers(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
+        self_bias, cross_bias = TorchBias(all_111R, distance_H1R), TorchBias(allowed_B11S, None)
+        return decoder.run_layers_with(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
-        return self.masked_head.logits(hidden_BD, self.table)
+        return self.masked_head.logits(hidden_BD, self.embedding_blocks)
 
 
 def longest_translation(source: int) -> int:

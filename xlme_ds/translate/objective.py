@@ -23,11 +23,11 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.masking import TaskRows
 from ..data.rows import TASKS
-from ..models.layers import MicroBatch
-from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
-from ..objectives.clm import Causal
+from ..models.layers import MicroBatchShape
+from ..models.pipeline import Flops, PipelinePart, encoder_flops, masked_head_flops
+from ..objectives.clm import CausalMasking
 from ..objectives.mlm import MaskedLanguageModelling
-from ..objectives.protocol import FirstWeights, Quantity, require_sentences
+from ..objectives.protocol import Quantity, WeightSource, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import ADDED, TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, Sentences
@@ -49,9 +49,9 @@ class MachineTranslation(MaskedLanguageModelling):
     predicted, is 1, although no token is replaced by `<mask>`."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
-    masking_class = Causal
+    masking_class = CausalMasking
     predicts_all = True
-    reads = (
+    used_settings = (
         "objective.denoising",
         "objective.back_translation",
         "model.decoder",
@@ -186,10 +186,10 @@ class MachineTranslation(MaskedLanguageModelling):
                 "would train nothing on its sentences: raise one of the two, or lower train.steps"
             )
 
-    def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
+    def weight_sources(self, start: StartConfig, cfg: ModelConfig) -> dict[str, WeightSource]:
         """The parameters that encoder and decoder start from, as `start.into` and `start.decoder` choose."""
-        for_encoder = super().first_weights(start, cfg)
-        for_decoder = FirstWeights(
+        for_encoder = super().weight_sources(start, cfg)
+        for_decoder = WeightSource(
             start.decoder or start.folder,
             None if start.decoder else for_encoder["encoder"].which,
             decoder_depth(cfg),
@@ -204,7 +204,7 @@ class MachineTranslation(MaskedLanguageModelling):
         """The settings that every objective has here, and the decoder's form and number of layers."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape_settings(cfg)}
 
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
+    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> TranslationModel:  # type: ignore[override]
         """The whole model; `part` is ignored, as no pipeline splits this model."""
         return TranslationModel(cfg)
 
@@ -226,7 +226,7 @@ class MachineTranslation(MaskedLanguageModelling):
         attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((depth + cross_attentions) * attention + depth * feed_forward)
-        encoder = encoder_forward(cfg, 1, side)
+        encoder = encoder_flops(cfg, 1, side)
         writing_passes = 1 if "bt" in self.terms else 0
         return Flops(
             layers=cfg.discriminator_layers,
@@ -234,12 +234,12 @@ class MachineTranslation(MaskedLanguageModelling):
             decoder=decoder * share,
             decoder_layers=depth,
             cross_attentions=cross_attentions,
-            softmax_last=masked_head_forward(cfg, share),
+            softmax_last=masked_head_flops(cfg, share),
             first_pass_layer=encoder * writing_passes,
-            first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * writing_passes,
+            first_pass_softmax=(decoder + masked_head_flops(cfg, 1.0)) * writing_passes,
         )
 
-    def passes(self, batch: MicroBatch) -> list[MicroBatch]:
+    def forward_passes(self, batch: MicroBatchShape) -> list[MicroBatchShape]:
         """The sizes of the forward passes of all terms, the largest first. In a pair, each network reads half of the
         tokens. For a sentence, each network reads as many tokens as the sentence has, because a source is about as long
         as its target."""
@@ -282,7 +282,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
 
     @staticmethod
-    def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+    def tokens_and_probabilities(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Returns (tokens [B, T], None). Each target token is replaced by the token that the model finds most likely
         after the true tokens before it. There are no probabilities."""
         filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)

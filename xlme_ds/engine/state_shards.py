@@ -1,5 +1,5 @@
-"""The training state of an engine as flat buffers that hold pieces of parameters. Checkpoints are written from these
-buffers and read into them."""
+"""A rank's part of the training state as shards: flat buffers that hold pieces of parameters. Checkpoints are written
+from these shards and read into them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,14 +29,15 @@ def state_kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return kinds
 
 
-def first_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
+def initial_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
     """The optimizer's state for `master` before its first step: a step count of 0, and zeros of every kind."""
     zeros = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in kinds}
     return {"step": torch.zeros((), device=master.device)} | zeros
 
 
-class Bucket:
-    """A buffer of master weights that an optimizer updates as one tensor, and the pieces of parameters in it."""
+class StateShard:
+    """A buffer of master weights that an optimizer updates as one tensor, the optimizer's state of it, and the pieces
+    of parameters in it."""
 
     def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor, kinds: Sequence[str]):
         """`kinds`: names of the optimizer's state, as `state_kinds` gives them."""
@@ -50,7 +51,7 @@ class Bucket:
         """Context that yields a dict: the flat buffers by kind, and the tensor `step`. `to_write`: the caller changes
         the buffers. If it is false, changes of buffers that are on a disk are lost."""
         states = self.optimizer.state
-        state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
+        state = states[self.master] = states[self.master] or initial_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
         yield {"step": state["step"], MASTER_WEIGHTS: self.master.detach().view(-1)} | buffers
 
@@ -60,27 +61,27 @@ class Bucket:
         return int(self.optimizer.state.get(self.master, {}).get("step", 0))
 
 
-def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
+def write_state_shards(shards: Sequence[StateShard], writer: StateWriter) -> None:
     """Copy all pieces of all buffers to `writer`; the buffers may change once this returns."""
     sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
-             for bucket in buckets for piece, kind in product(bucket.pieces, bucket.kinds)}  # fmt: skip
-    writer.begin(sizes, max(bucket.step for bucket in buckets))
-    for bucket in buckets:
-        with bucket.opened(to_write=False) as buffers:
-            for piece, kind in product(bucket.pieces, bucket.kinds):
+             for shard in shards for piece, kind in product(shard.pieces, shard.kinds)}  # fmt: skip
+    writer.begin(sizes, max(shard.step for shard in shards))
+    for shard in shards:
+        with shard.opened(to_write=False) as buffers:
+            for piece, kind in product(shard.pieces, shard.kinds):
                 writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
     writer.end()
 
 
 @torch.no_grad()
-def read_buckets(buckets: Sequence[Bucket], reader: StateReader, sizes: Mapping[str, int]) -> None:
+def read_state_shards(shards: Sequence[StateShard], reader: StateReader, sizes: Mapping[str, int]) -> None:
     """Fill all buffers from `reader`; `sizes`: element count of every parameter that this rank holds. Raises ValueError
     if the saved state belongs to another model."""
-    for bucket in buckets:
-        with bucket.opened(to_write=True) as buffers:
+    for shard in shards:
+        with shard.opened(to_write=True) as buffers:
             parts = (
                 (piece.name, kind, piece.start, buffers[kind][piece.offset : piece.offset + piece.numel])
-                for piece, kind in product(bucket.pieces, bucket.kinds)
+                for piece, kind in product(shard.pieces, shard.kinds)
             )
             reader.read(parts, sizes)
             buffers["step"].fill_(reader.step)

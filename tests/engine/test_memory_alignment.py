@@ -40,7 +40,7 @@ def cases(world: int) -> dict[str, dict[str, Any]]:
 def test_everything_is_on_the_grid(world: int, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", rows=24)
     (tmp_path / "cases.json").write_text(json.dumps(cases(world)))
-    worker = str(Path(__file__).with_name("placement_worker.py"))
+    worker = str(Path(__file__).with_name("memory_alignment_worker.py"))
     results = run_ranks(world, [worker, str(tmp_path / "cases.json"), str(data), str(tmp_path / "out")])
     assert all(one.returncode == 0 for one in results), "\n".join(one.stderr[-3000:] for one in results)
     for name in cases(world):

@@ -1,4 +1,4 @@
-"""One rank of test_placement.py: how far from the grid parameters, gradients and master weights begin."""
+"""One rank of test_memory_alignment.py: how far from the grid parameters, gradients and master weights begin."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.engine.worker import tiny
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.engine.ranks import data_parallel_rank_and_size, start_process_group
 
 
 def misses(tensor: Tensor, grid: int = 128) -> int:
@@ -47,14 +47,14 @@ def main(cases: Path, data: Path, out: Path) -> None:
     for name, case in json.loads(cases.read_text()).items():
         config = tiny(**case)
         rank, world = start_process_group(config.engine)
-        read = config.seed, config.objective.mask_fraction, *data_parallel(config.engine, rank, world)
+        read = config.seed, config.objective.mask_fraction, *data_parallel_rank_and_size(config.engine, rank, world)
         engine = build_engine(config, Loader(data, config.data, *read), None)
         computed = watch(engine)
         engine.train_batch(0, 1e-3, detailed=False)
         found: dict[str, object] = {"parameters": computed}
         found["gradients"] = [misses(each) for each in gradients(engine)]
-        pieces = {f"{piece.name} from {piece.start}": (bucket.master.view(-1)[piece.offset :], piece.offset)
-                  for bucket in engine._buckets() for piece in bucket.pieces}  # fmt: skip
+        pieces = {f"{piece.name} from {piece.start}": (shard.master.view(-1)[piece.offset :], piece.offset)
+                  for shard in engine._state_shards() for piece in shard.pieces}  # fmt: skip
         found["masters"] = {key: max(misses(master), offset % 32) for key, (master, offset) in pieces.items()}
         found["names"] = [name for name, _ in engine.named_parameters()]
         (out / f"{name}.{rank}.json").write_text(json.dumps(found))

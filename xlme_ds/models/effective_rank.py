@@ -15,33 +15,33 @@ import numpy as np
 from torch import Tensor, nn
 
 
-def effective_rank(products_DD: np.ndarray) -> float:
-    """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007).
+def effective_rank(scatter_DD: np.ndarray) -> float:
+    """exp(−Σ p log p), where p are the eigenvalues of `scatter_DD` divided by their sum (Roy and Vetterli 2007).
 
-    `products_DD` is Σ x xᵀ over the vectors x. If all vectors are on one line, the result is 1. If `products_DD` has a
+    `scatter_DD` is Σ x xᵀ over the vectors x. If all vectors are on one line, the result is 1. If `scatter_DD` has a
     number that is not finite, the result is NaN.
     """
-    if not np.isfinite(products_DD).all():
+    if not np.isfinite(scatter_DD).all():
         return math.nan
-    shares = np.maximum(np.linalg.eigvalsh(products_DD.astype(np.float64)), 0)
+    shares = np.maximum(np.linalg.eigvalsh(scatter_DD.astype(np.float64)), 0)
     shares = shares[shares > 0] / shares.sum()
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 @contextmanager
-def token_products(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
+def scatter_matrices(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
     """Yield a dict that a forward pass in the `with` block fills for the encoder named `encoder`. For each of its
     layers that `model` holds, the dict gets Σ x xᵀ [D, D], where x are the token states minus their mean. Key 0 is for
     the input of the first layer, and key n + 1 for the output of layer n.
 
     `included_BT`: bool, whether a token counts.
     """
-    products: dict[int, np.ndarray] = {}
+    matrices: dict[int, np.ndarray] = {}
 
     def keep(key: int, states_BTD: Tensor) -> None:
         x_ND = states_BTD.detach()[included_BT].float()
         x_ND = x_ND - x_ND.mean(0)
-        products[key] = (x_ND.T @ x_ND).cpu().numpy()
+        matrices[key] = (x_ND.T @ x_ND).cpu().numpy()
 
     def keep_output(key: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         keep(key, output)
@@ -57,4 +57,4 @@ def token_products(model: nn.Module, encoder: str, included_BT: Tensor) -> Itera
         for match, norm in matches:
             if not match[1] and norm is not None:  # with pre-LN, heads read the last layer's output through this norm
                 hooks.enter_context(norm.register_forward_hook(partial(keep_output, max(layers) + 1)))
-        yield products
+        yield matrices
