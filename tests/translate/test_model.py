@@ -362,7 +362,7 @@ def test_of_n_tokens_a_translation_has_at_most_xlms_number(size: int) -> None:
     rows = rows_of([[[0, *range(5, 5 + size), EOS]]], 40)
     parts: TaskRows = [(0, rows, np.arange(1))]
     batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
-    assert int((model.written(batch).items > 0).sum()) == int(1.3 * size + 5) + 2
+    assert int((model.back_translated_sources(batch).segments > 0).sum()) == int(1.3 * size + 5) + 2
 
 
 def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,8 +372,8 @@ def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         model.masked_head.bias[EOS] -= 50.0
     batch, size = long_sentences()
-    written = [model.written(batch) for _ in range(2)]
-    assert int((written[0].items > 0).sum()) == size + 2 and model.training
+    written = [model.back_translated_sources(batch) for _ in range(2)]
+    assert int((written[0].segments > 0).sum()) == size + 2 and model.training
     assert torch.equal(written[0].tokens, written[1].tokens)
     assert torch.equal(written[0].tokens, model.eval().written(batch).tokens)
     assert model.train()(batch).nll_M.isfinite().all()
