@@ -37,7 +37,7 @@ from .sides import (
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
 LENGTH_FACTOR = 3  # upper bound of (tokens in the translations of a row's sentences) / (tokens in the row)
 _TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}  # task of a row -> the terms that it can have
-ADDED = {"ae": "noised_BT", "bt": "into_BT"}  # term -> the tensor in `Batch.added` that it needs
+ADDED = {"ae": "noised_BT", "bt": "target_languages_BT"}  # term -> the tensor in `Batch.added` that it needs
 
 
 class TranslationOutput(NamedTuple):
@@ -100,7 +100,7 @@ class TranslationModel(TextEncoder):
         and without gradient."""
         sentences, training = unpacked_sentences(rows), self.training
         self.eval()
-        tokens = translate_greedily(self, sentences.source, sentences.into_N)
+        tokens = translate_greedily(self, sentences.source, sentences.target_languages_N)
         self.train(training)
         return translated_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
 

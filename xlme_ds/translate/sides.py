@@ -75,7 +75,7 @@ class UnpackedSentences(NamedTuple):
     """Monolingual sentences, one in each row of `source`."""
 
     source: Side  # [N, S]
-    into_N: Tensor  # the language to translate each sentence into
+    target_languages_N: Tensor  # the language to translate each sentence into
     row_N: Tensor  # each sentence's row in the batch
     item_N: Tensor  # each sentence's number in that row, from 1
 
@@ -88,7 +88,7 @@ def unpacked_sentences(batch: Batch) -> UnpackedSentences:
     of_sentence_NT = batch.segments_BT[row_N] == item_N[:, None]
     values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
     source = _packed(of_sentence_NT, *values, of_sentence_NT.long())
-    return UnpackedSentences(source, batch.added["into_BT"][row_N, start_N], row_N, item_N)
+    return UnpackedSentences(source, batch.added["target_languages_BT"][row_N, start_N], row_N, item_N)
 
 
 def translated_sources(
@@ -108,7 +108,7 @@ def translated_sources(
     index_L = torch.arange(len(tokens_L), device=device)
     position_L = index_L - _starts(lengths_N)[sentence_L]
     column_L = index_L - _starts(lengths_B)[row_L]
-    values = (tokens_L, position_L, sentences.into_N[sentence_L], sentences.item_N[sentence_L])
+    values = (tokens_L, position_L, sentences.target_languages_N[sentence_L], sentences.item_N[sentence_L])
     blank_BS = torch.zeros(rows, _width(lengths_B), dtype=torch.int64, device=device)
     return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values))
 
