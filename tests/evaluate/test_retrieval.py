@@ -100,7 +100,7 @@ def test_of_equally_near_rows_the_first_counts_in_whichever_block_it_is(block: i
 def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 199, size=n).astype(np.int32) for n in (3, 30, 1, 12, 7, 25)]
-    together = sentence_vectors(model, sentences, batch=4)
+    together = sentence_vectors(model, sentences, batch_size=4)
     alone = np.concatenate([sentence_vectors(model, [sentence]) for sentence in sentences], axis=1)
     assert together.shape == (model.cfg.discriminator_layers + 1, 6, 32)
     np.testing.assert_allclose(together, alone, atol=2e-6)  # float32 sums over another padding

@@ -163,7 +163,7 @@ def test_pre_trainings_dropout_is_not_that_of_fine_tuning() -> None:
 def test_predictions_do_not_depend_on_the_batch() -> None:
     model = lively(TaskModel(SMALL, "tokens", 3))
     every = features("tokens")
-    for one, other in zip(logits_of(model, every, batch=4), logits_of(model, every, batch=1), strict=True):
+    for one, other in zip(logits_of(model, every, batch_size=4), logits_of(model, every, batch_size=1), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 

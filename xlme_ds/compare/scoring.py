@@ -14,7 +14,7 @@ from typing import Any
 from ..cli import program
 from ..data.schema import TASKS as ROW_TASKS
 from ..data.vocabulary import Vocabulary
-from ..evaluate.alignment import read_gold
+from ..evaluate.alignment import read_gold_alignments
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig, parse
@@ -35,7 +35,7 @@ def require_tests(settings: CompareSettings) -> None:
     if settings.tatoeba is not None:
         read_tatoeba(settings.tatoeba)
     if settings.align is not None:
-        read_gold(settings.align)
+        read_gold_alignments(settings.align)
     for task in ("pos", "ner"):
         if (folder := getattr(settings, task)) is not None:
             require_labels(folder, task)

@@ -28,7 +28,7 @@ from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders, trained_on, trained_on_note
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
-from .vectors import sentence_vectors, unit_length
+from .vectors import sentence_vectors, unit_vectors
 
 Group = tuple[list[np.ndarray], list[np.ndarray]]  # the ids of each English sentence, and of each one's translation
 Groups = Mapping[str, Group]  # by the other language
@@ -259,7 +259,7 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
 
     Only `block` rows of the N × N cosines are in memory at a time.
     """
-    english_ND, other_ND = unit_length(english_ND), unit_length(other_ND)
+    english_ND, other_ND = unit_vectors(english_ND), unit_vectors(other_ND)
     count = len(english_ND)
     nearest_other = np.empty(count, dtype=np.int64)  # index of the translation nearest to each English sentence
     nearest_english = np.zeros(count, dtype=np.int64)  # index of the English sentence nearest to each translation

@@ -42,16 +42,16 @@ _ARTICLES = {  # patterns from MLQA's evaluation, by language
 
 
 @torch.no_grad()
-def logits_of(model: TaskModel, features: Sequence[Feature], batch: int = 32) -> list[np.ndarray]:
+def logits_of(model: TaskModel, features: Sequence[Feature], batch_size: int = 32) -> list[np.ndarray]:
     """The float32 logits of each feature, in the order of `features`. The shape of each array is [labels] for pairs,
-    and [tokens, labels] for the other kinds. `batch`: the number of features that the model reads at once."""
+    and [tokens, labels] for the other kinds. `batch_size`: the number of features that the model reads at once."""
     model.eval()
     device = next(model.parameters()).device
     # Batches of similar lengths need little padding.
     order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
     all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
-    for start in range(0, len(order), batch):
-        indices = order[start : start + batch]
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
         outputs = model(collate_features([features[i] for i in indices], model.kind).to(device)).float().cpu().numpy()
         for i, logits in zip(indices, outputs, strict=True):
             all_logits[i] = logits if model.kind == "pair" else logits[: len(features[i].ids)]
