@@ -24,7 +24,7 @@ from ..trained.encoders import initial_encoder
 from ..trained.runs import MODEL_FOLDER, load_run, main_encoder, write_model
 from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
-from .retrieval import group_by_language, packed_pairs, retrieve
+from .retrieval import group_by_language, retrieval_accuracies, stored_pairs
 
 # Key in languages.json -> key in the manifest of mixed rows.
 _SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}
@@ -148,15 +148,15 @@ def _retrieval(
     config: RunConfig, state: State, heldout: Path, step: int, earlier: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """{"retrieval.json": its content}; empty if no language has enough pairs."""
-    groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
-    if not groups:
+    bitexts = group_by_language(stored_pairs(RowStore(heldout / "para")))
+    if not bitexts:
         return {}
-    sizes = {language: len(english) for language, (english, _) in groups.items()}
+    sizes = {language: len(english) for language, (english, _) in bitexts.items()}
     if earlier.get("pairs") == sizes and "before" in earlier:
         before = earlier["before"]
     else:
         untrained = initial_encoder(config.model, config.objective.name, config.seed)
-        before = retrieve(untrained, groups, name="retrieval, untrained")
+        before = retrieval_accuracies(untrained, bitexts, name="retrieval, untrained")
     trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
     retrieval = {
         "step": step,
@@ -164,7 +164,7 @@ def _retrieval(
         "pairs": sizes,
         "candidates": sum(sizes.values()) / len(sizes),
         "before": before,
-        "after": retrieve(trained, groups, name="retrieval"),
+        "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
     }
     return {"retrieval.json": retrieval}
 

@@ -44,7 +44,7 @@ from .task_files import (
     training_examples,
 )
 
-PIVOT = "en"  # the language whose scores `gap` compares with those of the others
+ENGLISH = "en"  # the language whose scores `gap` compares with those of the others
 # ("test" or "dev", language) -> metrics; None for a set without labels.
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
@@ -255,9 +255,9 @@ def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -
     }  # fmt: skip
     if languages:
         result["mean"] = _mean(task, languages)
-    others = {code: metrics for code, metrics in languages.items() if code != PIVOT}
-    if PIVOT in languages and others:
-        result["gap"] = {metric: languages[PIVOT][metric] - mean for metric, mean in _mean(task, others).items()}
+    others = {code: metrics for code, metrics in languages.items() if code != ENGLISH}
+    if ENGLISH in languages and others:
+        result["gap"] = {metric: languages[ENGLISH][metric] - mean for metric, mean in _mean(task, others).items()}
     return result
 
 
