@@ -23,9 +23,9 @@ from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import _with_names, load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
+from xlme_ds.evaluate.heldout_perplexity import perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
 from xlme_ds.evaluate.output import Curve, ResultTable, _plot
-from xlme_ds.evaluate.predicted_tokens import perplexity_tables
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, accuracy_at_1, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise

@@ -25,7 +25,7 @@ from xlme_ds.evaluate import heldout_losses
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.compared_models import load_predictors, trained_on
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.predicted_tokens import perplexities, perplexity, perplexity_tables, rows_by_language
+from xlme_ds.evaluate.heldout_perplexity import perplexities, perplexity, perplexity_tables, rows_by_language
 from xlme_ds.export.export_run import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder

@@ -37,7 +37,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import open_data
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.predicted_tokens import perplexity
+from xlme_ds.evaluate.heldout_perplexity import perplexity
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.io.folders import lock
 from xlme_ds.trained.encoders import load_encoder

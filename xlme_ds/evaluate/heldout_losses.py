@@ -19,8 +19,8 @@ from ..data.shards import RowStore
 from ..io.argument_types import checked
 from ..io.folders import require_folder
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
+from .heldout_perplexity import check_seed_and_counts, require_readable
 from .output import ResultTable
-from .predicted_tokens import check_numbers, require_readable
 
 _ROWS_PER_BATCH = 16
 
@@ -31,7 +31,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    check_numbers(seed, rows=rows)
+    check_seed_and_counts(seed, rows=rows)
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
