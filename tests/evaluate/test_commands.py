@@ -21,7 +21,7 @@ from xlme_ds import evaluate
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
-from xlme_ds.evaluate.compared_models import _with_names, load_encoders, paper_layer
+from xlme_ds.evaluate.compared_models import _with_names, default_layer, load_encoders
 from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.heldout_perplexity import perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
@@ -78,7 +78,7 @@ def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
 
 @pytest.mark.parametrize(("depth", "layer"), [(12, 9), (24, 18), (48, 36), (6, 5), (4, 3), (3, 2), (2, 2), (1, 1)])
 def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
-    assert paper_layer(depth) == layer
+    assert default_layer(depth) == layer
 
 
 def test_the_sum_of_other_terms_is_not_compared() -> None:
@@ -272,7 +272,7 @@ def test_names_are_shown_as_they_are(
 
 @pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])
 def test_the_untrained_model_is_the_runs_own_start(run: Path, which: str, said: str) -> None:
-    trained, start = load_encoders([run], None, untrained=True, which=which)
+    trained, start = load_encoders([run], None, with_untrained=True, which=which)
     model = Electra(ModelConfig(**json.loads((run / "config.json").read_text())["config"]["model"]))
     initialise(model, 1, model.cfg.init_std)
     expected = encoder_of(model, which).state_dict()
@@ -297,7 +297,7 @@ def test_models_whose_folders_have_one_name_are_named_by_their_paths(tmp_path: P
 def test_untrained_models_differ_by_seed_and_shape(run: Path, tmp_path: Path) -> None:
     """One for models that start alike, of each seed one of its own."""
     alike, other = (write_run(tmp_path / name, seed, like=run) for name, seed in (("alike", 1), ("other", 7)))
-    started = load_encoders([run, alike, other], None, untrained=True)[3:]
+    started = load_encoders([run, alike, other], None, with_untrained=True)[3:]
     assert [start.name for start in started] == ["untrained, seed 1, as first", "untrained, seed 7, as other"]
     first, second = ({name: value.cpu() for name, value in start.encoder.state_dict().items()} for start in started)
     assert any(not (value == second[name]).all() for name, value in first.items())

@@ -17,6 +17,7 @@ from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.evaluate.report_data import _retrieval, _shown_records
 from xlme_ds.evaluate.retrieval import (
     TranslationPair,
     accuracies_of_vectors,
@@ -28,7 +29,6 @@ from xlme_ds.evaluate.retrieval import (
     retrieval_scores,
     stored_pairs,
 )
-from xlme_ds.evaluate.showcase import _retrieval, _shown_records
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.dimensions import effective_rank
 from xlme_ds.models.electra import Electra

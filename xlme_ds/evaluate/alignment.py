@@ -69,7 +69,7 @@ def align(
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
         "models": [
-            model.layers_description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
+            model.layerwise_metadata | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
             for model in compared
         ],
     }

@@ -21,7 +21,7 @@ from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_costs
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
-from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
+from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes
 from .output import ResultTable
 
 # For each language (mean, count): the mean −log p (nats) of the predicted tokens, and the number of these tokens.
@@ -57,11 +57,11 @@ def perplexity(
     for model in predictors:
         text = open_monolingual(Path(data), model.cfg.language_embeddings)
         nlls = mean_nlls(model, text, seed, sum(rows.values()), passes, limit)
-        description = model.description | {"term": model.objective.terms[0]} | trained_on(model, store)
-        results.append(description | perplexities(nlls, tokens_per_character))
+        metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
+        results.append(metadata | perplexities(nlls, tokens_per_character))
     if nlls_of_unigram is not None:
-        description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        results.append(description | perplexities(nlls_of_unigram, tokens_per_character))
+        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        results.append(metadata | perplexities(nlls_of_unigram, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results}
 
 
@@ -152,7 +152,7 @@ def check_seed_and_counts(seed: int, **counts: int | None) -> None:
         raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
 
 
-def require_readable(predictor: Predictor, store: RowStore) -> None:
+def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
     """Raise ValueError for rows of another vocabulary or layout, and for rows that are too long for the model."""
     manifest, cfg = store.manifest, predictor.cfg
     if manifest.vocabulary_sha256 != predictor.vocabulary.sha256:
@@ -174,7 +174,7 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
 
 @torch.no_grad()
 def mean_nlls(
-    predictor: Predictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
+    predictor: ComparedPredictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
 ) -> MeanNlls:
     """A model's mean −log p on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so
     they are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
@@ -240,7 +240,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         rows.append([f"mean of {len(row_counts)}", str(sum(row_counts.values())), *means])
         tables.append(ResultTable(title, columns, rows, means=1))
     tables[0].notes = [
-        *trained_on_note(models),
+        *trained_on_notes(models),
         "for masked tokens (mlm) it is a pseudo-perplexity, not to be compared with a causal model's; the mean is "
         "geometric",
     ]

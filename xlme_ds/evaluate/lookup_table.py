@@ -77,10 +77,10 @@ def words(
     for model in compared:
         trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
-            "similarity": {name: similarity(trained, test) for name, test in judged.items()},
-            "dictionaries": {name: translations(trained, test) for name, test in dictionaries.items()},
+            "similarity": {name: similarity_scores(trained, test) for name, test in judged.items()},
+            "dictionaries": {name: translation_scores(trained, test) for name, test in dictionaries.items()},
         }
-        results.append(model.description | scores)
+        results.append(model.metadata | scores)
     return {"test": "words", "models": results}
 
 
@@ -185,7 +185,7 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
     return first_ND, second_ND, first_unknown + second_unknown
 
 
-def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
+def similarity_scores(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     """Correlations of the cosines with the human scores (Pearson and Spearman), and SemEval's score: the harmonic mean
     of the two correlations if both are positive, else 0."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
@@ -196,7 +196,7 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
 
 
-def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
+def translation_scores(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
     Precision@1 is the share of source words whose nearest target word in the dictionary, by cosine, translates them.

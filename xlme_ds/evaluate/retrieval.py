@@ -25,7 +25,7 @@ from ..io.argument_types import checked
 from ..io.folders import require_folder
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder
-from .compared_models import Models, load_encoders, trained_on, trained_on_note
+from .compared_models import Models, load_encoders, trained_on_entry, trained_on_notes
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_vectors
@@ -77,7 +77,7 @@ def tatoeba(
             language: ([encode(line) for line in english], [encode(line) for line in other])
             for language, (english, other) in text.items()
         }
-        results.append(model.layers_description | retrieval_scores(model.encoder, bitexts, model.name))
+        results.append(model.layerwise_metadata | retrieval_scores(model.encoder, bitexts, model.name))
     return {"test": "tatoeba", "models": results}
 
 
@@ -108,9 +108,9 @@ def pairs(
         if not bitexts:
             raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
         too_few = {language: len(english) for language, (english, _) in all_bitexts.items() if language not in bitexts}
-        note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
+        trained_on = trained_on_entry(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, bitexts, model.name)
-        results.append(model.layers_description | note_of_training | scores | {"too_few": too_few})
+        results.append(model.layerwise_metadata | trained_on | scores | {"too_few": too_few})
     return {"test": "pairs", "models": results}
 
 
@@ -371,7 +371,7 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         if "dimensions" in result:
             ranks = ", ".join(f"{rank:.0f}" for rank in result["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
-        table.notes += trained_on_note([result])
+        table.notes += trained_on_notes([result])
         if too_few := result.get("too_few"):
             counts = ", ".join(f"{language} ({count})" for language, count in too_few.items())
             table.notes.append(f"left out, with fewer than {FEWEST_PAIRS} pairs without repetitions: {counts}")

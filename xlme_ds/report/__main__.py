@@ -100,10 +100,10 @@ def _update(run: Path) -> str | None:
     else None."""
     if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
         return None
-    from ..evaluate.showcase import bring_up_to_date  # imported late: it loads torch
+    from ..evaluate.report_data import update_report_data  # imported late: it loads torch
 
     try:
-        bring_up_to_date(run)
+        update_report_data(run)
     except (ValueError, KeyError, OSError) as error:
         return f"the example sentences and retrieval scores of {run} are not updated: {in_words(error)}"
     return None

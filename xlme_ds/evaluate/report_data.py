@@ -31,7 +31,9 @@ _SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "re
 State = Mapping[str, torch.Tensor]
 
 
-def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None) -> None:
+def write_model_and_report_data(
+    run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None
+) -> None:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder. `state`: all parameters of the
     model, float32; `data`: the data folder of each phase."""
     vocabulary = Vocabulary(data[0] / "vocab")
@@ -39,7 +41,7 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
     _write(run, _contents(config, state, vocabulary, data, heldout, config.train.steps))
 
 
-def bring_up_to_date(run: Path) -> None:
+def update_report_data(run: Path) -> None:
     """Rewrite the JSON files of an unfinished run from its newest complete checkpoint, if they show an older one.
 
     Raises ValueError if the run's data are missing or have changed.
