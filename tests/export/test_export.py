@@ -44,7 +44,7 @@ from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import main
 from xlme_ds.export.card import escape
 from xlme_ds.export.export_run import cut
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.first_weights import _all_parameters
 from xlme_ds.io.folders import lock
 from xlme_ds.models.electra import Electra
@@ -238,7 +238,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
     }[task]
     settings: dict[str, Any] = {"xlm_roberta": {"relative_bias": "none"}, "modernbert": MODERN}.get(shape, {})
     run = write_run(tmp_path / "run", **settings)
-    cfg, kind, labels = load_run(run).model, TASKS[task].kind, TASKS[task].labels
+    cfg, kind, labels = load_run(run).model, DOWNSTREAM_TASKS[task].kind, DOWNSTREAM_TASKS[task].labels
     ours = TaskModel(cfg, kind, len(labels) or 2).eval()
     initialise(ours, seed=3, std=0.1)
     tuned = tmp_path / "tuned"

@@ -29,7 +29,7 @@ from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, 
 from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
-from xlme_ds.finetune.finetune_run import _prepare
+from xlme_ds.finetune.finetune_run import _read_inputs
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
 from xlme_ds.io.files import read_object
@@ -344,7 +344,7 @@ def test_examples_are_numbered_over_all_training_files(base: Path, tmp_path: Pat
     tuning = TuningConfig(train_languages=("all",), train_examples=30)
     command = FinetuneSettings("ner", base, (data,), tmp_path / "out", engine=EngineConfig(kind="plain"))
     with closing(RunFolder(tmp_path / "out")) as folder:
-        features = _prepare(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
+        features = _read_inputs(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
     numbers = [feature.example for feature in features]
     assert sorted(set(numbers)) == list(range(60)) and numbers == sorted(numbers)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import program
-from ..data.schema import TASKS as ROW_TASKS
+from ..data.schema import TASKS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold_alignments
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
-from ..finetune.downstream_tasks import TASKS
+from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
 from ..io.files import file_sha256, write_object
@@ -59,8 +59,12 @@ def require_tests(settings: CompareSettings) -> None:
 def require_labels(folder: Path, task: str) -> None:
     """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
     over these languages."""
-    tests = choose_sets(find_task_files(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
-    if not any(have_labels(read_examples(source, TASKS[task])) for source in tests if source.language != "en"):
+    tests = choose_sets(
+        find_task_files(DOWNSTREAM_TASKS[task], [folder]), task, TuningConfig(), several_settings=False
+    ).test
+    if not any(
+        have_labels(read_examples(source, DOWNSTREAM_TASKS[task])) for source in tests if source.language != "en"
+    ):
         raise ValueError(
             f"--{task} {folder} has no test with labels in a language other than English: name a folder with such a "
             "test"
@@ -96,7 +100,7 @@ def _entry(command: list[str]) -> dict[str, Any]:
 @cache
 def data_sha256(folder: Path) -> str:
     """SHA-256 of the names and bytes of all files in a folder; of a folder of mixed data, only of the manifests."""
-    manifests = [folder / task / "manifest.json" for task in ROW_TASKS if (folder / task / "manifest.json").exists()]
+    manifests = [folder / task / "manifest.json" for task in TASKS if (folder / task / "manifest.json").exists()]
     paths = manifests or sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()

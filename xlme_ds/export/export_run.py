@@ -6,7 +6,7 @@ from typing import cast
 
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName
-from ..finetune.downstream_tasks import TASKS, Kind
+from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..trained.exports import FORMATS
@@ -21,7 +21,7 @@ from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
-_FINETUNED: dict[Kind, Architecture] = {
+_FINETUNED: dict[TaskKind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
     "pair": "XLMEForSequenceClassification",
     "span": "XLMEForQuestionAnswering",
@@ -46,7 +46,7 @@ def export_run(
         encoder = encoder if layer is None else cut(encoder, layer)
         main, generator = Exported(encoder, "XLMEModel", which=exported_name), None
     elif run.task:
-        task = TASKS[run.task]
+        task = DOWNSTREAM_TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif architecture := objective_of(run.objective).export_class:
         main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
