@@ -36,7 +36,7 @@ from xlme_ds.io.files import read_object
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.pipeline import encoder_forward
-from xlme_ds.report.xtreme import gather
+from xlme_ds.report.xtreme import read_models
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest
@@ -216,7 +216,7 @@ def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
         steps = json.loads((tmp_path / f"out/{rate}/config.json").read_text())["config"]["train"]["steps"]
         assert steps == 3 * trained_on // 8
     assert found[3e-3]["dev"]["mean"]["f1"] > found[1e-12]["dev"]["mean"]["f1"]
-    (model,) = gather([tmp_path / "out"])
+    (model,) = read_models([tmp_path / "out"])
     (best,) = model.results["ner"].runs
     assert best.languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
     (row,) = [row for row in tables([model])[0].rows if not row.source]
