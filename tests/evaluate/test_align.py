@@ -15,7 +15,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.alignment import (
     GoldPair,
     Subwords,
-    _vectors,
+    _subword_vectors,
     align_subwords,
     align_words,
     error_rates,
@@ -180,10 +180,10 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
     np.testing.assert_allclose(ours, alone[0][0].mean(0).detach().numpy(), atol=1e-6)
     assert read_apart["cut"] == 0 and not np.allclose(ours, theirs)
     sides = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in GOLD]
-    together = {(n, layer): vectors for n, layer, *vectors in _vectors(xlm, sides, True, ("de", "en"))}
+    together = {(n, layer): vectors for n, layer, *vectors in _subword_vectors(xlm, sides, True, ("de", "en"))}
     np.testing.assert_allclose(together[0, 2][0], alone[2][0].detach()[1 : s + 1], atol=1e-5)
     for n, pair in enumerate(sides):  # several pairs at once are read as each by itself
-        for _, layer, *vectors in _vectors(xlm, [pair], True, ("de", "en")):
+        for _, layer, *vectors in _subword_vectors(xlm, [pair], True, ("de", "en")):
             for found_there, expected in zip(together[n, layer], vectors, strict=True):
                 np.testing.assert_allclose(found_there, expected, atol=1e-5)
 
