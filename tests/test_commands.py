@@ -16,7 +16,7 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds import job_scripts
 from xlme_ds.benchmarks import benchmarks
 from xlme_ds.data.shards import RowStore
-from xlme_ds.evaluate.showcase import _shown_records
+from xlme_ds.evaluate.report_data import _shown_records
 from xlme_ds.launch import command
 
 

@@ -16,7 +16,7 @@ from tests.small import SMALL, lively, model
 from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
 from xlme_ds.engine_file import zero_stage
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, run_config
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, ernie_m, recipe
@@ -330,8 +330,8 @@ TABLE_11 = {
 
 @pytest.mark.parametrize("name", TABLE_11)
 def test_fine_tuning_has_its_published_grid(name: str) -> None:
-    task, (batches, rates, epochs, warmup) = TASKS[name], TABLE_11[name]
-    assert (task.batches, task.epochs, task.warmup_steps) == (batches, epochs, warmup)
+    task, (batches, rates, epochs, warmup) = DOWNSTREAM_TASKS[name], TABLE_11[name]
+    assert (task.batch_sizes, task.epochs, task.warmup_steps) == (batches, epochs, warmup)
     assert task.learning_rates == pytest.approx([rate * 1e-6 for rate in rates])
     found = {(one.batch, round(one.learning_rate * 1e6), one.epochs) for one in grid(name, TuningConfig())}
     assert found == {(batch, rate, number) for batch in batches for rate in rates for number in epochs}

@@ -23,7 +23,7 @@ from .config import RunConfig
 from .data.schema import LAYOUTS
 from .engine.build import require_kernels, resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
-from .evaluate.showcase import showcase
+from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .io.argument_types import checked
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
@@ -67,7 +67,7 @@ def pretrain(
     folders, run_folder, heldout_folder = _folders(data), Path(out), None if heldout is None else Path(heldout)
 
     def report(state: dict[str, Tensor]) -> Path:
-        showcase(run_folder, config, state, folders, heldout_folder)
+        write_model_and_report_data(run_folder, config, state, folders, heldout_folder)
         return run_page.write_report(run_folder)
 
     stop_request = stop or StopRequest()

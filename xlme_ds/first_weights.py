@@ -24,9 +24,9 @@ from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import WeightSource
 from .trained.encoders import load_encoder, load_whole_export
-from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH, read_heads
-from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_encoder
-from .trained.settings import read_config, read_settings, read_vocabulary
+from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH_KEY, read_heads
+from .trained.runs import MODEL_FOLDER, TrainedRun, load_run, main_encoder, split_vocabulary_tables
+from .trained.settings import read_config, read_model_settings, read_vocabulary
 from .trained.weights import read_weights
 
 # Exported settings in which a run and the model that it starts from may differ.
@@ -80,7 +80,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
     if config.model.relative_bias != "none":
         zeros = torch.zeros(config.model.relative_buckets, config.model.heads)
         values |= {f"{part}.relative.weight": zeros for part, cfg in models.items() if cfg.relative_bias == "none"}
-    return (values | in_blocks(values, config.model)).get
+    return (values | split_vocabulary_tables(values, config.model)).get
 
 
 def source_folders(config: RunConfig) -> list[Path]:
@@ -174,7 +174,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
     """Raise ValueError if a run of `config` cannot continue from the state of the run in `folder` (`start.take
     state`)."""
-    settings = read_settings(folder)
+    settings = read_model_settings(folder)
     run, _ = run_and_step(folder)
     _, step = run_and_step(Path(config.start.folder))
     if step is None:
@@ -227,7 +227,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         return run
     objective = objective_of(config.objective)
     has_generator = (folder / GENERATOR_FOLDER).is_dir()
-    exported = read_config(folder).get(WHICH)  # name of the encoder that was exported, if the file says it
+    exported = read_config(folder).get(WHICH_KEY)  # name of the encoder that was exported, if the file says it
     instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
     missing = [
         part
@@ -287,7 +287,7 @@ def _with_new_pieces(
         return torch.cat([rows[: old.mask_id], means, rows[old.mask_id :]])
 
     whole_tables = replace(cfg, vocabulary_blocks=1)
-    values = in_blocks(dict(state), whole_tables)
+    values = split_vocabulary_tables(dict(state), whole_tables)
     values |= {name: with_new_rows(rows) for name, rows in values.items() if name.startswith(_TOKEN_PARAMETERS)}
     return values, replace(whole_tables, vocabulary=new.size)
 

@@ -16,8 +16,16 @@ from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare import __main__ as compare
 from xlme_ds.compare.__main__ import plan_systems
-from xlme_ds.compare.results import RunScores, heldout_losses, join_runs, passes, read_results, scores, write_results
-from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, left_to_test, record
+from xlme_ds.compare.results import (
+    RunScores,
+    join_runs,
+    mean_passes,
+    read_losses,
+    read_results,
+    read_scores,
+    write_results,
+)
+from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, pending_tests, record_if_scored
 from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -94,16 +102,16 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
         (tmp_path / f"pos/seed{seed}").mkdir(parents=True)
         content = {"format": 1, "languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
         (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
-    assert scores(tmp_path, 2)[0] == {"pos": 15.0}
+    assert read_scores(tmp_path, 2)[0] == {"pos": 15.0}
     with pytest.raises(
         ValueError, match=r"seed3/scores\.json and \S+seed1/scores\.json have scores of different files"
     ):
-        scores(tmp_path, 3)
+        read_scores(tmp_path, 3)
 
 
 def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> None:
     """The trained model's come first; retrieval is the mean of both directions, and English counts in no task."""
-    assert scores(tmp_path, 1) == ({}, {})
+    assert read_scores(tmp_path, 1) == ({}, {})
     for n, name in enumerate(("pairs", "tatoeba")):
         models = [
             {"layer": 1, "sets": {}, "overall": {
@@ -118,7 +126,7 @@ def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         content = {"format": 1, "languages": {"de": {"f1": f1}, "en": {"f1": 99.0}, "sw": {"f1": f1 + 20}}}
         (tmp_path / name / "scores.json").write_text(json.dumps(content))
-    trained, untrained = scores(tmp_path, 1)
+    trained, untrained = read_scores(tmp_path, 1)
     assert trained == pytest.approx(
         {"pos": 30, "align": 25, "pairs": 40, "pairs_centred": 70, "tatoeba": 65, "tatoeba_centred": 95}
     )
@@ -161,15 +169,15 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     shards = tuple(Shard(f"{number}.arrow", rows, 1, "") for number, rows in enumerate((16, 4)))
     counts = {"examples": 100, "by_language": uses}
     write_manifest(tmp_path, Manifest("encode", {}, 9, "", ("de", "sw"), shards, counts))
-    assert passes(tmp_path, 20) == 2.5 and passes(tmp_path, 4) == 0.5
+    assert mean_passes(tmp_path, 20) == 2.5 and mean_passes(tmp_path, 4) == 0.5
     (tmp_path / "older").mkdir()
     write_manifest(tmp_path / "older", Manifest("encode", {}, 9, "", ("de",), shards, {}))
-    assert passes(tmp_path / "older", 20) is None
+    assert mean_passes(tmp_path / "older", 20) is None
     for task in TASKS:
         (tmp_path / task).mkdir()
         shutil.copy(tmp_path / "manifest.json", tmp_path / task)
     chain = plan_system(CHAIN, 1, Budget(1e9, 6, 32), [*SETTINGS.split(), "--model.vocabulary", "99"], {}, tmp_path)
-    steps = [leg.config.train.steps for leg in chain.legs]
+    steps = [planned.config.train.steps for planned in chain.runs]
     assert min(steps) > 9 and len(steps) == 2
     read = RunScores.read(chain, tmp_path, 1)  # every step of both runs reads three rows of each task
     assert read.passes == {task: pytest.approx(3 * sum(steps) / 20 * 2.5) for task in TASKS}
@@ -200,21 +208,21 @@ def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.4, 0.6, 1.4, 1.6])
 def test_a_budget_is_met_to_the_nearest_step(tmp_path: Path, share: float) -> None:
     brief = ["--optimizer.warmup-steps", "0"]
-    (leg,) = plan_system("xlme", 1, Budget(1e18, 8, 512), brief, {}, tmp_path).legs
-    one = plan_system("xlme", 1, Budget((20 + share) * leg.step_flops, 8, 512), brief, {}, tmp_path)
-    assert one.legs[0].config.train.steps == 20 + round(share)
-    assert one.legs[0].step_flops == leg.step_flops
+    (planned,) = plan_system("xlme", 1, Budget(1e18, 8, 512), brief, {}, tmp_path).runs
+    one = plan_system("xlme", 1, Budget((20 + share) * planned.step_flops, 8, 512), brief, {}, tmp_path)
+    assert one.runs[0].config.train.steps == 20 + round(share)
+    assert one.runs[0].step_flops == planned.step_flops
     both = plan_system("xlmr_tlm+ernie_m", 1, Budget(1e18, 8, 512), brief, {}, tmp_path)
-    spent = sum(leg.config.train.steps * leg.step_flops for leg in both.legs)
-    assert spent == pytest.approx(1e18, abs=sum(leg.step_flops for leg in both.legs) / 2)
-    assert one.legs[0].config.train.save_every == math.ceil((20 + round(share)) / 10), "a tenth of its steps"
+    spent = sum(planned.config.train.steps * planned.step_flops for planned in both.runs)
+    assert spent == pytest.approx(1e18, abs=sum(planned.step_flops for planned in both.runs) / 2)
+    assert one.runs[0].config.train.save_every == math.ceil((20 + round(share)) / 10), "a tenth of its steps"
 
 
 def test_a_chain_of_one_objective_takes_all_of_the_model_before(tmp_path: Path) -> None:
     chain = plan_system("xlme+xlme", 3, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
-    starts, seeds = ([get(leg.config) for leg in chain.legs] for get in (lambda c: c.start, lambda c: c.seed))
+    starts, seeds = ([get(planned.config) for planned in chain.runs] for get in (lambda c: c.start, lambda c: c.seed))
     assert [start.take for start in starts] == ["all", "all"] and seeds == [3, 1003]
-    assert [start.folder for start in starts] == ["", str(chain.legs[0].folder)]
+    assert [start.folder for start in starts] == ["", str(chain.runs[0].folder)]
 
 
 def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
@@ -226,7 +234,7 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
         tuning="--engine.kind plain --tuning.epochs 1",
     )  # fmt: skip
     systems = plan_systems(command, settings)
-    assert not [name for one in systems for name, _ in left_to_test(one, command)]
+    assert not [name for one in systems for name, _ in pending_tests(one, command)]
     with pytest.raises(
         ValueError, match=r"started with optimizer.learning_rate 0.002, this call has 0.001: the run is"
     ):
@@ -241,15 +249,15 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
         with pytest.raises(ValueError, match=f"was started with another {option}: give the same"):
             plan_systems(replace(command, **{name: other}), settings)
     # Evaluation is done again; fine-tuning refuses what it was not started with.
-    assert [name for name, _ in left_to_test(systems[0], replace(command, pairs=other))] == ["pairs"]
+    assert [name for name, _ in pending_tests(systems[0], replace(command, pairs=other))] == ["pairs"]
     (folder / "panx/more").write_text("a file of the test")
     data_sha256.cache_clear()  # as in another call
-    assert [name for name, _ in left_to_test(systems[0], command)] == ["ner", "ner-untrained"]
+    assert [name for name, _ in pending_tests(systems[0], command)] == ["ner", "ner-untrained"]
     (folder / "panx/more").unlink()
     data_sha256.cache_clear()
     dropout = " --tuning.dropout 0.2"
     otherwise = replace(command, tuning=command.tuning + dropout)
-    assert [name for name, _ in left_to_test(systems[0], otherwise)] == ["ner", "ner-untrained"]
+    assert [name for name, _ in pending_tests(systems[0], otherwise)] == ["ner", "ner-untrained"]
     done = run(*(word + dropout if word.startswith("--tuning=") else word for word in words))
     assert done.returncode == 2 and "was started with tuning.dropout 0.1, this call has 0.2" in done.stderr
 
@@ -263,7 +271,7 @@ def test_held_out_text_without_pairs_has_losses_of_one_kind(
         (tmp_path / "text" / name).symlink_to(folder / "heldout" / name)
     place = next((folder / "out/runs").glob("xlme-*/seed1"))
     (tmp_path / "losses.json").write_text(json.dumps({"format": 1, **losses([place], tmp_path / "text")}))
-    overall, languages = heldout_losses(tmp_path)
+    overall, languages = read_losses(tmp_path)
     assert overall.keys() == languages.keys() == {"mlm"}
 
 
@@ -381,7 +389,7 @@ def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
     command = CompareSettings(("xlme", "xlmr_tlm"), (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     command = replace(command, own=("xlme: --objective.name rts",))
     found = [
-        [name for name, _ in left_to_test(one, command)]
+        [name for name, _ in pending_tests(one, command)]
         for one in plan_systems(command, words[words.index("--") + 1 :])
     ]
     assert found == [["pairs"], ["losses", "pairs"]]
@@ -414,7 +422,7 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
     system = plan_system("xlme", 1, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
     for seed in (1, 2):
         assert not _has_scores(system, "pos", settings), "until all seeds are scored"
-        (folder := system.model / f"scores/pos/seed{seed}").mkdir(parents=True)
+        (folder := system.model_folder / f"scores/pos/seed{seed}").mkdir(parents=True)
         (folder / "scores.json").write_text("{}")
     assert _has_scores(system, "pos", settings)
     settings = replace(settings, pairs=tmp_path / "other")
@@ -434,18 +442,18 @@ def test_what_was_stopped_ends_the_comparison(
         with pytest.raises(SystemExit) as left:
             compare._train_and_test(system, settings)
         assert left.value.code == 1 and len(called) == number
-        system.model.mkdir(parents=True, exist_ok=True)
-        (system.model / "finished.json").touch()
+        system.model_folder.mkdir(parents=True, exist_ok=True)
+        (system.model_folder / "finished.json").touch()
     assert "xlme_ds.pretrain" in called[0] and "losses" in called[1]
     assert "xlme_ds.evaluate was stopped before it wrote its scores: give the same" in capsys.readouterr().err
-    commands = dict(left_to_test(system, settings))
+    commands = dict(pending_tests(system, settings))
     assert list(commands) == ["losses", "pairs", "align"]
-    assert not record(system, "pairs", commands["pairs"], settings) and list(left_to_test(system, settings))
+    assert not record_if_scored(system, "pairs", commands["pairs"], settings) and list(pending_tests(system, settings))
     for name in ("pairs", "losses"):
-        (system.model / "scores").mkdir(exist_ok=True)
-        (system.model / f"scores/{name}.json").touch()
-        assert record(system, name, commands[name], settings)
-    assert [name for name, _ in left_to_test(system, settings)] == ["align"]
+        (system.model_folder / "scores").mkdir(exist_ok=True)
+        (system.model_folder / f"scores/{name}.json").touch()
+        assert record_if_scored(system, name, commands[name], settings)
+    assert [name for name, _ in pending_tests(system, settings)] == ["align"]
 
 
 def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
@@ -454,7 +462,7 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
     settings = words[words.index("--") + 1 :]
     found = plan_systems(command, settings)
     assert [(one.budget, one.seed) for one in found] == [(2e8, 1), (2e8, 2), (4e8, 1)]
-    assert [one.legs[0].config.seed for one in found] == [1, 2, 1] and len({one.model for one in found}) == 3
+    assert [one.runs[0].config.seed for one in found] == [1, 2, 1] and len({one.model_folder for one in found}) == 3
     with pytest.raises(ValueError, match="--seeds has 3 numbers for 2 budgets: give one, or one for each"):
         plan_systems(replace(command, seeds=(1, 1, 1)), settings)
 

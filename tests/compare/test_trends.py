@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tests.launch import ROOT
 from xlme_ds.compare.results import RunScores, _panel, _points, _power, measures_of, plot, read_results, style_of
-from xlme_ds.compare.trends import crossing, student, trends
+from xlme_ds.compare.trends import crossing, t_quantile, trends
 from xlme_ds.recipes import RECIPES
 
 FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
@@ -20,16 +20,16 @@ FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
 @pytest.mark.parametrize("freedom", [1, 2, 5, 11, 40])
 def test_students_quantile_is_scipys(freedom: int) -> None:
     for level in (0.5, 0.9, 0.99):
-        assert student(freedom, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-5)
+        assert t_quantile(freedom, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-5)
 
 
 def test_one_line_is_scipys_regression() -> None:
     scores = [10.0, 11.5, 10.4, 13.0, 14.2, 17.0]
     expected = scipy.stats.linregress(np.log10(FLOPS), scores)
     line = trends({"one": list(zip(FLOPS, scores, strict=True))})["one"]
-    assert (line.slope, line.at_zero) == pytest.approx((expected.slope, expected.intercept))
+    assert (line.slope, line.intercept) == pytest.approx((expected.slope, expected.intercept))
     quantile = scipy.stats.t.ppf(0.95, 4)
-    assert line.slope_half == pytest.approx(quantile * expected.stderr, rel=1e-5)
+    assert line.slope_half_width == pytest.approx(quantile * expected.stderr, rel=1e-5)
     assert line.at(0.0)[1] == pytest.approx(quantile * expected.intercept_stderr, rel=1e-5)
 
 
@@ -44,7 +44,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         lines = trends({"first": first, "other": other})
         found = crossing(lines["first"], lines["other"])
         assert found is not None
-        inside += found.least <= 15.5 <= found.most
+        inside += found.low <= 15.5 <= found.high
     assert 0.87 < inside / 1000 < 0.93  # the deviation of such a share is 0.0095
 
 

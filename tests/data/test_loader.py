@@ -126,7 +126,7 @@ def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path
         loader = Loader(folders, data, 1, 0.15, languages=languages, maker=objective_of(made))
         for step, has_sv in ((1, phases[0]), (3, phases[1])):
             batches = loader.micro_batches(step)
-            found = torch.stack([batch.added.get("into_BT", batch.languages_BT) for batch in batches])
+            found = torch.stack([batch.added.get("target_languages_BT", batch.languages_BT) for batch in batches])
             assert (found == codes.index("sv")).any().item() == has_sv
 
 

@@ -178,7 +178,8 @@ def main(cases: Path, data: Path, out: Path) -> None:
     out.mkdir(exist_ok=True)
     # Graphs of torch.compile run as they are: test_compile.py compares the code made of them, which takes a minute.
     torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
-    translation_model.longest_translation = lambda source: source // 4  # an untrained model writes as much as it may
+    # an untrained model writes as much as it may
+    translation_model.max_translation_tokens = lambda source_tokens: source_tokens // 4
     for name, case in json.loads(cases.read_text()).items():
         config = tiny(**{"steps": STEPS} | case)
         rank, world = start_process_group(config.engine)

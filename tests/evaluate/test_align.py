@@ -15,15 +15,15 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.alignment import (
     GoldPair,
     Subwords,
-    _vectors,
+    _subword_vectors,
     align_subwords,
-    align_test,
     align_words,
-    cut_pair,
     error_rates,
+    score_test,
     score_tests,
     sinkhorn,
-    subwords,
+    tokenize_words,
+    truncate_pair,
 )
 from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.models.text_encoder import TextEncoder
@@ -102,7 +102,7 @@ def test_words_are_aligned_by_any_of_their_subwords() -> None:
 
 def test_words_are_encoded_one_by_one(vocabulary: Vocabulary) -> None:
     words = ["kalomi", "ter", "unvesador"]
-    ids, numbers = subwords(words, vocabulary)
+    ids, numbers = tokenize_words(words, vocabulary)
     for number, word in enumerate(words):
         assert ids[numbers == number].tolist() == vocabulary.encode(word).tolist()
 
@@ -112,7 +112,7 @@ def test_words_are_encoded_one_by_one(vocabulary: Vocabulary) -> None:
 )
 def test_long_pairs_are_cut_to_their_room(first: int, second: int, kept: tuple[int, int]) -> None:
     sides = [Subwords(np.arange(n), np.arange(n) // 2) for n in (first, second)]
-    cut = cut_pair(sides[0], sides[1], room=10)
+    cut = truncate_pair(sides[0], sides[1], room=10)
     assert tuple(len(side.ids) for side in cut) == tuple(len(side.words) for side in cut) == kept
     assert all((side.ids == np.arange(len(side.ids))).all() for side in cut)
 
@@ -126,12 +126,12 @@ GOLD = [
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabulary: Vocabulary, apart: bool) -> None:
-    found = align_test(encoder, vocabulary, GOLD, apart)
+    found = score_test(encoder, vocabulary, GOLD, apart)
     assert found["cut"] == 0 and len(found["aer"]) == encoder.cfg.discriminator_layers + 1
     for layer in range(len(found["aer"])):
         predicted, by_cosine = [], []
         for pair in GOLD:
-            sides = subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)
+            sides = tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)
             items = (
                 [[BOS, *side.ids, EOS] for side in sides] if apart else [[BOS, *sides[0].ids, EOS, *sides[1].ids, EOS]]
             )
@@ -150,15 +150,15 @@ def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabu
         for measure, rate in error_rates(predicted, GOLD).items():
             assert found[measure][layer] == pytest.approx(rate)
         assert found["aer_cosine"][layer] == pytest.approx(error_rates(by_cosine, GOLD)["aer"])
-    many = align_test(encoder, vocabulary, GOLD * 30, apart)  # more than are read at once
+    many = score_test(encoder, vocabulary, GOLD * 30, apart)  # more than are read at once
     assert many == {measure: pytest.approx(rates) for measure, rates in found.items()}
 
 
 def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vocabulary: Vocabulary) -> None:
     cfg = replace(encoder.cfg, layout="xlm", language_embeddings=("fr", "en", "de"))
     xlm, test = lively(TextEncoder(cfg)).eval(), GOLD[:1]
-    found = align_test(xlm, vocabulary, test, languages=("de", "en"))
-    source, target = subwords(test[0].source, vocabulary), subwords(test[0].target, vocabulary)
+    found = score_test(xlm, vocabulary, test, languages=("de", "en"))
+    source, target = tokenize_words(test[0].source, vocabulary), tokenize_words(test[0].target, vocabulary)
     s, t = len(source.ids), len(target.ids)
     tokens = torch.tensor([[EOS, *source.ids, EOS, EOS, *target.ids, EOS]])
     places = torch.tensor([[*range(s + 2), *range(t + 2)]])
@@ -171,19 +171,19 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
         assert found["aer"][layer] == pytest.approx(error_rates([predicted], test)["aer"])
     for pair in ("de-en", "fr-en", "en-de"):  # a test's name has the source language first
         scored = score_tests(xlm, vocabulary, {pair: test}, False, "")["tests"][pair]
-        assert scored | {"cut": 0} == align_test(xlm, vocabulary, test, languages=tuple(pair.split("-")))
-    read_apart = align_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
+        assert scored | {"cut": 0} == score_test(xlm, vocabulary, test, languages=tuple(pair.split("-")))
+    read_apart = score_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
     ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
     alone = xlm.hidden_states(
         tokens[:, : s + 2], places[:, : s + 2], torch.ones(1, s + 2).long(), languages[:, : s + 2]
     )
     np.testing.assert_allclose(ours, alone[0][0].mean(0).detach().numpy(), atol=1e-6)
     assert read_apart["cut"] == 0 and not np.allclose(ours, theirs)
-    sides = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in GOLD]
-    together = {(n, layer): vectors for n, layer, *vectors in _vectors(xlm, sides, True, ("de", "en"))}
+    sides = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in GOLD]
+    together = {(n, layer): vectors for n, layer, *vectors in _subword_vectors(xlm, sides, True, ("de", "en"))}
     np.testing.assert_allclose(together[0, 2][0], alone[2][0].detach()[1 : s + 1], atol=1e-5)
     for n, pair in enumerate(sides):  # several pairs at once are read as each by itself
-        for _, layer, *vectors in _vectors(xlm, [pair], True, ("de", "en")):
+        for _, layer, *vectors in _subword_vectors(xlm, [pair], True, ("de", "en")):
             for found_there, expected in zip(together[n, layer], vectors, strict=True):
                 np.testing.assert_allclose(found_there, expected, atol=1e-5)
 
@@ -193,7 +193,7 @@ def test_identical_words_in_one_order_are_aligned_by_the_embeddings_read_apart(
 ) -> None:
     words = ["kalo", "miter", "unve", "sador"]
     gold = [GoldPair(words, words, {(i, i) for i in range(4)}, {(i, i) for i in range(4)})]
-    found = align_test(encoder, vocabulary, gold, apart=True)
+    found = score_test(encoder, vocabulary, gold, apart=True)
     assert found["aer_cosine"][0] == 0  # by cosine a vector is nearest to its copy; position adds little to these
 
 
@@ -202,9 +202,9 @@ def test_pairs_that_do_not_fit_are_cut_and_counted(
 ) -> None:
     words = ["kalo", "miter"] * 40
     long = GoldPair(words, words, {(i, i) for i in range(80)}, {(i, i) for i in range(80)})
-    found = align_test(encoder, vocabulary, [GOLD[0], long])
+    found = score_test(encoder, vocabulary, [GOLD[0], long])
     assert found["cut"] == 1 and max(found["recall"]) < 0.3
-    assert align_test(encoder, vocabulary, [GOLD[0], long], apart=True)["cut"] == 1
+    assert score_test(encoder, vocabulary, [GOLD[0], long], apart=True)["cut"] == 1
     two_tests = {"de-en": [long, long], "en-ro": [GOLD[0], long]}
     assert score_tests(encoder, vocabulary, two_tests, False, "")["cut"] == 3
     pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask_id)]
@@ -212,4 +212,4 @@ def test_pairs_that_do_not_fit_are_cut_and_counted(
     for apart, sizes in ((False, (18, 19)), (True, (38, 38))):  # of 40 tokens three, or two, are special
         for more in (0, 1):
             fits = GoldPair([word] * sizes[0], [word] * (sizes[1] + more), {(0, 0)}, {(0, 0)})
-            assert align_test(encoder, vocabulary, [fits], apart)["cut"] == more
+            assert score_test(encoder, vocabulary, [fits], apart)["cut"] == more

@@ -21,12 +21,12 @@ from xlme_ds import evaluate
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
-from xlme_ds.evaluate.compared_models import _with_names, load_encoders, paper_layer
+from xlme_ds.evaluate.compared_models import _with_names, default_layer, load_encoders
 from xlme_ds.evaluate.heldout_losses import loss_tables
+from xlme_ds.evaluate.heldout_perplexity import perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
 from xlme_ds.evaluate.output import Curve, ResultTable, _plot
-from xlme_ds.evaluate.predicted_tokens import perplexity_tables
-from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, accuracies, mean_of_directions, retrieval_tables
+from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, accuracy_at_1, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.trained.encoders import load_encoder
@@ -78,7 +78,7 @@ def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
 
 @pytest.mark.parametrize(("depth", "layer"), [(12, 9), (24, 18), (48, 36), (6, 5), (4, 3), (3, 2), (2, 2), (1, 1)])
 def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
-    assert paper_layer(depth) == layer
+    assert default_layer(depth) == layer
 
 
 def test_the_sum_of_other_terms_is_not_compared() -> None:
@@ -201,7 +201,7 @@ def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsy
         sentence_vectors(saved.encoder, [saved.vocabulary.encode(line) for line in side]).astype(np.float64)
         for side in sides
     )
-    ways = list(zip(*(accuracies(a, b) for a, b in zip(ours, theirs, strict=True)), strict=True))
+    ways = list(zip(*(accuracy_at_1(a, b) for a, b in zip(ours, theirs, strict=True)), strict=True))
     assert [tuple(model["languages"]["fr"][way]) for way in ("en_xx", "xx_en")] == ways
     assert any(0 < value < 1 for way in ways for value in way)
     for way in ("en_xx", "xx_en", "en_xx_centred", "xx_en_centred"):
@@ -217,7 +217,7 @@ def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsy
 def test_the_papers_averages_show_when_all_their_languages_are_there(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for iso, code in XTREME.items():
+    for iso, code in XTREME_CODES.items():
         if code in LANGUAGE_SETS["14"]:
             lines = [sentence(number + len(iso)) for number in range(5)]
             write_tatoeba(tmp_path / "t", iso, lines, lines[1:] + lines[:1])
@@ -272,7 +272,7 @@ def test_names_are_shown_as_they_are(
 
 @pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])
 def test_the_untrained_model_is_the_runs_own_start(run: Path, which: str, said: str) -> None:
-    trained, start = load_encoders([run], None, untrained=True, which=which)
+    trained, start = load_encoders([run], None, with_untrained=True, which=which)
     model = Electra(ModelConfig(**json.loads((run / "config.json").read_text())["config"]["model"]))
     initialise(model, 1, model.cfg.init_std)
     expected = encoder_of(model, which).state_dict()
@@ -297,7 +297,7 @@ def test_models_whose_folders_have_one_name_are_named_by_their_paths(tmp_path: P
 def test_untrained_models_differ_by_seed_and_shape(run: Path, tmp_path: Path) -> None:
     """One for models that start alike, of each seed one of its own."""
     alike, other = (write_run(tmp_path / name, seed, like=run) for name, seed in (("alike", 1), ("other", 7)))
-    started = load_encoders([run, alike, other], None, untrained=True)[3:]
+    started = load_encoders([run, alike, other], None, with_untrained=True)[3:]
     assert [start.name for start in started] == ["untrained, seed 1, as first", "untrained, seed 7, as other"]
     first, second = ({name: value.cpu() for name, value in start.encoder.state_dict().items()} for start in started)
     assert any(not (value == second[name]).all() for name, value in first.items())

@@ -7,7 +7,7 @@ import pytest
 from nltk.translate.metrics import alignment_error_rate
 
 from tests.evaluate.folders import write_alignment
-from xlme_ds.evaluate.alignment import GoldPair, Links, error_rates, read_gold
+from xlme_ds.evaluate.alignment import GoldPair, Links, error_rates, read_gold_alignments
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared/data/eval/align"
@@ -40,7 +40,7 @@ def test_error_rate_is_nltks_over_a_whole_test() -> None:
 
 def test_links_count_words_from_one_and_sure_ones_are_possible(tmp_path: Path) -> None:
     write_alignment(tmp_path / "de-en", ["a b c", "d"], ["e f", "g h i"], "1 1 2 S\n1 3 1 P\n2 1 3\n")
-    (pairs,) = read_gold(tmp_path).values()
+    (pairs,) = read_gold_alignments(tmp_path).values()
     assert pairs == [
         GoldPair(["a", "b", "c"], ["e", "f"], {(0, 1)}, {(0, 1), (2, 0)}),
         GoldPair(["d"], ["g", "h", "i"], {(0, 2)}, {(0, 2)}),
@@ -49,20 +49,21 @@ def test_links_count_words_from_one_and_sure_ones_are_possible(tmp_path: Path) -
 
 def test_a_no_break_space_is_inside_a_word(tmp_path: Path) -> None:
     write_alignment(tmp_path / "de-en", ["10\u00a0000 \tAutos "], ["10,000 cars"], "1 1 1 S\n1 2 2 S\n")
-    (pair,) = read_gold(tmp_path)["de-en"]
+    (pair,) = read_gold_alignments(tmp_path)["de-en"]
     assert pair.source == ["10\u00a0000", "Autos"] and pair.sure == {(0, 0), (1, 1)}
 
 
 def test_sentences_count_from_zero_where_one_has_number_zero(tmp_path: Path) -> None:
     write_alignment(tmp_path / "de-en", ["a", "b"], ["c", "d"], "0 1 1 S\r\n1 1 -99 S\r\n1 -1 1 S\r\n")
-    assert [pair.sure for pair in read_gold(tmp_path / "de-en")["de-en"]] == [{(0, 0)}, set()]  # negative: no word
+    pairs = read_gold_alignments(tmp_path / "de-en")["de-en"]
+    assert [pair.sure for pair in pairs] == [{(0, 0)}, set()]  # negative: no word
 
 
 def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> None:
     folder = write_alignment(tmp_path / "en-fr", ["a b"], ["c d"], "1 1 1\n1 2 2\n", file="align.txt")
-    assert len(read_gold(tmp_path)["en-fr"][0].sure) == 2
+    assert len(read_gold_alignments(tmp_path)["en-fr"][0].sure) == 2
     (folder / "alignv2.txt").write_text("1 1 1 S\n1 2 2 P\n")
-    (pair,) = read_gold(tmp_path)["en-fr"]
+    (pair,) = read_gold_alignments(tmp_path)["en-fr"]
     assert pair.sure == {(0, 0)} and pair.possible == {(0, 0), (1, 1)}
 
 
@@ -83,36 +84,36 @@ def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> N
 def test_faults_in_links_are_named(tmp_path: Path, links: str, words: tuple[str, ...]) -> None:
     write_alignment(tmp_path / "de-en", ["a b c", "d e f"], ["g h", "i j"], links)
     with pytest.raises(ValueError) as caught:
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_faults_in_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no word alignments"):
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
     folder = write_alignment(tmp_path / "de-en", ["a", "b"], ["c"], "1 1 1\n")
     with pytest.raises(ValueError, match=r"test\.de has 2 lines but .*test\.en has 1"):
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
     (folder / "test.en").unlink()
     with pytest.raises(ValueError, match=r"test\.en cannot be read"):
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
     write_alignment(tmp_path / "en-fr", ["a"], ["c"], "1 1 1\n", file="links.txt")
     (folder / "test.en").write_text("c\nd\n")
     with pytest.raises(ValueError, match=r"en-fr has sentences but no alignv2\.txt or align\.txt"):
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
     (tmp_path / "en-fr/test.en").unlink()
     (tmp_path / "en-fr/test.fr").unlink()
-    assert read_gold(tmp_path).keys() == {"de-en"}
+    assert read_gold_alignments(tmp_path).keys() == {"de-en"}
     folder.rename(tmp_path / "german")
     with pytest.raises(ValueError, match="name it after its languages"):
-        read_gold(tmp_path)
+        read_gold_alignments(tmp_path)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: the real files are not part of the repository")
 def test_real_files() -> None:
     sizes = {
         name: (len(pairs), sum(len(pair.sure) for pair in pairs), sum(len(pair.possible) for pair in pairs))
-        for name, pairs in read_gold(REAL).items()
+        for name, pairs in read_gold_alignments(REAL).items()
     }
     # Lines of the files by their fourth field; one of the 9,613 sure ones of de-en has the word -99.
     assert sizes == {"de-en": (508, 9612, 10533), "en-fr": (447, 4038, 17438)}

@@ -23,9 +23,9 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate import heldout_losses
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.compared_models import load_predictors, trained_on
+from xlme_ds.evaluate.compared_models import load_predictors, trained_on_entry
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.predicted_tokens import perplexities, perplexity, perplexity_tables, rows_by_language
+from xlme_ds.evaluate.heldout_perplexity import perplexities, perplexity, perplexity_tables, rows_by_language
 from xlme_ds.export.export_run import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
@@ -175,7 +175,7 @@ def test_the_untrained_model_is_the_runs_own_start(root: Path, capsys: pytest.Ca
 
 
 def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
-    _, _, start, _ = load_predictors([root / "mlm", root / "electra"], untrained=True)
+    _, _, start, _ = load_predictors([root / "mlm", root / "electra"], with_untrained=True)
     expected = objective_of(ObjectiveConfig("mlm")).build(start.cfg)
     initialise(expected, 1, start.cfg.init_std)
     assert all((value.cpu() == expected.state_dict()[name]).all() for name, value in start.model.state_dict().items())
@@ -188,7 +188,7 @@ def test_all_models_are_scored_under_masks_alone(root: Path) -> None:
     written = json.loads((root / "electra/config.json").read_text())
     written["config"]["objective"]["generator_keep_fraction"] = 0.5
     (folder / "config.json").write_text(json.dumps(written))
-    usual, kept = load_predictors([root / "electra", folder], untrained=False)
+    usual, kept = load_predictors([root / "electra", folder], with_untrained=False)
     batch = batch_of([[[0, *range(10, 40), 2]]], [], 32)
     for one, other in zip(usual.model(batch), kept.model(batch), strict=True):
         assert torch.equal(one, other)
@@ -308,9 +308,11 @@ def test_text_that_a_run_was_trained_on_is_marked(
     config = json.loads((root / "mlm/config.json").read_text())
     config["data"] |= json.loads(json.dumps(data).replace("its own", own))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (trained, start) = load_predictors([root / "mlm"], untrained=True)
-    assert trained_on(replace(trained, folder=tmp_path), RowStore(folder)) == ({"trained_on": True} if said else {})
-    assert not trained_on(replace(start, folder=tmp_path), RowStore(folder))
+    (trained, start) = load_predictors([root / "mlm"], with_untrained=True)
+    assert trained_on_entry(replace(trained, folder=tmp_path), RowStore(folder)) == (
+        {"trained_on": True} if said else {}
+    )
+    assert not trained_on_entry(replace(start, folder=tmp_path), RowStore(folder))
 
 
 def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

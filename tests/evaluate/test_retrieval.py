@@ -17,18 +17,18 @@ from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.evaluate.report_data import _retrieval, _shown_records
 from xlme_ds.evaluate.retrieval import (
     TranslationPair,
-    accuracies,
+    accuracies_of_vectors,
+    accuracy_at_1,
     group_by_language,
     heldout_pairs,
     mean_over,
-    packed_pairs,
+    retrieval_accuracies,
     retrieval_scores,
-    retrieve,
-    scores_of_vectors,
+    stored_pairs,
 )
-from xlme_ds.evaluate.showcase import _retrieval, _shown_records
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.effective_rank import effective_rank
 from xlme_ds.models.electra import Electra
@@ -53,7 +53,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 @pytest.mark.parametrize(("layout", "separators"), [("xlme", 1), ("xlm", 2)])
 def test_pairs_are_those_of_the_rows(tmp_path: Path, layout: str, separators: int) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=260, rows_per_shard=130, layout=layout) / "para")
-    found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in packed_pairs(store)]
+    found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in stored_pairs(store)]
     rng = np.random.default_rng([0, True])
     expected = []
     for _ in range(260):
@@ -78,7 +78,7 @@ def test_accuracies_are_scikit_learns(block: int) -> None:
 
     ways = expected(ours, theirs), expected(theirs, ours)
     assert all(0.05 < way < 0.95 for way in ways) and ways[0] != ways[1]
-    assert accuracies(ours, theirs, block) == pytest.approx(ways, abs=1e-12)
+    assert accuracy_at_1(ours, theirs, block) == pytest.approx(ways, abs=1e-12)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 1024])
@@ -87,11 +87,11 @@ def test_of_equally_near_rows_the_first_counts_in_whichever_block_it_is(block: i
     axes = np.eye(4)
     ours, theirs = axes[[0, 1, 2, 1]], axes[[0, 1, 0, 1]]
     # From ours to theirs, the first maximum: 0, 1, 0 (nothing is near), 1. Back: 0, 1, 0, 1.
-    assert accuracies(ours, theirs, block) == (0.5, 0.5)
+    assert accuracy_at_1(ours, theirs, block) == (0.5, 0.5)
     ours, theirs = axes[[0, 0, 2, 3]], axes[[0, 0, 2, 3]]
-    assert accuracies(ours, theirs, block) == (0.75, 0.75)
+    assert accuracy_at_1(ours, theirs, block) == (0.75, 0.75)
     ours, theirs = axes[[0, 1, 2, 0]], axes[[1, 0, 2, 0]]
-    assert accuracies(ours, theirs, block) == (
+    assert accuracy_at_1(ours, theirs, block) == (
         0.25,
         0.25,
     )  # the fourth is as near as the second and the first, which win
@@ -100,7 +100,7 @@ def test_of_equally_near_rows_the_first_counts_in_whichever_block_it_is(block: i
 def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 199, size=n).astype(np.int32) for n in (3, 30, 1, 12, 7, 25)]
-    together = sentence_vectors(model, sentences, batch=4)
+    together = sentence_vectors(model, sentences, batch_size=4)
     alone = np.concatenate([sentence_vectors(model, [sentence]) for sentence in sentences], axis=1)
     assert together.shape == (model.cfg.discriminator_layers + 1, 6, 32)
     np.testing.assert_allclose(together, alone, atol=2e-6)  # float32 sums over another padding
@@ -116,7 +116,7 @@ def test_a_vector_is_the_mean_over_all_tokens_of_the_item(model: TextEncoder) ->
 def test_a_sentence_finds_its_copy_at_every_layer(model: TextEncoder) -> None:
     rng = np.random.default_rng(1)
     sentences = [rng.integers(4, 199, size=10).astype(np.int32) for _ in range(20)]
-    scores = retrieve(model, {"fr": (sentences, sentences)})
+    scores = retrieval_accuracies(model, {"fr": (sentences, sentences)})
     states = model.cfg.discriminator_layers + 1
     assert scores["overall"] == {"en_xx": [1.0] * states, "xx_en": [1.0] * states}
 
@@ -146,10 +146,10 @@ def test_every_side_is_read_in_its_language() -> None:
                 np.stack([mean(ids, codes[code]) for ids in side], 1)
                 for side, code in ((ours, first), (theirs, second))
             )
-            found[language] = [accuracies(*layers) for layers in zip(a, b, strict=True)]
+            found[language] = [accuracy_at_1(*layers) for layers in zip(a, b, strict=True)]
         return found
 
-    scores = retrieve(encoder, groups)["languages"]
+    scores = retrieval_accuracies(encoder, groups)["languages"]
     there = {code: list(zip(found["en_xx"], found["xx_en"], strict=True)) for code, found in scores.items()}
     assert there == expected("en", "xx") != expected("xx", "en")
 
@@ -160,7 +160,7 @@ def test_centred_vectors_have_lost_each_sides_own_mean() -> None:
     shift = np.zeros(8)
     shift[0] = 50
     vectors = np.concatenate([plain, np.roll(plain, 0, axis=1) + shift], axis=1)
-    scores = scores_of_vectors([("de", vectors)], centred=True)["overall"]
+    scores = accuracies_of_vectors([("de", vectors)], centred=True)["overall"]
     assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]
     assert scores["en_xx"][0] < 0.8
 
@@ -174,7 +174,7 @@ def test_effective_rank_counts_the_dimensions_in_which_vectors_vary() -> None:
     vectors = np.concatenate([on_a_line, in_the_plane])
     both = np.concatenate([side - side.mean(0) for side in (in_the_plane[0, :20], in_the_plane[0, 20:])])
     p, q = np.linalg.svd(both, compute_uv=False) ** 2 / (both**2).sum()
-    assert scores_of_vectors([("de", vectors), ("fr", vectors)], centred=True)["dimensions"] == pytest.approx(
+    assert accuracies_of_vectors([("de", vectors), ("fr", vectors)], centred=True)["dimensions"] == pytest.approx(
         [1, p**-p * q**-q]
     )
 
@@ -186,7 +186,7 @@ def test_every_language_counts_the_same() -> None:
 
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40) / "para")
-    pairs = list(packed_pairs(store))
+    pairs = list(stored_pairs(store))
     one_side = [pair._replace(first=pair.first[:-1]) for pair in pairs]  # their second side repeats
     groups = group_by_language([*pairs, *pairs, *one_side])
     assert set(groups) == {"de", "fr"}
@@ -230,7 +230,7 @@ def test_pairs_of_text_are_found_by_name_in_either_order_and_in_archives(
 
 def test_pairs_of_a_data_folder_need_the_models_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
     data = write_data(tmp_path / "data", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
-    assert len(list(heldout_pairs(data, vocabulary))) == len(list(packed_pairs(RowStore(data / "para"))))
+    assert len(list(heldout_pairs(data, vocabulary))) == len(list(stored_pairs(RowStore(data / "para"))))
     other = write_data(tmp_path / "other", rows=8, vocabulary=vocabulary.size)
     with pytest.raises(ValueError, match="another vocabulary"):
         list(heldout_pairs(other, vocabulary))
@@ -305,11 +305,11 @@ def test_retrieval_before_training_is_that_of_the_pairs(tmp_path: Path) -> None:
         return _retrieval(settings, trained.state, heldout, 8, earlier)["retrieval.json"]
 
     first = shown({})
-    groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
+    groups = group_by_language(stored_pairs(RowStore(heldout / "para")))
     start = Electra(settings.model)
     initialise(start, settings.seed, settings.model.init_std)
     for when, state in (("before", start.state_dict()), ("after", trained.state)):
-        assert first[when] == retrieve(take_encoder(state, settings.model, "discriminator"), groups)
+        assert first[when] == retrieval_accuracies(take_encoder(state, settings.model, "discriminator"), groups)
     sizes = {code: len(ours) for code, (ours, _) in groups.items()}
     assert (first["step"], first["layers"], first["pairs"]) == (8, [0, 1, 2], sizes)
     assert first["candidates"] == sum(sizes.values()) / 2 and first["before"] != first["after"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.folders import write_tatoeba
-from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, read_tatoeba
+from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, read_tatoeba
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared/data/eval/tatoeba"
@@ -25,7 +25,7 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
 
 def test_language_sets_have_their_size_and_only_known_codes() -> None:
     for name, codes in LANGUAGE_SETS.items():
-        assert len(codes) == len(set(codes)) == int(name) and set(codes) <= set(XTREME.values())
+        assert len(codes) == len(set(codes)) == int(name) and set(codes) <= set(XTREME_CODES.values())
 
 
 ISO_639_3 = {  # SIL's table, by name; Tatoeba has Iranian Persian (fa) and Mandarin (zh) under codes of their own
@@ -43,7 +43,7 @@ ISO_639_3 = {  # SIL's table, by name; Tatoeba has Iranian Persian (fa) and Mand
 
 
 def test_codes_are_those_of_the_languages() -> None:
-    assert [f"{three} {two}" for three, two in sorted(XTREME.items())] == sorted(ISO_639_3.values())
+    assert [f"{three} {two}" for three, two in sorted(XTREME_CODES.items())] == sorted(ISO_639_3.values())
 
 
 def test_faults_are_named(tmp_path: Path) -> None:

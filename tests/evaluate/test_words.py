@@ -17,8 +17,8 @@ from xlme_ds.evaluate.lookup_table import (
     correlation,
     ranks,
     read_word_tests,
-    similarity,
-    translations,
+    similarity_scores,
+    translation_scores,
     word_vectors,
 )
 from xlme_ds.export.export_run import export_run
@@ -69,17 +69,17 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEnco
     sides = [table_of(lookup)[lookup.vocabulary.encode(word)].mean(0) for pair in pairs for word in pair]
     cosines = [1 - scipy.spatial.distance.cosine(a, b) for a, b in zip(sides[::2], sides[1::2], strict=True)]
     scores = [cosine**3 + 0.1 * (i % 2) for i, cosine in enumerate(cosines)]
-    found = similarity(lookup, JudgedPairs(pairs, scores))
+    found = similarity_scores(lookup, JudgedPairs(pairs, scores))
     pearson, spearman = scipy.stats.pearsonr(cosines, scores)[0], scipy.stats.spearmanr(cosines, scores)[0]
     assert 0 < spearman < 1 and (found["pairs"], found["unknown"]) == (9, 0)
     assert found["pearson"] == pytest.approx(pearson) and found["spearman"] == pytest.approx(spearman)
     assert found["score"] == pytest.approx(scipy.stats.hmean([pearson, spearman]))
     strange = [("кирил", WORDS[0]), (WORDS[1], "кирил"), *pairs[:3]]
-    assert similarity(lookup, JudgedPairs(strange, scores[:5]))["unknown"] == 2
-    assert translations(lookup, strange)["unknown"] == 2, "of both sides"
-    assert similarity(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
+    assert similarity_scores(lookup, JudgedPairs(strange, scores[:5]))["unknown"] == 2
+    assert translation_scores(lookup, strange)["unknown"] == 2, "of both sides"
+    assert similarity_scores(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
     outlier = [100.0 if cosine == max(cosines) else -cosine for cosine in cosines]  # the signs of the two differ
-    found = similarity(lookup, JudgedPairs(pairs, outlier))
+    found = similarity_scores(lookup, JudgedPairs(pairs, outlier))
     assert found["spearman"] < 0 < found["pearson"] and found["score"] == 0
 
 
@@ -93,15 +93,15 @@ def test_translations_by_hand(run: Path) -> None:
         for word, plane in ((a, (3, 4)), (b, (0, 2)), (x, (6, 8)), (y, (4, 3)), (z, (3, 0))):
             vector = encoder.embedding_blocks[0][int(vocabulary.encode(word)[0])].zero_()
             vector[:2] = torch.tensor(plane, dtype=torch.float32)
-    found = translations(lookup, [(a, x), (a, y), (b, z), (b, b)])
+    found = translation_scores(lookup, [(a, x), (a, y), (b, z), (b, b)])
     # Of a, x points its way (distance 5) and y has 24/25 (√2); of b, z is at a right angle (√13) and the same word is
     # itself.
     assert found["cosine"] == pytest.approx((1 + 0.96 + 0 + 1) / 4)
     assert found["distance"] == pytest.approx((5 + 2**0.5 + 13**0.5 + 0) / 4)
     assert (found["pairs"], found["words"], found["candidates"], found["identical"]) == (4, 2, 4, 1)
     assert found["precision"] == 1
-    assert translations(lookup, [(a, x), (b, x), (b, z)])["candidates"] == 2, "a translation of two words is one"
-    assert translations(lookup, [(a, y), (b, x), (x, a)])["precision"] == pytest.approx(
+    assert translation_scores(lookup, [(a, x), (b, x), (b, z)])["candidates"] == 2, "a translation of two words is one"
+    assert translation_scores(lookup, [(a, y), (b, x), (x, a)])["precision"] == pytest.approx(
         1 / 3
     )  # a is nearest to itself: y of 3
 
@@ -115,7 +115,7 @@ def test_more_words_than_are_compared_at_once(lookup: TrainedEncoder) -> None:
     right = [
         targets[index] == target for index, (_, target) in zip((sides[0] @ sides[1].T).argmax(1), pairs, strict=True)
     ]
-    found = translations(lookup, pairs)
+    found = translation_scores(lookup, pairs)
     assert (found["words"], found["candidates"]) == (1030, 515)
     assert 0.3 < np.mean(right) < 0.9 and found["precision"] == pytest.approx(np.mean(right), abs=0.02)
 

@@ -26,12 +26,12 @@ from tests.small import encoder_of, language_model, lively, model, usual_batch
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.export.exported_folder import Exported, write_folder
+from xlme_ds.export.exported_folder import ExportedModel, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.text_encoder import languages_of, positions_and_segments
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import EXPORTED_SETTINGS, read_heads
-from xlme_ds.trained.runs import in_blocks
+from xlme_ds.trained.runs import split_vocabulary_tables
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 SETTINGS: list[dict[str, Any]] = [
@@ -47,8 +47,8 @@ def export(to: Path, vocabulary: Vocabulary, **changes: object) -> Electra:
     """A small lively model, exported to `to`."""
     whole = model(vocabulary=vocabulary.size, **changes)
     state = whole.state_dict()
-    generator = Exported(encoder_of(whole, "generator"), "XLMEForMaskedLM", state)
-    write_folder(to, Exported(encoder_of(whole), "XLMEForPreTraining", state), vocabulary, "", generator)
+    generator = ExportedModel(encoder_of(whole, "generator"), "XLMEForMaskedLM", state)
+    write_folder(to, ExportedModel(encoder_of(whole), "XLMEForPreTraining", state), vocabulary, "", generator)
     return whole
 
 
@@ -57,7 +57,7 @@ def test_the_head_and_norms_of_xlm(vocabulary: Vocabulary, tmp_path: Path) -> No
     transformers."""
     changes = dict(norm_epsilon=1e-12, masked_head="linear", relative_bias="none")
     whole = language_model(vocabulary=vocabulary.size, **changes)
-    exported = Exported(encoder_of(whole, "encoder"), "XLMEForMaskedLM", whole.state_dict())
+    exported = ExportedModel(encoder_of(whole, "encoder"), "XLMEForMaskedLM", whole.state_dict())
     write_folder(tmp_path / "x", exported, vocabulary, "")
     config = json.loads((tmp_path / "x" / "config.json").read_text())
     assert (config["layer_norm_eps"], config["masked_head"]) == (1e-12, "linear")
@@ -404,7 +404,7 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 def test_tables_take_the_number_of_blocks_that_the_settings_name() -> None:
     tables = {"embedding_": torch.arange(40.0).view(10, 4), "difference_": torch.arange(40.0, 80.0).view(10, 4)}
     two = {f"{name}{n}": block for name, table in tables.items() for n, block in enumerate(table.split(5))}
-    three = in_blocks(two, ModelConfig(vocabulary=10, vocabulary_blocks=3))
+    three = split_vocabulary_tables(two, ModelConfig(vocabulary=10, vocabulary_blocks=3))
     assert len(three) == 6
     for name, table in tables.items():
         assert torch.equal(torch.cat([three[f"{name}{n}"] for n in range(3)]), table)

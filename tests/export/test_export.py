@@ -43,8 +43,8 @@ from xlme_ds.evaluate.compared_models import load_encoders
 from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import main
 from xlme_ds.export.card import escape
-from xlme_ds.export.export_run import cut
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.export.export_run import truncate_encoder
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.first_weights import _all_parameters
 from xlme_ds.io.folders import lock
 from xlme_ds.models.electra import Electra
@@ -238,7 +238,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
     }[task]
     settings: dict[str, Any] = {"xlm_roberta": {"relative_bias": "none"}, "modernbert": MODERN}.get(shape, {})
     run = write_run(tmp_path / "run", **settings)
-    cfg, kind, labels = load_run(run).model, TASKS[task].kind, TASKS[task].labels
+    cfg, kind, labels = load_run(run).model, DOWNSTREAM_TASKS[task].kind, DOWNSTREAM_TASKS[task].labels
     ours = TaskModel(cfg, kind, len(labels) or 2).eval()
     initialise(ours, seed=3, std=0.1)
     tuned = tmp_path / "tuned"
@@ -550,9 +550,9 @@ def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) 
 
 def test_pre_ln_models_are_not_cut(vocabulary: Vocabulary) -> None:
     cfg = ModelConfig(vocabulary.size, 24, 3, 40, 1, 3, 32)
-    assert cut(TextEncoder(replace(cfg, norm="pre")), 3).cfg.discriminator_layers == 3
+    assert truncate_encoder(TextEncoder(replace(cfg, norm="pre")), 3).cfg.discriminator_layers == 3
     with pytest.raises(ValueError, match=r"leave out layer, and read hidden_states\[2\]"):
-        cut(TextEncoder(replace(cfg, norm="pre")), 2)
+        truncate_encoder(TextEncoder(replace(cfg, norm="pre")), 2)
 
 
 def test_the_guides_commands(

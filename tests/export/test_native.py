@@ -258,7 +258,7 @@ def test_it_goes_back_whole(masked: tuple[Path, Path], tmp_path: Path, saved: bo
     for name, value in state.items():
         found = weights(name)
         assert found is not None and torch.equal(found, value), name
-    (predictor,) = load_predictors(folder, untrained=False)
+    (predictor,) = load_predictors(folder, with_untrained=False)
     assert xlme.load(folder).fill(TEXT) == xlme.load(run).fill(TEXT)
     assert torch.equal(predictor.model.state_dict()["masked_head.bias"], state["masked_head.bias"])
     with pytest.raises(ValueError, match="has no discriminator: name encoder"):

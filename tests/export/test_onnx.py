@@ -17,7 +17,7 @@ from tests.evaluate.folders import write_run
 from tests.small import MODERN, lively
 from xlme_ds.export import onnx_model
 from xlme_ds.export.__main__ import main
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.finetune.objective import TaskModel
 from xlme_ds.trained.runs import load_run
 from xlme_ds.trained.weights import save_weights
@@ -68,7 +68,7 @@ def test_the_head_of_a_task(tmp_path: Path, shape: dict[str, Any]) -> None:
     settings["config"] |= {"task": "xquad", "tuning": tuning}
     (tuned / "model").mkdir(parents=True)
     (tuned / "config.json").write_text(json.dumps(settings))
-    whole = lively(TaskModel(load_run(run).model, TASKS["xquad"].kind, 2))
+    whole = lively(TaskModel(load_run(run).model, DOWNSTREAM_TASKS["xquad"].kind, 2))
     save_weights(whole.state_dict(), tuned / "model/model.safetensors")
     shutil.copy(run / "model/sentencepiece.model", tuned / "model")
     main(["--run", str(tuned), "--out", str(tmp_path / "x"), "--onnx"])

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 import xlme_ds as xlme
 from tests.evaluate.folders import WORDS, sentence, write_run
 from tests.launch import ROOT
-from xlme_ds.evaluate.retrieval import accuracies
+from xlme_ds.evaluate.retrieval import accuracy_at_1
 from xlme_ds.export.__main__ import main as export
 
 pytest.importorskip("accelerate", reason="accelerate is absent: pip install 'sentence-transformers[train]'")
@@ -84,7 +84,7 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [*arguments, "1e-3"])
 
     def found(model: SentenceTransformer) -> float:
-        return float(np.mean(accuracies(model.encode(english), model.encode(german))))
+        return float(np.mean(accuracy_at_1(model.encode(english), model.encode(german))))
 
     before = found(SentenceTransformer("exports/base", trust_remote_code=True))
     names: dict[str, Any] = {}

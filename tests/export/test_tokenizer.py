@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.launch import ROOT
 from tests.small import encoder_of, model
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-from xlme_ds.export.exported_folder import Exported, write_folder
+from xlme_ds.export.exported_folder import ExportedModel, write_folder
 from xlme_ds.export.tokenizer import tokenizer_files
 
 CORPUS = ROOT.parent / "shared/data/corpus/mono"
@@ -45,7 +45,7 @@ HARD = [
 
 def write(vocabulary: Vocabulary, to: Path, separators: int = 1) -> Any:
     whole = model(vocabulary=vocabulary.size)
-    write_folder(to, Exported(encoder_of(whole), "XLMEModel", separators=separators), vocabulary, "")
+    write_folder(to, ExportedModel(encoder_of(whole), "XLMEModel", separators=separators), vocabulary, "")
     return AutoTokenizer.from_pretrained(to, trust_remote_code=True)
 
 

@@ -25,7 +25,7 @@ from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.step import StepContext
-from xlme_ds.evaluate import showcase  # noqa: F401
+from xlme_ds.evaluate import report_data  # noqa: F401
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.report import run_page
 from xlme_ds.train import run as _run  # noqa: F401

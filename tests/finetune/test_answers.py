@@ -12,14 +12,14 @@ import pytest
 from torchmetrics.functional.text import squad
 
 from xlme_ds.finetune.features import Feature
-from xlme_ds.finetune.predictions import WordSplitter, best_answer, compare, mlqa_words, squad_words
+from xlme_ds.finetune.predictions import WordSplitter, best_answer, mlqa_words, score_answer, squad_words
 from xlme_ds.finetune.task_files import Question
 
 
 def test_the_best_span_of_all_windows() -> None:
     context = "ab cd ef gh"
     places = np.array([[-1, -1], [0, 2], [3, 5], [-1, -1]]), np.array([[-1, -1], [6, 8], [9, 11], [-1, -1]])
-    windows = [Feature(np.zeros(4), np.zeros(2), 0, characters=place) for place in places]
+    windows = [Feature(np.zeros(4), np.zeros(2), 0, offsets=place) for place in places]
     logits = [np.array([[9.0, 9], [1, 0], [0, 3], [9, 9]]), np.array([[9.0, 9], [2, 0], [3, 2.5], [9, 9]])]
     question = Question("q", "?", context, [])
     assert best_answer(question, windows, logits) == "gh", "3 + 2.5 beats 1 + 3; what is no context never counts"
@@ -38,9 +38,7 @@ def test_the_best_span_is_that_of_a_full_search() -> None:
             (scores[i, 0] + scores[j, 1], context[i : j + 1]) for i in range(52) for j in range(i, min(i + 30, 52))
         ]
         question = Question("q", "?", context, [])
-        assert (
-            best_answer(question, [Feature(np.zeros(52), np.zeros(2), 0, characters=places)], [scores]) == max(spans)[1]
-        )
+        assert best_answer(question, [Feature(np.zeros(52), np.zeros(2), 0, offsets=places)], [scores]) == max(spans)[1]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_the_best_span_is_that_of_a_full_search() -> None:
     ],
 )
 def test_squad(given: str, answer: str, same: bool) -> None:
-    assert compare(given, [answer], "de", squad_words)[1] == same
+    assert score_answer(given, [answer], "de", squad_words)[1] == same
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ def test_squad(given: str, answer: str, same: bool) -> None:
     ],
 )
 def test_mlqa(language: str, given: str, answer: str, same: bool) -> None:
-    assert compare(given, [answer], language, mlqa_words)[1] == same
+    assert score_answer(given, [answer], language, mlqa_words)[1] == same
 
 
 ARTICLES = {
@@ -130,11 +128,13 @@ def test_mlqas_rules_written_again(language: str) -> None:
 
 
 def test_f1_counts_words_and_in_chinese_characters() -> None:
-    assert compare("red blue blue", ["blue blue green green"], "en", squad_words)[0] == pytest.approx(2 * 2 / 7)
-    assert compare("北京市", ["北京"], "zh", mlqa_words)[0] == pytest.approx(2 * 2 / 5)
-    assert compare("北京市", ["北京"], "zh", squad_words)[0] == 0
+    assert score_answer("red blue blue", ["blue blue green green"], "en", squad_words)[0] == pytest.approx(2 * 2 / 7)
+    assert score_answer("北京市", ["北京"], "zh", mlqa_words)[0] == pytest.approx(2 * 2 / 5)
+    assert score_answer("北京市", ["北京"], "zh", squad_words)[0] == 0
     assert squad_words("Cat—the—dog, an—") == ["cat—", "—dog", "—"], "a space in place of an article"
-    assert compare("x", ["a b", "x y"], "en", squad_words)[0] == pytest.approx(2 / 3), "the best of the right answers"
+    assert score_answer("x", ["a b", "x y"], "en", squad_words)[0] == pytest.approx(2 / 3), (
+        "the best of the right answers"
+    )
     assert mlqa_words("2019年5月 abc", "zh") == ["2019", "年", "5", "月", "abc"]
 
 
@@ -152,7 +152,7 @@ def test_squads_scores_are_those_of_torchmetrics() -> None:
         given = text(6)
         near = given.title(), given + text(2), text(2), text(5)
         answers = rng.sample(near, rng.randint(1, 3))
-        f1, exact = compare(given, answers, rng.choice(["de", "zh"]), squad_words)
+        f1, exact = score_answer(given, answers, rng.choice(["de", "zh"]), squad_words)
         of_right = {"answers": {"text": answers, "answer_start": [0] * len(answers)}, "id": "q"}
         theirs = squad({"prediction_text": given, "id": "q"}, of_right)
         kinds["exact" if exact else "part" if f1 else "none"] += 1
@@ -165,13 +165,13 @@ def test_squads_scores_are_those_of_torchmetrics() -> None:
 @pytest.mark.parametrize("words", [squad_words, mlqa_words])
 def test_nothing_is_nothing_exactly_and_has_no_overlap(words: WordSplitter) -> None:
     """As in the published scripts of SQuAD 1.1 and MLQA, which count the words in common."""
-    assert compare("the", ["?"], "en", words) == (0.0, 1.0)
-    assert compare("", ["", "x"], "en", words) == (0.0, 1.0)
-    assert compare("", ["x"], "en", words) == (0.0, 0.0)
+    assert score_answer("the", ["?"], "en", words) == (0.0, 1.0)
+    assert score_answer("", ["", "x"], "en", words) == (0.0, 1.0)
+    assert score_answer("", ["x"], "en", words) == (0.0, 0.0)
 
 
 def test_of_equal_spans_the_first_is_the_answer() -> None:
     places = np.array([[-1, -1], [0, 4], [5, 8], [9, 12], [-1, -1]])
-    window = Feature(np.arange(5), np.zeros(2), 0, characters=places)
+    window = Feature(np.arange(5), np.zeros(2), 0, offsets=places)
     question = Question("q", "?", "kalo ter dor", [])
     assert best_answer(question, [window, window], [np.zeros((5, 2))] * 2) == "kalo"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch import ROOT
 from xlme_ds.compare.scoring import require_labels
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS as TASKS
 from xlme_ds.finetune.predictions import write_predictions
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import (
@@ -209,7 +209,7 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no file of the task in .*: name a folder with files like train-en\.tsv"):
         find_task_files(TASKS["ner"], [tmp_path / "a"])
     examples = {"dev-context-en-question-en.json", "tydiqa.goldp.en.train.json", "xquad.en.json", "eng.train"}
-    assert {task.file_name for task in TASKS.values()} == examples | {"train-en.tsv"}
+    assert {task.example_file_name for task in TASKS.values()} == examples | {"train-en.tsv"}
 
 
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSe
     """Of files by these names; the task's own folder first."""
     found = []
     for name in names.split():
-        for patterns, own in ((TASKS[task].files, True), (TASKS[task].train_files, False)):
+        for patterns, own in ((TASKS[task].file_patterns, True), (TASKS[task].train_file_patterns, False)):
             for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
                 named = match.groupdict()
                 found.append(TaskFile(Path(name), named.get("language", "en"), named.get("split", "test"), own))
@@ -279,7 +279,7 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
         "dev-en.tsv",
         "test-de.tsv test-en.tsv",
     )
-    assert not sets.held_out and sets.unused == ["fr"], "a dev set alone is not scored where others have tests"
+    assert not sets.held_out and sets.dev_only == ["fr"], "a dev set alone is not scored where others have tests"
     for all_of in (("all",), ("all", "de")):
         assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
     both = chosen(

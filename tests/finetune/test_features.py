@@ -9,7 +9,7 @@ import pytest
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS as TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, featurise
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
@@ -93,16 +93,16 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
     labelled = 0
     for number, feature in enumerate(features):
         assert len(feature.ids) <= 16
-        inside = np.flatnonzero(feature.characters[:, 0] >= 0)
+        inside = np.flatnonzero(feature.offsets[:, 0] >= 0)
         assert feature.ids[1:5].tolist() == vocabulary.encode("ter dor in pe ka")[:4].tolist()
         window = slice(6 * number, 6 * number + len(inside))
         assert feature.ids[inside].tolist() == ids[window].tolist()
-        assert feature.characters[inside].tolist() == places[window].tolist()
+        assert feature.offsets[inside].tolist() == places[window].tolist()
         covered |= set(range(window.start, window.stop))
         if feature.labels.any():
             labelled += 1
             first, last = feature.labels
-            assert answer in context[feature.characters[first, 0] : feature.characters[last, 1]]
+            assert answer in context[feature.offsets[first, 0] : feature.offsets[last, 1]]
     assert covered == set(range(len(ids)))
     assert 0 < labelled < len(features)
 
@@ -110,7 +110,7 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
 def test_a_window_more_is_there_where_the_context_needs_it(vocabulary: Vocabulary) -> None:
     """They begin every 6 tokens; the last one is the first that reaches the end."""
     question, words = "ter dor", ["kalo"] * 40
-    room = int((_windows(vocabulary, question, words)[0].characters[:, 0] >= 0).sum())
+    room = int((_windows(vocabulary, question, words)[0].offsets[:, 0] >= 0).sum())
     sizes = [len(vocabulary.encode(" ".join(words[:number]))) for number in range(1, 40)]
     assert room < max(sizes) and any((size - room) % 6 == 0 for size in sizes if size > room) and room in sizes
     for number, size in enumerate(sizes, 1):
@@ -150,8 +150,8 @@ def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vo
             features = featurise([question], TASKS["xquad"], vocabulary, WINDOWS)
             assert len(features) > 2
             for feature in features:
-                begins = np.flatnonzero((feature.characters[:, 0] == start) & (feature.characters[:, 1] > start))
-                ends = np.flatnonzero((feature.characters[:, 1] == end) & (feature.characters[:, 0] < end))
+                begins = np.flatnonzero((feature.offsets[:, 0] == start) & (feature.offsets[:, 1] > start))
+                ends = np.flatnonzero((feature.offsets[:, 1] == end) & (feature.offsets[:, 0] < end))
                 whole = len(begins) == len(ends) == 1
                 borders += not whole and len(begins) == 1 and last - first + 1 < len(feature.ids)
                 expected = [begins[0], ends[0]] if whole else [0, 0]

@@ -29,14 +29,14 @@ from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, 
 from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
-from xlme_ds.finetune.finetune_run import _prepare
+from xlme_ds.finetune.finetune_run import _read_inputs
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
 from xlme_ds.io.files import read_object
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.pipeline import encoder_flops
-from xlme_ds.report.xtreme import gather
+from xlme_ds.report.xtreme import read_models
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest
@@ -216,7 +216,7 @@ def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
         steps = json.loads((tmp_path / f"out/{rate}/config.json").read_text())["config"]["train"]["steps"]
         assert steps == 3 * trained_on // 8
     assert found[3e-3]["dev"]["mean"]["f1"] > found[1e-12]["dev"]["mean"]["f1"]
-    (model,) = gather([tmp_path / "out"])
+    (model,) = read_models([tmp_path / "out"])
     (best,) = model.results["ner"].runs
     assert best.languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
     (row,) = [row for row in tables([model])[0].rows if not row.source]
@@ -344,7 +344,7 @@ def test_examples_are_numbered_over_all_training_files(base: Path, tmp_path: Pat
     tuning = TuningConfig(train_languages=("all",), train_examples=30)
     command = FinetuneSettings("ner", base, (data,), tmp_path / "out", engine=EngineConfig(kind="plain"))
     with closing(RunFolder(tmp_path / "out")) as folder:
-        features = _prepare(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
+        features = _read_inputs(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
     numbers = [feature.example for feature in features]
     assert sorted(set(numbers)) == list(range(60)) and numbers == sorted(numbers)
 

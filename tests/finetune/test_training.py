@@ -15,10 +15,10 @@ from tests.small import SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, TrainConfig
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.engine.optimizer import build_optimizer, set_learning_rate
-from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS as TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, TaskLoader, collate_features
 from xlme_ds.finetune.objective import TaskModel, TaskObjective
-from xlme_ds.finetune.predictions import logits_of, score
+from xlme_ds.finetune.predictions import logits_of, score_predictions
 from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, parse, run_config
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 from xlme_ds.io.files import write_object
@@ -163,7 +163,7 @@ def test_pre_trainings_dropout_is_not_that_of_fine_tuning() -> None:
 def test_predictions_do_not_depend_on_the_batch() -> None:
     model = lively(TaskModel(SMALL, "tokens", 3))
     every = features("tokens")
-    for one, other in zip(logits_of(model, every, batch=4), logits_of(model, every, batch=1), strict=True):
+    for one, other in zip(logits_of(model, every, batch_size=4), logits_of(model, every, batch_size=1), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -205,9 +205,13 @@ def test_runs_of_a_command_know_how_many_settings_there_are() -> None:
     """By that a dev set is held out: no choice goes by the tests."""
     command = FinetuneSettings("mlqa", Path("model"), (Path("data"),), Path("out"), seeds=(1, 2), grid=True)
     runs = jobs(command)
-    assert len({job.out for job in runs}) == len(runs) == 18 and {job.settings for job in runs} == {9}
+    assert len({job.out for job in runs}) == len(runs) == 18 and {job.tuning_count for job in runs} == {9}
     fixed = replace(command, tuning=TuningConfig(learning_rate=1e-5, batch=8, epochs=1))
-    assert {job.settings for job in jobs(fixed)} == {job.settings for job in jobs(replace(command, grid=False))} == {1}
+    assert (
+        {job.tuning_count for job in jobs(fixed)}
+        == {job.tuning_count for job in jobs(replace(command, grid=False))}
+        == {1}
+    )
     assert [job.out for job in jobs(replace(command, grid=False, seeds=(7,)))] == [Path("out")]
 
 
@@ -217,7 +221,7 @@ def test_every_run_of_a_grid_has_a_folder_of_its_own(task: str) -> None:
     command = FinetuneSettings(task, Path("run"), (Path("data"),), Path("out"), seeds=(1, 2), grid=True)  # type: ignore[arg-type]
     every = jobs(command)
     assert len({job.out for job in every}) == len(every)
-    assert len(every) == 2 * len(of.learning_rates) * len(of.batches) * len(of.epochs)
+    assert len(every) == 2 * len(of.learning_rates) * len(of.batch_sizes) * len(of.epochs)
 
 
 def test_steps_and_warm_up() -> None:
@@ -296,15 +300,15 @@ def test_scores() -> None:
     tags = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
     given = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG"]]
     sentences = [Sentence(["w"] * len(one), one) for one in tags]
-    assert score("ner", TASKS["ner"], sentences, given, "en") == {"f1": pytest.approx(100 * 2 / 3)}
+    assert score_predictions("ner", TASKS["ner"], sentences, given, "en") == {"f1": pytest.approx(100 * 2 / 3)}
     cut = [["B-PER", "O", "O", "B-LOC"], ["O", "B-ORG"]]
-    assert score("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, (
+    assert score_predictions("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, (
         "half an entity is none"
     )
     pairs = [TextPair("a", "b", "1"), TextPair("a", "b", "0")]
-    assert score("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}
+    assert score_predictions("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}
     questions = [Question("1", "?", "c", [("the Rhein", 0)]), Question("2", "?", "c", [("x", 0)])]
-    assert score("xquad", TASKS["xquad"], questions, ["Rhein", "y"], "de") == {"f1": 50.0, "em": 50.0}
+    assert score_predictions("xquad", TASKS["xquad"], questions, ["Rhein", "y"], "de") == {"f1": 50.0, "em": 50.0}
 
 
 def entities_of(tags: list[str]) -> set[tuple[str, int, int]]:
@@ -327,7 +331,7 @@ def test_entities_by_scikit_learn(task: str) -> None:
     labels = np.array(TASKS[task].labels)
     tags = [rng.choice(labels, rng.integers(1, 12)).tolist() for _ in range(300)]
     given = [[tag if rng.random() < 0.8 else str(rng.choice(labels)) for tag in one] for one in tags]
-    found = score(task, TASKS[task], [Sentence(["w"] * len(one), one) for one in tags], given, "en")
+    found = score_predictions(task, TASKS[task], [Sentence(["w"] * len(one), one) for one in tags], given, "en")
     sets = MultiLabelBinarizer().fit([entities_of(one) for one in [*tags, *given]])
     right, ours = (sets.transform([entities_of(one) for one in of]) for of in (tags, given))
     expected = sklearn.metrics.f1_score(right, ours, average="micro")
@@ -338,7 +342,7 @@ def test_entities_by_scikit_learn(task: str) -> None:
 def test_labels_by_scikit_learn(task: str) -> None:
     rng = np.random.default_rng(0)
     right, given = (rng.choice(TASKS[task].labels, 500).tolist() for _ in range(2))
-    found = score(task, TASKS[task], [TextPair("a", "b", label) for label in right], given, "de")
+    found = score_predictions(task, TASKS[task], [TextPair("a", "b", label) for label in right], given, "de")
     assert found == {"accuracy": pytest.approx(100 * sklearn.metrics.accuracy_score(right, given))}
 
 
@@ -356,7 +360,7 @@ def test_parts_of_speech_count_by_runs_of_equal_tags() -> None:
     """By hand, counted again on random sentences, and seqeval itself where it reads a tag in a way of its own."""
 
     def pos(tags: list[list[str]], given: list[list[str]]) -> dict[str, float]:
-        return score("pos", TASKS["pos"], [Sentence(["w"] * len(one), one) for one in tags], given, "en")
+        return score_predictions("pos", TASKS["pos"], [Sentence(["w"] * len(one), one) for one in tags], given, "en")
 
     # Runs: DET | NOUN NOUN | VERB against DET | NOUN | VERB VERB: one of three, three words of four.
     hand = pos([["DET", "NOUN", "NOUN", "VERB"]], [["DET", "NOUN", "VERB", "VERB"]])

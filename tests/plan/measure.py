@@ -145,7 +145,8 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
 def main(cases: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    translation_model.longest_translation = lambda source: source  # an untrained model writes as much as it may
+    # an untrained model writes as much as it may
+    translation_model.max_translation_tokens = lambda source_tokens: source_tokens
     found = {}
     for name, case in json.loads(cases.read_text()).items():
         rank, world = start_process_group(run_config(case).engine)

@@ -482,7 +482,8 @@ def test_a_language_without_rows_is_named_apart(run: Path) -> None:
 def test_names_are_those_of_cldr() -> None:
     babel = pytest.importorskip("babel", reason="babel is not installed")
     known = babel.Locale("en").languages
-    assert {code: known[code] for code in by_language.NAMES} == by_language.NAMES and len(by_language.NAMES) == 93
+    ours = by_language.LANGUAGE_NAMES
+    assert {code: known[code] for code in ours} == ours and len(ours) == 93
     names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq")]
     assert names == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
 
@@ -769,7 +770,7 @@ def test_smoothing_keeps_straight_lines_and_ends() -> None:
     np.testing.assert_allclose(figures.smooth(line)[:-6], line[:-6], atol=1e-9)
     assert figures.smooth(line)[-1] == pytest.approx(line[-7:].mean())
     assert figures.smooth(np.array([1.0, np.nan, 3.0] * 50))[75] == pytest.approx(2.0, abs=0.5)
-    steps, values = figures.thin(np.arange(12_345.0), np.arange(12_345.0) * 2)
+    steps, values = figures.downsample(np.arange(12_345.0), np.arange(12_345.0) * 2)
     assert len(steps) <= 500 and (np.diff(steps) > 0).all()
     np.testing.assert_allclose(values, 2 * steps)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.launch import python
-from xlme_ds.report.xtreme import gather
-from xlme_ds.report.xtreme_tables import TASKS, Cell, XtremeTable, published, tables, write_xtreme
+from xlme_ds.report.xtreme import read_models
+from xlme_ds.report.xtreme_tables import XTREME_TASKS, Cell, XtremeTable, published, tables, write_xtreme
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDED = 0.051  # the published averages are the rounded means of the published numbers
@@ -24,7 +24,7 @@ def rows(name: str) -> dict[str, dict[str, Any]]:
 
 def test_published_averages_are_the_means_of_their_tasks() -> None:
     averaged = [row for row in published()["table1"] if "average" in row]
-    assert len(averaged) == 6 and all(row["scores"].keys() == TASKS.keys() for row in averaged)
+    assert len(averaged) == 6 and all(row["scores"].keys() == XTREME_TASKS.keys() for row in averaged)
     for row in averaged:
         assert fmean(map(fmean, row["scores"].values())) == pytest.approx(row["average"], abs=ROUNDED), row["system"]
 
@@ -121,7 +121,7 @@ def ours(built: list[XtremeTable], name: str) -> dict[str, dict[str, Cell]]:
 
 
 def test_our_row_of_table_1(runs: Path) -> None:
-    row = ours(tables(gather([runs])), "table1")["ours"]
+    row = ours(tables(read_models([runs])), "table1")["ours"]
     assert row["ner"].values == (pytest.approx(61.0),)  # means of the seeds: 60 and 62
     assert row["ner"].spreads == (pytest.approx(stdev([60, 62])),)
     assert row["ner"].marks == ("3 of 40 languages", "2 seeds", "dev")
@@ -132,7 +132,7 @@ def test_our_row_of_table_1(runs: Path) -> None:
 
 
 def test_our_rows_of_the_other_tables(runs: Path) -> None:
-    built = tables(gather([runs]))
+    built = tables(read_models([runs]))
     gaps = ours(built, "table7")["ours"]
     assert gaps["xquad"].values == (30.0,) and gaps["xnli"].values == (0.0,)  # exact match: 60 − 30
     assert "ner" not in gaps and "ours, fine-tuned on en fr" not in ours(built, "table7")  # no English among its scores
@@ -168,15 +168,15 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
                 write_scores(folder / f"{name}{seed}", "ner", languages, seed=seed, **changes)
         return folder
 
-    cell = ours(tables(gather([write("abc")])), "table1")["ours"]["ner"]
+    cell = ours(tables(read_models([write("abc")])), "table1")["ours"]["ner"]
     assert cell.values == (pytest.approx(27.0),) and cell.spreads == (pytest.approx(stdev([25, 29])),)
     assert cell.marks == ("2 of 40 languages", "2 seeds", "best of 3 settings on dev en")
-    assert ours(tables(gather([write("bc")])), "table1")["ours"]["ner"].marks[-1] == "best of 2 of 3 settings on dev en"
-    assert ours(tables(gather([write("c")])), "table1")["ours"]["ner"].marks[-1] == "1 of 3 settings"
+    for folders, mark in (("bc", "best of 2 of 3 settings on dev en"), ("c", "1 of 3 settings")):
+        assert ours(tables(read_models([write(folders)])), "table1")["ours"]["ner"].marks[-1] == mark
 
     def fault(folder: Path) -> str:
         with pytest.raises(ValueError) as caught:
-            gather([folder])
+            read_models([folder])
         return str(caught.value)
 
     assert "has no score on a dev set, by which one of 2 settings of ner must be" in fault(write("ac", dev=None))
@@ -196,7 +196,7 @@ def test_a_row_by_language_says_how_its_setting_was_chosen(tmp_path: Path) -> No
         score = {"accuracy": accuracy}
         dev = {"languages": dict.fromkeys(("ar", "bg", "de", "en", "fr")), "mean": score, "held_out": False}
         write_scores(tmp_path / rate, "xnli", {"en": score}, tuning={"learning_rate": rate}, dev=dev, settings=2)
-    built = tables(gather([tmp_path]))
+    built = tables(read_models([tmp_path]))
     assert ours(built, "xnli_by_language").keys() == {"ours (best of 2 settings on dev of 5 languages)"}
 
 
@@ -204,7 +204,7 @@ def test_a_row_by_language_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for seed, (english, german) in enumerate(((80.0, 60.0), (84.0, 70.0)), 1):
         languages = {"en": {"accuracy": english}, "de": {"accuracy": german}}
         write_scores(tmp_path / str(seed), "xnli", languages, seed=seed)
-    row = ours(tables(gather([tmp_path])), "xnli_by_language")["ours (2 seeds)"]
+    row = ours(tables(read_models([tmp_path])), "xnli_by_language")["ours (2 seeds)"]
     assert (row["en"].values, row["de"].values, row["shared"].values) == ((82.0,), (65.0,), (73.5,))
 
 
@@ -214,11 +214,14 @@ def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
     names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
     scored = {"model": "base", "folder": "runs/base", "step": 50, "depth": 1, "layer": 1, "overall": names, "sets": {}}
     (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
-    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
+    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in read_models([tmp_path])}
     assert found == {"base": (["xnli"], False), "base@50": (["xnli"], True)}
     scored |= {"model": "base@50", "folder": "runs/base@50"}  # as `evaluate --model runs/base@50` writes it
     (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
-    assert {model.name: model.tatoeba is not None for model in gather([tmp_path])} == {"base": False, "base@50": True}
+    assert {model.name: model.tatoeba is not None for model in read_models([tmp_path])} == {
+        "base": False,
+        "base@50": True,
+    }
 
 
 def test_up_to_four_languages_are_named_and_more_are_counted(tmp_path: Path) -> None:
@@ -230,8 +233,8 @@ def test_up_to_four_languages_are_named_and_more_are_counted(tmp_path: Path) -> 
         }
         scores = {"en": {"em": 5.0, "f1": 9.0}}  # F1 is the first metric, whatever the order in the file
         write_scores(tmp_path / str(len(codes)), "xquad", scores, train_languages=codes, dev=dev)
-    found = {model.name: model.results["xquad"].runs[0] for model in gather([tmp_path])}
-    assert {name: (run.dev, run.dev_name, run.languages["en"]) for name, run in found.items()} == {
+    found = {model.name: model.results["xquad"].runs[0] for model in read_models([tmp_path])}
+    assert {name: (run.dev_score, run.dev_name, run.languages["en"]) for name, run in found.items()} == {
         "ours, fine-tuned on de en fr sw": (4.0, "dev de en fr sw", (9.0, 5.0)),
         "ours, fine-tuned on 5 languages": (5.0, "held-out of 5 languages", (9.0, 5.0)),
     }
@@ -243,7 +246,7 @@ def test_rows_are_in_the_order_of_their_names_and_settings_are_those_that_were_r
     dev = {"languages": {"en": score}, "mean": score, "held_out": False}
     for folder, name, rate in (("1", "runs/b", "1e-5"), ("2", "runs/a", "1e-5"), ("3", "runs/b", "2e-5")):
         write_scores(tmp_path / folder, "ner", {"en": score}, model=name, tuning={"learning_rate": rate}, dev=dev)
-    found = ours(tables(gather([tmp_path])), "table1")
+    found = ours(tables(read_models([tmp_path])), "table1")
     assert list(found) == ["a", "b"] and found["b"]["ner"].marks[-1] == "best of 2 settings on dev en"
 
 
@@ -265,7 +268,7 @@ def test_a_test_that_the_paper_lacks_has_a_column_of_its_own(runs: Path, tmp_pat
 def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> None:
     write_scores(tmp_path / "ner/seed1", "ner", {"en": {"f1": 50.0}})
     write_scores(tmp_path / "ner-untrained/seed1", "ner", {"en": {"f1": 10.0}}, random=True)
-    found = {model.name: model.results["ner"].runs[0].languages for model in gather([tmp_path])}
+    found = {model.name: model.results["ner"].runs[0].languages for model in read_models([tmp_path])}
     assert found == {"ours": {"en": (50.0,)}, "ours, untrained": {"en": (10.0,)}}
 
 
@@ -280,7 +283,8 @@ def test_only_scores_of_the_same_model_training_set_and_tests_are_averaged(tmp_p
 
     def found() -> dict[str, list[float]]:
         return {
-            model.name: [run.languages["en"][0] for run in model.results["ner"].runs] for model in gather([tmp_path])
+            model.name: [run.languages["en"][0] for run in model.results["ner"].runs]
+            for model in read_models([tmp_path])
         }
 
     for seed, f1 in ((1, 80.0), (2, 82.0), (3, 40.0)):
@@ -292,9 +296,9 @@ def test_only_scores_of_the_same_model_training_set_and_tests_are_averaged(tmp_p
     assert sorted(found().values()) == [[80.0], [82.0, 40.0]]
     scored = {"model": "ours", "folder": "runs/ours", "weights": "c" * 64, "depth": 1, "layer": 1, "overall": {}}
     (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
-    of_model = {model.name: model.tatoeba is not None for model in gather([tmp_path])}
+    of_model = {model.name: model.tatoeba is not None for model in read_models([tmp_path])}
     assert of_model["ours, weights cccccccc"] and sum(of_model.values()) == 1
-    with_seeds = {model.name: len(model.results["ner"].runs) for model in gather([tmp_path]) if model.results}
+    with_seeds = {model.name: len(model.results["ner"].runs) for model in read_models([tmp_path]) if model.results}
     assert with_seeds.get("ours, weights cccccccc", 0) == (2 if of == "weights" else 0)
 
 
@@ -302,7 +306,7 @@ def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> Non
     folder = tmp_path / "runs"
     write_scores(folder / "xnli", "xnli", {"en": {"accuracy": 80.0}}, unlabelled={"de": "p", "fr": "p"})
     write_scores(folder / "pawsx", "pawsx", {}, metric=["accuracy"], unlabelled={"de": "predictions/pawsx/test-de.tsv"})
-    built = tables(gather([folder]))
+    built = tables(read_models([folder]))
     row = ours(built, "table1")["ours"]
     assert row["xnli"].values == (80.0,) and row["xnli"].marks == ("1 of 15 languages", "2 without labels")
     assert row["pawsx"].values == () and row["pawsx"].marks == ("no labels: predictions alone",)
@@ -317,13 +321,13 @@ def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> Non
 
 def test_the_measure_of_pos_is_f1(tmp_path: Path) -> None:
     write_scores(tmp_path / "pos", "pos", {"en": {"f1": 70.0, "accuracy": 90.0}})
-    assert ours(tables(gather([tmp_path])), "table1")["ours"]["pos"].values == (70.0,)
+    assert ours(tables(read_models([tmp_path])), "table1")["ours"]["pos"].values == (70.0,)
 
 
 def test_scores_of_another_format_are_refused(tmp_path: Path) -> None:
     write_scores(tmp_path / "pos", "pos", {"en": {"f1": 70.0, "accuracy": 90.0}}, format=2)
     with pytest.raises(ValueError, match=r"scores\.json has format 2, this version reads 1"):
-        gather([tmp_path])
+        read_models([tmp_path])
 
 
 def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
@@ -334,19 +338,19 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
     model = {"model": "base", "folder": "runs/b/base", "depth": 1, "layer": 1, "overall": names, "sets": {}}
     untrained = model | {"model": "untrained, seed 1"}
     (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [model, untrained]}))
-    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
+    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in read_models([tmp_path])}
     assert found == {
         "runs/a/base": (["xnli"], False),
         "runs/b/base": (["pawsx"], True),
         "untrained, seed 1": ([], True),
     }
-    assert [model.name for model in gather([tmp_path / "a"])] == ["base"]
+    assert [model.name for model in read_models([tmp_path / "a"])] == ["base"]
     (tmp_path / "more").mkdir()  # an untrained model of another shape has the same name
     large = untrained | {"folder": "runs/large"}
     (tmp_path / "more/tatoeba.json").write_text(
         json.dumps({"format": 1, "models": [large | {"model": "large"}, large]})
     )
-    found = {model.name for model in gather([tmp_path]) if model.tatoeba is not None}
+    found = {model.name for model in read_models([tmp_path]) if model.tatoeba is not None}
     shapes = {"untrained, seed 1, as runs/b/base", "untrained, seed 1, as large"}
     assert found == {"runs/b/base", "large"} | shapes
 
@@ -405,7 +409,7 @@ def test_the_three_formats_say_the_same(runs: Path, tmp_path: Path) -> None:
 
 
 def test_several_folders_and_the_same_twice_are_read_once(runs: Path) -> None:
-    assert gather([runs, runs / "ner", runs / "xquad"]) == gather([runs])
+    assert read_models([runs, runs / "ner", runs / "xquad"]) == read_models([runs])
 
 
 def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
@@ -456,7 +460,7 @@ def test_alignments_of_sentences_read_alone_are_another_row(runs: Path) -> None:
     align["models"][0]["tests"] = {"de-en": {"aer": [0.2, 0.2]}}
     (runs / "apart").mkdir()
     (runs / "apart" / "align.json").write_text(json.dumps(align))
-    rows = ours(tables(gather([runs])), "table6")
+    rows = ours(tables(read_models([runs])), "table6")
     assert {name: cells["en-de"].values for name, cells in rows.items()} == {
         "ours, layer 1 of 1": (50.0,),
         "ours, each sentence read alone, layer 1 of 1": (20.0,),
@@ -468,7 +472,7 @@ def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> N
     align["models"][0]["tests"]["en-de"] = {"aer": [0.2, 0.2]}
     (runs / "align.json").write_text(json.dumps(align))
     with pytest.raises(ValueError, match="ours has alignments of en-de and of en-de"):
-        tables(gather([runs]))
+        tables(read_models([runs]))
 
 
 def test_command(runs: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.evaluate.showcase import _data_of
+from xlme_ds.evaluate.report_data import _data_of
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.io.files import read_json, write_json

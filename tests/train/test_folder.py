@@ -36,8 +36,8 @@ from xlme_ds.report.run_page import write_report
 from xlme_ds.train.records import StepLog
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
 from xlme_ds.train.run_folder import RunFolder, describe_missing_steps
-from xlme_ds.trained.runs import complete_checkpoint, write_model
-from xlme_ds.trained.settings import read_settings
+from xlme_ds.trained.runs import find_complete_checkpoint, write_model
+from xlme_ds.trained.settings import read_model_settings
 
 WSD = ScheduleConfig("wsd")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
@@ -85,7 +85,7 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
         claimed(out, both)
     with pytest.raises(ValueError, match=r"started with model\.masked_head dense, this call has linear"):
         claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, masked_head="linear")))
-    assert read_settings(out).model == config.model
+    assert read_model_settings(out).model == config.model
     written = json.loads((out / "config.json").read_text())
     del written["config"]["model"]["norm_epsilon"]
     (out / "config.json").write_text(json.dumps(written))
@@ -94,7 +94,7 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"config\.json lacks a setting or has an unknown one: KeyError\('norm_epsilon'\)"
     ):
-        read_settings(out)
+        read_model_settings(out)
     for damaged in ("{", '{"format": 1, "config": 3}'):
         (out / "config.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"config\.json is damaged"):
@@ -442,7 +442,7 @@ def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp
         again(data, copy)
     for step in (None, 6):  # what evaluation, export, fine-tuning and branches read
         with pytest.raises(ValueError, match="step_00000006 was saved by another run: move it out of this folder"):
-            complete_checkpoint(copy, step)
+            find_complete_checkpoint(copy, step)
     stray.rename(copy / "checkpoints/step_00000001")
     assert again(data, copy, short(steps=8, keep_last=1, keep_every=0))
     assert sorted(path.name for path in (copy / "checkpoints").glob("step*")) == ["step_00000001", "step_00000008"]
@@ -459,9 +459,9 @@ def test_a_checkpoint_under_another_steps_name_is_none(
     checkpoints, straight = out / "checkpoints", (trained / "metrics.jsonl").read_text()
     (checkpoints / "step_00000004").rename(checkpoints / "step_00000099")
     assert again(data, out, short(steps=8, keep_last=1, keep_every=0)) and said in capsys.readouterr().out
-    assert (out / "metrics.jsonl").read_text() == straight and complete_checkpoint(out, 8).name == "step_00000008"
+    assert (out / "metrics.jsonl").read_text() == straight and find_complete_checkpoint(out, 8).name == "step_00000008"
     branch = dataclasses.replace(short(steps=120), start=StartConfig(f"{out}@99", "state"))
-    for call in (lambda: complete_checkpoint(out, 99), lambda: again(data, tmp_path / "branch", branch)):
+    for call in (lambda: find_complete_checkpoint(out, 99), lambda: again(data, tmp_path / "branch", branch)):
         with pytest.raises(ValueError, match=r"has no complete checkpoint of step 99: it has those of step 8"):
             call()
     with pytest.raises(SystemExit):

@@ -391,6 +391,6 @@ def _page_processes(run: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if str(run).encode() in words and any(b"draw_for" in word for word in words):
+            if str(run).encode() in words and any(b"write_report_in_child" in word for word in words):
                 found.append(path.parent.name)
     return found

@@ -84,11 +84,11 @@ def _pairs(batch: Batch) -> Iterator[tuple[Tensor, ...]]:
     """Tokens, positions and languages of each source and of its decoder inputs, and the tokens to predict."""
     source, target = sources_of_pairs(batch), targets(batch)
     for row in range(len(batch.task_B)):
-        for item in range(1, int(source.items[row].max()) + 1):
+        for item in range(1, int(source.segments[row].max()) + 1):
             inputs = _item(target, row, item)
             yield *_item(source, row, item), *inputs, torch.cat([inputs[0][1:], inputs[0].new_full((1,), 2)])
 
 
 def _item(side: Side, row: int, item: int) -> list[Tensor]:
-    inside = side.items[row] == item
+    inside = side.segments[row] == item
     return [values[row][inside] for values in (side.tokens, side.positions, side.languages)]

@@ -37,14 +37,14 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import open_loader
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.predicted_tokens import perplexity
+from xlme_ds.evaluate.heldout_perplexity import perplexity
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.io.folders import lock
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
 from xlme_ds.translate.pairs import PairFolder
-from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines
+from xlme_ds.translate.text import bleu_and_chrf, load_translator, read_lines, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
@@ -634,12 +634,12 @@ def test_a_damaged_later_stream_is_no_end(ending: str, module: Any, tmp_path: Pa
 
 def test_bleu_has_the_tokenizer_of_the_language() -> None:
     """Chinese without spaces: three of four characters are right, and no whole clause."""
-    bleu, _ = scores(["他喜欢看新书和电影"], ["他喜欢看旧书和电影"], "zh-Hans")
+    bleu, _ = bleu_and_chrf(["他喜欢看新书和电影"], ["他喜欢看旧书和电影"], "zh-Hans")
     assert "|tok:zh|" in bleu and float(bleu.split(" = ")[1].split()[0]) > 20
-    assert "|tok:13a|" in scores(["a"], ["a"], "de")[0]
+    assert "|tok:13a|" in bleu_and_chrf(["a"], ["a"], "de")[0]
     if find_spec("MeCab") is None:
         with pytest.raises(ValueError, match=r"--reference in ja needs a tokenizer: pip install 'sacrebleu\[ja\]'"):
-            scores(["a"], ["a"], "ja")
+            bleu_and_chrf(["a"], ["a"], "ja")
 
 
 def test_weights_that_are_no_numbers_translate_nothing(run: Path, folder: Path) -> None:

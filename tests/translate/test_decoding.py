@@ -37,7 +37,7 @@ def read_whole(model: TranslationModel, source: np.ndarray, written: list[int]) 
         for tokens, place, language in zip((item, before), places, LANGUAGES, strict=True)
     ]
     with torch.no_grad():
-        scores = model.scores(model.read_target(sides[1], model.read_source(sides[0]), sides[0].items)[0])
+        scores = model.logits(model.decode(sides[1], model.encode(sides[0]), sides[0].segments)[0])
     scores[:, [BOS, PAD, UNK, model.cfg.vocabulary - 1]] = float("-inf")
     return scores.log_softmax(-1)
 
@@ -59,7 +59,7 @@ def test_caches_change_nothing(changes: dict[str, object]) -> None:
                 expected = read_whole(model, SOURCES[n], written[n][:place])[-1]
                 torch.testing.assert_close(row, expected, rtol=1e-11, atol=1e-11)
             moved = [1, 0, 2, 3, 3] if place == 2 else list(range(len(order)))[::-1]
-            decoder.keep(moved)
+            decoder.reorder(moved)
             order = [order[n] for n in moved]
 
 

@@ -21,7 +21,7 @@ from xlme_ds.models.execution import wrap_layers
 from xlme_ds.objectives import objective_of
 from xlme_ds.translate.decoding import translate
 from xlme_ds.translate.model import TranslationModel
-from xlme_ds.translate.sentences import Sentences
+from xlme_ds.translate.sentences import SentenceInputs
 
 MT = objective_of(ObjectiveConfig("mt", mask_fraction=1.0))
 PAIRS = [[(5, 6), (1, 2), (7, 3)], [(15, 16)]]  # ordinary tokens of source and target, by row
@@ -249,14 +249,14 @@ def test_sentences_by_the_formulas(changes: dict[str, object]) -> None:
     parts: TaskRows = [(0, rows_of(mono, 44), np.arange(2) + 10)]
     parts += [(1, rows_of([[LAYOUTS[layout].item(*pair).tolist() for pair in row] for row in texts()], 44, 1),
                np.arange(2))]  # fmt: skip
-    made = Sentences(("0:0.5", "10:0"), ("0:2",), (0, 1, 2), SMALL.vocabulary - 1)
-    batch = made.added(collate(parts, 3, 1.0), parts, 3, 5)
+    made = SentenceInputs(("0:0.5", "10:0"), ("0:2",), (0, 1, 2), SMALL.vocabulary - 1)
+    batch = made.added_to(collate(parts, 3, 1.0), parts, 3, 5)
     objective = objective_of(ObjectiveConfig("mt", 1.0, denoising=made.denoising, back_translation=("0:2",))).at(5)
     assert objective.weights.tolist() == [0.25, 2.0, 1.0]
     formulas, expected = Formulas(model), {"ae": [], "bt": []}
     for row, number, one in ((row, n + 1, one) for row, items in enumerate(mono) for n, one in enumerate(items)):
         inside = batch.segments_BT[row] == number
-        own, into = (int(values[row][inside][0]) for values in (batch.languages_BT, batch.added["into_BT"]))
+        own, into = (int(values[row][inside][0]) for values in (batch.languages_BT, batch.added["target_languages_BT"]))
         noise = [token for token in batch.added["noised_BT"][row][inside].tolist() if token != PAD][1:-1]
         text = np.array(one[1:-1])
         expected["ae"].append(formulas.losses(np.array(noise), text, (own, own)))
@@ -326,8 +326,8 @@ def long_sentences() -> tuple[Batch, int]:
     rng, size = np.random.default_rng(3), SMALL.max_positions - 2
     rows = rows_of([[[0, *rng.integers(4, 96, size).tolist(), EOS]]], SMALL.max_positions)
     parts: TaskRows = [(0, rows, np.arange(1) + 5)]
-    made = Sentences(("0:1",), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)
-    return made.added(collate(parts, 3, 1.0), parts, 3, 0), size
+    made = SentenceInputs(("0:1",), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)
+    return made.added_to(collate(parts, 3, 1.0), parts, 3, 0), size
 
 
 def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: 
         model.masked_head.bias[EOS] -= 50.0  # translations as long as they may be
     rows = rows_of([[[0, 5 + n, EOS] for n in range(4)]], 12)
     parts: TaskRows = [(0, rows, np.arange(1))]
-    batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
+    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added_to(collate(parts, 3, 1.0), parts, 3, 0)
     kept: list[Tensor] = []
     real = attention.drop_weights
 
@@ -363,8 +363,8 @@ def test_of_n_tokens_a_translation_has_at_most_xlms_number(size: int) -> None:
         model.masked_head.bias[EOS] -= 50.0
     rows = rows_of([[[0, *range(5, 5 + size), EOS]]], 40)
     parts: TaskRows = [(0, rows, np.arange(1))]
-    batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
-    assert int((model.written(batch).items > 0).sum()) == int(1.3 * size + 5) + 2
+    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added_to(collate(parts, 3, 1.0), parts, 3, 0)
+    assert int((model.back_translated_sources(batch).segments > 0).sum()) == int(1.3 * size + 5) + 2
 
 
 def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,8 +374,8 @@ def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         model.masked_head.bias[EOS] -= 50.0
     batch, size = long_sentences()
-    written = [model.written(batch) for _ in range(2)]
-    assert int((written[0].items > 0).sum()) == size + 2 and model.training
+    written = [model.back_translated_sources(batch) for _ in range(2)]
+    assert int((written[0].segments > 0).sum()) == size + 2 and model.training
     assert torch.equal(written[0].tokens, written[1].tokens)
     assert torch.equal(written[0].tokens, model.eval().written(batch).tokens)
     assert model.train()(batch).nll_M.isfinite().all()

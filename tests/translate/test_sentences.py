@@ -18,19 +18,19 @@ from xlme_ds.data.rows import EOS, PAD, Rows
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.protocol import Pretraining
-from xlme_ds.translate.sentences import Sentences
+from xlme_ds.translate.sentences import SentenceInputs
 
 MASK = SMALL.vocabulary - 1
-BOTH = Sentences(("0:1",), ("0:1",), (0, 1, 2), MASK)
+BOTH = SentenceInputs(("0:1",), ("0:1",), (0, 1, 2), MASK)
 
 
 def translation(denoising: tuple[str, ...] = (), back: tuple[str, ...] = ()) -> Pretraining:
     return objective_of(ObjectiveConfig("mt", 1.0, denoising=denoising, back_translation=back))
 
 
-def noised(rows: Rows, first: int = 0, seed: int = 3, step: int = 0, by: Sentences = BOTH) -> Batch:
+def noised(rows: Rows, first: int = 0, seed: int = 3, step: int = 0, by: SentenceInputs = BOTH) -> Batch:
     parts = [(0, rows, np.arange(len(rows.tokens)) + first)]
-    return by.added(collate(parts, seed, 1.0), parts, seed, step)
+    return by.added_to(collate(parts, seed, 1.0), parts, seed, step)
 
 
 def test_shares_and_moves() -> None:
@@ -61,16 +61,18 @@ def test_any_other_language() -> None:
     rows = rows_of([[[0, 50, EOS], [0, 51, 52, EOS]]] * 3000, 8)
     batch = noised(rows)
     inside = batch.segments_BT > 0
-    assert not (batch.added["into_BT"] == batch.languages_BT)[inside].any()
+    assert not (batch.added["target_languages_BT"] == batch.languages_BT)[inside].any()
     for number in (1, 2):  # one draw for an item
-        pairs = zip(batch.added["into_BT"], batch.segments_BT == number, strict=True)
+        pairs = zip(batch.added["target_languages_BT"], batch.segments_BT == number, strict=True)
         assert all(len(set(row[of].tolist())) == 1 for row, of in pairs)
-    found = Counter(zip(batch.languages_BT[:, 0].tolist(), batch.added["into_BT"][:, 0].tolist(), strict=True))
+    found = Counter(
+        zip(batch.languages_BT[:, 0].tolist(), batch.added["target_languages_BT"][:, 0].tolist(), strict=True)
+    )
     assert len(found) == 6 and min(found.values()) > 0.85 * 500
-    two = noised(rows_of([[[0, 50, EOS]]] * 3, 4), by=Sentences((), ("0:1",), (0, 2), MASK))
-    assert two.added["into_BT"][[0, 2], 0].tolist() == [2, 0]
+    two = noised(rows_of([[[0, 50, EOS]]] * 3, 4), by=SentenceInputs((), ("0:1",), (0, 2), MASK))
+    assert two.added["target_languages_BT"][[0, 2], 0].tolist() == [2, 0]
     with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
-        Sentences((), ("0:1",), (1,), MASK)
+        SentenceInputs((), ("0:1",), (1,), MASK)
 
 
 def test_neither_company_nor_order_matters() -> None:
@@ -79,15 +81,15 @@ def test_neither_company_nor_order_matters() -> None:
     whole = noised(rows_of(lists, 24), first=4)
     alone = noised(rows_of(lists[1:], 24)._replace(languages=np.array([2])), first=5)
     torch.testing.assert_close(whole.added["noised_BT"][1:], alone.added["noised_BT"])
-    torch.testing.assert_close(whole.added["into_BT"][1:], alone.added["into_BT"])
+    torch.testing.assert_close(whole.added["target_languages_BT"][1:], alone.added["target_languages_BT"])
     assert not torch.equal(noised(rows_of(lists, 24), first=4, seed=4).added["noised_BT"], whole.added["noised_BT"])
 
 
 def test_only_what_has_a_weight_is_made() -> None:
-    by = Sentences(("0:1", "10:0"), ("0:0", "10:0", "20:1"), (0, 1), MASK)
+    by = SentenceInputs(("0:1", "10:0"), ("0:0", "10:0", "20:1"), (0, 1), MASK)
     rows = rows_of([[[0, 50, EOS]]], 4)
     made = [list(noised(rows, step=step, by=by).added) for step in (0, 9, 10, 11)]
-    assert made == [["noised_BT"], ["noised_BT"], [], ["into_BT"]]
+    assert made == [["noised_BT"], ["noised_BT"], [], ["target_languages_BT"]]
 
 
 def test_weights_by_step() -> None:
@@ -105,14 +107,12 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     asked = ("xx", *reversed(known))
     both = translation(("0:1",), ("0:1",))
     batches = [Loader(data, rows, seed, 1.0, 0, 1, asked, both).micro_batches(0)[0] for seed in (0, 1)]
-    into = batches[0].added["into_BT"][batches[0].segments_BT > 0]
+    into = batches[0].added["target_languages_BT"][batches[0].segments_BT > 0]
     assert into.min() > 0 and (into != batches[0].languages_BT[batches[0].segments_BT > 0]).all()
     assert not torch.equal(batches[0].added["noised_BT"], batches[1].added["noised_BT"])
     store, record = Loader(data, rows, 0, 1.0).stores[0], np.arange(1)
-    for of, shown in ((both, {"noised_BT"}), (translation((), ("0:1",)), {"into_BT"})):
-        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, (
-            "in one way"
-        )
+    for of, shown in ((both, {"noised_BT"}), (translation((), ("0:1",)), {"target_languages_BT"})):
+        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, "in one way"
 
 
 def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
         write_manifest(folder / "mono", replace(manifest, counts=counts))
         if known:
             batch = Loader(folder, *read, back).micro_batches(0)[0]
-            assert set(batch.added["into_BT"][batch.segments_BT > 0].tolist()) == known
+            assert set(batch.added["target_languages_BT"][batch.segments_BT > 0].tolist()) == known
         else:
             with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
                 Loader(folder, *read, back)
@@ -141,4 +141,4 @@ def test_the_probe_is_no_translation_where_it_is_anything_else(tmp_path: Path) -
 
     assert added(DataConfig(8, 0, 8), ("0:1",), ("0:1",)) == ["noised_BT"]
     assert not added(DataConfig(8, 8, 8), (), ("0:1",))
-    assert added(DataConfig(8, 0, 8), (), ("0:1",)) == ["into_BT"]
+    assert added(DataConfig(8, 0, 8), (), ("0:1",)) == ["target_languages_BT"]

@@ -28,13 +28,13 @@ from ..trained.runs import (
     MODEL_FOLDER,
     RUNTIME_SETTINGS,
     TrainedRun,
-    complete_checkpoint,
-    in_blocks,
+    find_complete_checkpoint,
     load_run,
     read_checkpoint,
+    split_vocabulary_tables,
     write_model,
 )
-from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_settings, read_vocabulary
+from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_model_settings, read_vocabulary
 from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
 from .checkpoints import write_state_and_marker
 from .state_files import StateReader, StateWriter, checkpoint_fault, merge_state, read_state, state_file, state_files
@@ -105,7 +105,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
     run, step = _with_step(run, step)
-    source = complete_checkpoint(run, step)
+    source = find_complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
             f"--out {out.name} names step {saved_step(out)}, but {source} has another step: name the new folder "
@@ -130,11 +130,11 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
     run, step = _with_step(run, step)
-    settings = read_settings(run)
+    settings = read_model_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
     vocabulary = read_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
-    source = complete_checkpoint(run, step)
+    source = find_complete_checkpoint(run, step)
     state = read_checkpoint(source, settings)
     with atomic_folder(out) as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
@@ -187,7 +187,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
                 f"{folder} has another vocabulary than {models[0]}: average models that have the same vocabulary"
             )
         _require_alike(folder, kind_of(run), models[0], kind_of(first))
-        return in_blocks(run.state, first.model)
+        return split_vocabulary_tables(run.state, first.model)
 
     state, checksums = _mean(models, state_of)
     _require_different(models, checksums)

@@ -25,8 +25,8 @@ from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
 from .results import RunScores, join_runs, read_results, write_results
-from .scoring import left_to_test, record, require_tests
-from .systems import Budget, CompareSettings, Leg, System, own_settings, plan_system
+from .scoring import pending_tests, record_if_scored, require_tests
+from .systems import Budget, CompareSettings, PlannedRun, System, own_settings, plan_system
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -84,22 +84,22 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
         for name in names
     ]
     for system in systems:
-        for leg in system.legs:
-            _require_matching(leg, settings)
+        for planned in system.runs:
+            _require_matching(planned, settings)
     return systems
 
 
-def _require_matching(leg: Leg, settings: CompareSettings) -> None:
+def _require_matching(planned: PlannedRun, settings: CompareSettings) -> None:
     """Raise ValueError if the data do not fit the run, or if the run's folder holds a run with other settings or
     data."""
-    engine = replace(leg.config.engine, precision=resolve_precision(leg.config.engine))
-    config, run_folder = replace(leg.config, engine=engine), RunFolder(leg.folder, writes=False)
+    engine = replace(planned.config.engine, precision=resolve_precision(planned.config.engine))
+    config, run_folder = replace(planned.config, engine=engine), RunFolder(planned.folder, writes=False)
     loader, heldout, _ = read_inputs(  # checks the data
         config, [settings.data_folder], settings.heldout, run_folder, [], 0, settings.processes
     )
-    if not (leg.folder / "config.json").exists():
+    if not (planned.folder / "config.json").exists():
         return
-    recorded = read_object(leg.folder / "config.json")["data"]
+    recorded = read_object(planned.folder / "config.json")["data"]
     recorded_and_now = {
         "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # fingerprints of the first phase
         "--heldout": (recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints),
@@ -107,26 +107,27 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     for option, (before, now) in recorded_and_now.items():
         if before != now:
             raise ValueError(
-                f"{leg.folder} was started with another {option}: give the same {option} again, or choose another --out"
+                f"{planned.folder} was started with another {option}: give the same {option} again, or choose another "
+                "--out"
             )
 
 
 def _train_and_test(system: System, settings: CompareSettings) -> None:
     """Do the training and the tests of a system that are not done yet."""
     variables = child_environment()
-    for leg in system.legs:
-        if not (leg.folder / FINISHED).exists():
+    for planned in system.runs:
+        if not (planned.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
-            options = [*leg.arguments, *data, "--out", str(leg.folder)]
+            options = [*planned.arguments, *data, "--out", str(planned.folder)]
             run(launch_command("xlme_ds.pretrain", settings.processes, options), variables)
-            if not (leg.folder / FINISHED).exists():
+            if not (planned.folder / FINISHED).exists():
                 sys.exit(1)  # the run was stopped; its user continues it with the same command
-    for name, command in left_to_test(system, settings):
+    for name, command in pending_tests(system, settings):
         module, *options = command
         run(launch_command(module, 1, options), variables, quiet=True)
-        if not record(system, name, command, settings):
+        if not record_if_scored(system, name, command, settings):
             stopped = f"{module} was stopped before it wrote its scores"
-            print(f"{system.model}: {stopped}: give the same command again to continue", file=sys.stderr)
+            print(f"{system.model_folder}: {stopped}: give the same command again to continue", file=sys.stderr)
             sys.exit(1)
 
 

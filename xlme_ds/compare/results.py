@@ -22,7 +22,7 @@ from ..evaluate.retrieval import mean_of_directions
 from ..io.files import read_object, write_object, write_text
 from ..recipes import RECIPES
 from .systems import System
-from .trends import LEVEL, Trend, crossing, trends
+from .trends import CONFIDENCE_LEVEL, Trend, crossing, trends
 
 MEASURES = {  # measure (a kind of score, in per cent) -> title; tables show the measures in this order
     "pos": "parts of speech, F1, non-English languages",
@@ -37,11 +37,11 @@ _LESS_IS_BETTER = ("align",)
 # Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
 # different tokens.
 LOSSES = ("mlm", "tlm")
-SCORES = "scores"  # subfolder of a run's folder
+SCORES_FOLDER = "scores"  # subfolder of a run's folder
 # Recipes in the order in which they get colours; the recipes named here have the colours of docs/results/.
 _COLOUR_ORDER = list(dict.fromkeys(("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm", *RECIPES)))
 _MARKERS = "osD^v<>pP*XhHd8"  # the first for ten systems, then the next, because there are ten colours
-UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
+UNTRAINED_SUFFIX = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,22 @@ class RunScores:
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
         """Read the scores from the run's folder, and the passes over the data from the manifests of `xlme prep mix`."""
-        trained, untrained = scores(system.model / SCORES, tuning_seeds)
-        losses, by_language = heldout_losses(system.model / SCORES)
+        trained, untrained = read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds)
+        losses, by_language = read_losses(system.model_folder / SCORES_FOLDER)
         rows_read = {
-            task: sum(round(leg.config.train.steps * leg.config.data.mean_rows[index]) for leg in system.legs)
+            task: sum(round(run.config.train.steps * run.config.data.mean_rows[index]) for run in system.runs)
             for index, task in enumerate(TASKS)
         }
         return cls(
             system=system.name,
             budget=system.budget,
             seed=system.seed,
-            flops=sum(leg.config.train.steps * leg.step_flops for leg in system.legs),
-            steps=sum(leg.config.train.steps for leg in system.legs),
-            tokens=sum(leg.config.train.steps * leg.step_tokens for leg in system.legs),
-            passes={task: mean for task, rows in rows_read.items() if rows and (mean := passes(data / task, rows))},
+            flops=sum(run.config.train.steps * run.step_flops for run in system.runs),
+            steps=sum(run.config.train.steps for run in system.runs),
+            tokens=sum(run.config.train.steps * run.step_tokens for run in system.runs),
+            passes={
+                task: mean for task, rows in rows_read.items() if rows and (mean := mean_passes(data / task, rows))
+            },
             losses=losses,
             languages=by_language,
             scores=trained,
@@ -84,7 +86,7 @@ class RunScores:
         )
 
 
-def passes(folder: Path, rows: int) -> float | None:
+def mean_passes(folder: Path, rows: int) -> float | None:
     """The mean number of times that training reads an example if it reads `rows` rows of a mixed folder; over all
     languages together. None if the folder's manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
@@ -101,7 +103,7 @@ def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
     return [folder / task / (f"seed{n}" if seeds > 1 else "") / "scores.json" for n in range(1, seeds + 1)]
 
 
-def scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str, float]]:
+def read_scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Returns (trained, untrained): by measure, the scores in `folder` of the trained and of the untrained model; the
     second dict is empty if the untrained model was not tested. Raises ValueError for a malformed file, and if the files
     of one fine-tuning task are from several models, settings or tests."""
@@ -109,7 +111,7 @@ def scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str,
     untrained: dict[str, float] = {}
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
     try:
-        for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED)), ("pos", "ner")):
+        for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED_SUFFIX)), ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
             first = read_object(files[0]) if files else {}
             means = []
@@ -126,7 +128,7 @@ def scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str,
                 model_scores[task] = fmean(means)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
-            for model_scores, result in zip((trained, untrained), _models(path), strict=False):
+            for model_scores, result in zip((trained, untrained), _model_entries(path), strict=False):
                 layer = result["layer"]
                 if test == "align":
                     model_scores[test] = 100 * result["overall"]["aer"][layer]
@@ -138,12 +140,12 @@ def scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str,
     return trained, untrained
 
 
-def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+def read_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Returns two dicts of the held-out losses in `folder`: by loss term, and by loss term and language. Both dicts are
     empty for a model that does not predict masked tokens."""
     path = folder / "losses.json"
     try:
-        result = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
+        result = _model_entries(path)[0] if path.exists() else {"overall": {}, "languages": {}}
         terms = [term for term in LOSSES if term in result["languages"]]  # tlm needs held-out pairs
         return {term: result["overall"][term] for term in terms}, {term: result["languages"][term] for term in terms}
     except (KeyError, TypeError, IndexError) as error:
@@ -155,7 +157,7 @@ def _malformed(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} lacks {error} or has another form: delete it, and give the same command again")
 
 
-def _models(path: Path) -> list[dict[str, Any]]:
+def _model_entries(path: Path) -> list[dict[str, Any]]:
     """The models' entries in the file of a test, the trained model first; an empty list if there is no file."""
     return list(read_object(path)["models"]) if path.exists() else []
 
@@ -232,7 +234,7 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
     table = ResultTable("How fast scores grow", ["", *(MEASURES[measure] for measure in measures)])
     for name in names:
         lines = [trends_by_measure[measure].get(name) for measure in measures]
-        cells = [f"{trend.slope:+.1f} ± {trend.slope_half:.1f}" if trend else "" for trend in lines]
+        cells = [f"{trend.slope:+.1f} ± {trend.slope_half_width:.1f}" if trend else "" for trend in lines]
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
     for other in others:
@@ -242,8 +244,8 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
         ]
         table.rows.append([f"{first} against {other}", *cells])
     table.notes.append(
-        f"Straight lines over the logarithm of the operations, with {100 * LEVEL:.0f}% intervals (Student's; Fieller's "
-        "for a crossing). Beyond the largest budget the lines are extrapolated."
+        f"Straight lines over the logarithm of the operations, with {100 * CONFIDENCE_LEVEL:.0f}% intervals "
+        "(Student's; Fieller's for a crossing). Beyond the largest budget the lines are extrapolated."
     )
     return [table]
 
@@ -256,7 +258,7 @@ def _overtaking(trend_of: Mapping[str, Trend], first: str, other: str, higher_is
     if point is None:
         return "the slopes cannot be told apart"
     ahead = "ahead" if point.overtakes == higher_is_better else "behind"
-    return f"{ahead} from {_power(point.at)} ({_power(point.least)} to {_power(point.most)})"
+    return f"{ahead} from {_power(point.at)} ({_power(point.low)} to {_power(point.high)})"
 
 
 def _power(exponent: float) -> str:
@@ -331,7 +333,10 @@ def _legend(runs: Sequence[RunScores], measures: Sequence[str]) -> list[Artist]:
     lines: list[tuple[bool, Artist]] = [  # whether the panels have this kind of line, and its entry
         (True, Line2D([], [], color="grey", linewidth=1.2, label="mean over seeds")),
         (has_trends, Line2D([], [], color="grey", linestyle="--", linewidth=0.8, label="trend")),
-        (has_trends, Patch(color="grey", alpha=0.3, linewidth=0, label=f"{100 * LEVEL:.0f}% interval of the trend")),
+        (
+            has_trends,
+            Patch(color="grey", alpha=0.3, linewidth=0, label=f"{100 * CONFIDENCE_LEVEL:.0f}% interval of the trend"),
+        ),
         (has_untrained, Line2D([], [], color="grey", linestyle=":", linewidth=0.8, label="untrained model")),
     ]
     systems = [Line2D([], [], label=plot_label(name), **style_of(name)) for name in _systems(runs)]

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import program
-from ..data.schema import TASKS as ROW_TASKS
+from ..data.schema import TASKS
 from ..data.vocabulary import Vocabulary
-from ..evaluate.alignment import read_gold
+from ..evaluate.alignment import read_gold_alignments
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
-from ..finetune.downstream_tasks import TASKS
+from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
 from ..io.files import file_sha256, write_object
 from ..objectives import objective_of
 from ..report.files import read_optional
-from .results import LOSSES, SCORES, UNTRAINED, finetune_score_files
+from .results import LOSSES, SCORES_FOLDER, UNTRAINED_SUFFIX, finetune_score_files
 from .systems import CompareSettings, System
 
-COMMANDS = "commands.json"  # next to the scores: name of a test -> its command, and a hash of its data
+COMMANDS_FILE = "commands.json"  # next to the scores: name of a test -> its command, and a hash of its data
 
 
 def require_tests(settings: CompareSettings) -> None:
@@ -35,7 +35,7 @@ def require_tests(settings: CompareSettings) -> None:
     if settings.tatoeba is not None:
         read_tatoeba(settings.tatoeba)
     if settings.align is not None:
-        read_gold(settings.align)
+        read_gold_alignments(settings.align)
     for task in ("pos", "ner"):
         if (folder := getattr(settings, task)) is not None:
             require_labels(folder, task)
@@ -59,52 +59,56 @@ def require_tests(settings: CompareSettings) -> None:
 def require_labels(folder: Path, task: str) -> None:
     """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
     over these languages."""
-    tests = choose_sets(find_task_files(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
-    if not any(have_labels(read_examples(source, TASKS[task])) for source in tests if source.language != "en"):
+    tests = choose_sets(
+        find_task_files(DOWNSTREAM_TASKS[task], [folder]), task, TuningConfig(), several_settings=False
+    ).test
+    if not any(
+        have_labels(read_examples(source, DOWNSTREAM_TASKS[task])) for source in tests if source.language != "en"
+    ):
         raise ValueError(
             f"--{task} {folder} has no test with labels in a language other than English: name a folder with such a "
             "test"
         )
 
 
-def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
+def pending_tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
     """Yield (name, [module, *arguments]) of every test whose scores are missing, or come from another command or other
     data.
 
     The caller runs these commands. An evaluation is simply repeated. A fine-tuning ends with an error if its folder has
     the result of another command or other data.
     """
-    recorded = read_optional(system.model / SCORES / COMMANDS)
+    recorded = read_optional(system.model_folder / SCORES_FOLDER / COMMANDS_FILE)
     for name, command in _tests(system, settings):
         if recorded.get(name) != _entry(command) or not _has_scores(system, name, settings):
             yield name, command
 
 
-def record(system: System, name: str, command: list[str], settings: CompareSettings) -> bool:
+def record_if_scored(system: System, name: str, command: list[str], settings: CompareSettings) -> bool:
     """Record the command of a test that has ended. Returns False, and records nothing, if the test wrote no scores."""
-    path = system.model / SCORES / COMMANDS
+    path = system.model_folder / SCORES_FOLDER / COMMANDS_FILE
     if written := _has_scores(system, name, settings):
         write_object(path, read_optional(path) | {name: _entry(command)})
     return written
 
 
 def _entry(command: list[str]) -> dict[str, Any]:
-    """The entry of a test in COMMANDS: its command, and the current hash of its data."""
+    """The entry of a test in COMMANDS_FILE: its command, and the current hash of its data."""
     return {"command": command, "data": data_sha256(Path(command[command.index("--data") + 1]))}
 
 
 @cache
 def data_sha256(folder: Path) -> str:
     """SHA-256 of the names and bytes of all files in a folder; of a folder of mixed data, only of the manifests."""
-    manifests = [folder / task / "manifest.json" for task in ROW_TASKS if (folder / task / "manifest.json").exists()]
+    manifests = [folder / task / "manifest.json" for task in TASKS if (folder / task / "manifest.json").exists()]
     paths = manifests or sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
 def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
-    out = system.model / SCORES
-    is_finetuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
+    out = system.model_folder / SCORES_FOLDER
+    is_finetuning = name.removesuffix(UNTRAINED_SUFFIX) in ("pos", "ner")
     files = finetune_score_files(out, name, settings.tuning_seeds) if is_finetuning else [out / f"{name}.json"]
     return all(file.exists() for file in files)
 
@@ -112,9 +116,9 @@ def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
 def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
     """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget the untrained model is tested
     too."""
-    out = system.model / SCORES
+    out = system.model_folder / SCORES_FOLDER
     untrained = ["--random"] if system.budget == min(settings.budgets) else []
-    predicts_masked = set(LOSSES) & set(objective_of(system.legs[-1].config.objective).terms)
+    predicts_masked = set(LOSSES) & set(objective_of(system.runs[-1].config.objective).terms)
     data_of = {
         "losses": settings.heldout if predicts_masked else None,
         "pairs": settings.pairs or settings.heldout,
@@ -123,14 +127,17 @@ def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, lis
     }
     for test, data in data_of.items():
         if data is not None:
-            options = ["--model", str(system.model), "--data", str(data), "--out", str(out)]
+            options = ["--model", str(system.model_folder), "--data", str(data), "--out", str(out)]
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
     # Untrained models are fine-tuned for one seed of the system only, because no other test costs as much.
     random_starts = [False, True] if untrained and system.seed == 1 else [False]
     for random, task in product(random_starts, ("pos", "ner")):
-        name = task + UNTRAINED if random else task
+        name = task + UNTRAINED_SUFFIX if random else task
         if (data := getattr(settings, task)) is not None:
-            options = ["--task", task, "--model", str(system.model), "--data", str(data), "--out", str(out / name)]
+            options = ["--task", task, "--model", str(system.model_folder), "--data", str(data)]
             seeds = ["--seeds", *map(str, range(1, settings.tuning_seeds + 1))]
             start = ["--random"] if random else []
-            yield name, ["xlme_ds.finetune", *options, *start, *seeds, *shlex.split(settings.tuning)]
+            yield (
+                name,
+                ["xlme_ds.finetune", *options, "--out", str(out / name), *start, *seeds, *shlex.split(settings.tuning)],
+            )

@@ -71,7 +71,7 @@ class CompareSettings:
 
 
 @dataclass(frozen=True)
-class Leg:
+class PlannedRun:
     """One run in the chain of a system."""
 
     config: RunConfig
@@ -88,12 +88,12 @@ class System:
     name: str  # as on the command line: `a` or `a+b`
     budget: float
     seed: int
-    legs: tuple[Leg, ...]
+    runs: tuple[PlannedRun, ...]
 
     @property
-    def model(self) -> Path:
+    def model_folder(self) -> Path:
         """Folder of the trained model: the folder of the last run."""
-        return self.legs[-1].folder
+        return self.runs[-1].folder
 
 
 class Budget(NamedTuple):
@@ -105,7 +105,7 @@ class Budget(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _LegSettings:
+class _RunSettings:
     """The dataclass that tyro fills from the command line of a run. With the empty name, no setting has the prefix
     `run.`."""
 
@@ -146,12 +146,12 @@ def plan_system(
             raise ValueError(f"{flag} follows from --budgets and --seeds: leave {flag} out")
     recipes = [(recipe_name, _row_options(recipe_name, budget.rows)) for recipe_name in name.split("+")]
     share = budget._replace(flops=budget.flops / len(recipes))
-    legs: list[Leg] = []
+    runs: list[PlannedRun] = []
     for recipe_name, row_options in recipes:
-        seed_options = ["--seed", str(seed + _SEED_STEP * len(legs))]
+        seed_options = ["--seed", str(seed + _SEED_STEP * len(runs))]
         options = ["--recipe", recipe_name, *row_options, *settings, *own.get(recipe_name, []), *seed_options]
-        legs.append(_leg(recipe_name, options, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
-    return System(name, budget.flops, seed, tuple(legs))
+        runs.append(_plan_run(recipe_name, options, share, runs[-1] if runs else None, out / "runs", f"seed{seed}"))
+    return System(name, budget.flops, seed, tuple(runs))
 
 
 def _row_options(name: str, rows: int) -> list[str]:
@@ -167,10 +167,12 @@ def _row_options(name: str, rows: int) -> list[str]:
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
 
-def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed_folder: str) -> Leg:
+def _plan_run(
+    name: str, options: list[str], share: Budget, before: PlannedRun | None, out: Path, seed_folder: str
+) -> PlannedRun:
     """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, unless this is
     None. Raises ValueError if `share` is less than a step, or if the model of `before` has another shape."""
-    run = validate(parse(program("compare"), _LegSettings, "", options).run)
+    run = validate(parse(program("compare"), _RunSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)
     if steps < 1:
@@ -192,9 +194,9 @@ def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: 
         options = [*options, "--start.folder", str(before.folder), "--start.take", take]
     options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     try:
-        config = validate(parse(program("compare"), _LegSettings, "", options).run)
+        config = validate(parse(program("compare"), _RunSettings, "", options).run)
     except ValueError as error:  # the settings were valid with the recipe's number of steps, but not with this number
         bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
     folder = out / f"{prefix}{name}-{steps}" / seed_folder
-    return Leg(config, folder, tuple(options), step_flops, share.rows * share.row_tokens)
+    return PlannedRun(config, folder, tuple(options), step_flops, share.rows * share.row_tokens)

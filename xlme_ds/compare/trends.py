@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.9  # confidence level of all intervals
+CONFIDENCE_LEVEL = 0.9  # confidence level of all intervals
 
 
 class Trend(NamedTuple):
-    """The line score = `at_zero` + `slope` · log10(operations)."""
+    """The line score = `intercept` + `slope` · log10(operations)."""
 
-    at_zero: float
+    intercept: float
     slope: float
-    covariance: np.ndarray  # covariance matrix of `at_zero` and `slope`, [2, 2]
+    covariance: np.ndarray  # covariance matrix of `intercept` and `slope`, [2, 2]
     quantile: float  # quantile of Student's t: half of an interval is this many standard errors
 
     def at(self, log_flops: float) -> tuple[float, float]:
         """The score of the line at 10^`log_flops` operations, and half of this score's interval."""
         weights = np.array([1.0, log_flops])
         half = self.quantile * math.sqrt(weights @ self.covariance @ weights)
-        return self.at_zero + self.slope * log_flops, half
+        return self.intercept + self.slope * log_flops, half
 
     @property
-    def slope_half(self) -> float:
+    def slope_half_width(self) -> float:
         """Half of the slope's interval."""
         return self.quantile * math.sqrt(self.covariance[1, 1])
 
@@ -40,8 +40,8 @@ class Crossing(NamedTuple):
     """The point where one line crosses another, in log10 of operations."""
 
     at: float
-    least: float  # lower end of the interval
-    most: float  # upper end of the interval
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
     overtakes: bool  # whether the first line is above the other one after the crossing
 
 
@@ -53,7 +53,7 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
     """
     # system -> (parameters of its line [2], inverse of the normal matrix [2, 2])
     lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    squares, freedom = 0.0, 0
+    squares, dof = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
         if len(x) == 0 or np.ptp(x) < 0.1:  # one budget: its runs differ only a little, because they end at whole steps
@@ -62,10 +62,10 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)
         lines[name] = parameters, np.linalg.inv(design.T @ design)
         squares += float(np.sum((y - design @ parameters) ** 2))
-        freedom += len(x) - 2
-    if freedom < 1:
+        dof += len(x) - 2
+    if dof < 1:
         return {}
-    variance, quantile = squares / freedom, student(freedom)
+    variance, quantile = squares / dof, t_quantile(dof)
     return {
         name: Trend(float(parameters[0]), float(parameters[1]), variance * inverse, quantile)
         for name, (parameters, inverse) in lines.items()
@@ -75,25 +75,24 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
 def crossing(first: Trend, other: Trend) -> Crossing | None:
     """The crossing of `first` and `other`. None if the slopes do not differ significantly, because the lines may then
     cross anywhere, or nowhere."""
-    at_zero, slope = first.at_zero - other.at_zero, first.slope - other.slope
+    intercept, slope = first.intercept - other.intercept, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)
     # With x = log10 of the operations, the interval of the crossing is all x at which the interval of the two lines'
-    # difference contains 0: (at_zero + slope x)² ≤ a + 2 b x + c x², which is square x² + 2 linear x + constant ≤ 0.
-    square, linear, constant = slope**2 - c, at_zero * slope - b, at_zero**2 - a
+    # difference contains 0: (intercept + slope x)² ≤ a + 2 b x + c x², which is square x² + 2 linear x + constant ≤ 0.
+    square, linear, constant = slope**2 - c, intercept * slope - b, intercept**2 - a
     if square <= 0:
         return None
     root = math.sqrt(max(linear**2 - square * constant, 0.0))
-    return Crossing(-at_zero / slope, (-linear - root) / square, (-linear + root) / square, slope > 0)
+    return Crossing(-intercept / slope, (-linear - root) / square, (-linear + root) / square, slope > 0)
 
 
 @functools.cache
-def student(freedom: int, level: float = LEVEL) -> float:
-    """The bound that |t| does not exceed with probability `level`, for Student's t with ν = `freedom` degrees of
-    freedom.
+def t_quantile(dof: int, level: float = CONFIDENCE_LEVEL) -> float:
+    """The bound that |t| does not exceed with probability `level`, for Student's t with ν = `dof` degrees of freedom.
 
     With t = √ν tan θ, the density of θ is proportional to cos^(ν - 1) θ.
     """
     angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
+    density = np.cos(angles) ** (dof - 1)
     integral = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])  # by the trapezoid rule
-    return math.sqrt(freedom) * math.tan(np.interp(level, integral / integral[-1], angles))
+    return math.sqrt(dof) * math.tan(np.interp(level, integral / integral[-1], angles))

@@ -23,8 +23,8 @@ from ..io.errors import no_such
 if TYPE_CHECKING:
     from .alignment import align
     from .heldout_losses import losses
+    from .heldout_perplexity import perplexity
     from .lookup_table import words
-    from .predicted_tokens import perplexity
     from .retrieval import pairs, tatoeba
 
 __all__ = ["align", "losses", "pairs", "perplexity", "tatoeba", "words"]
@@ -33,7 +33,7 @@ _MODULES = {
     "align": "alignment",
     "losses": "heldout_losses",
     "pairs": "retrieval",
-    "perplexity": "predicted_tokens",
+    "perplexity": "heldout_perplexity",
     "tatoeba": "retrieval",
     "words": "lookup_table",
 }

@@ -103,12 +103,12 @@ def perplexity(
         limit: How many rows of each language are read, from the start; by default all.
         unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this folder.
     """
-    from . import predicted_tokens
+    from . import heldout_perplexity
 
-    results = predicted_tokens.perplexity(
+    results = heldout_perplexity.perplexity(
         options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
-    options.write_and_print(results, predicted_tokens.perplexity_tables)
+    options.write_and_print(results, heldout_perplexity.perplexity_tables)
 
 
 def words(options: _Encoder) -> None:

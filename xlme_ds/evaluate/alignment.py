@@ -21,7 +21,7 @@ from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
-from .vectors import hidden_states, unit_length
+from .vectors import hidden_states, unit_vectors
 
 Links = set[tuple[int, int]]  # (source word, target word), both from 0
 
@@ -64,18 +64,18 @@ def align(
     """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
     one."""
-    compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
+    compared, tests = load_encoders(models, layer, random, which), read_gold_alignments(Path(data))
     return {
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
         "models": [
-            model.layers_description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
+            model.layerwise_metadata | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
             for model in compared
         ],
     }
 
 
-def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
+def read_gold_alignments(folder: Path) -> dict[str, list[GoldPair]]:
     """The pairs of each test, by name. A test is a folder a-b with test.a, test.b and alignv2.txt or align.txt:
     `folder` itself, or a folder in it.
 
@@ -192,23 +192,23 @@ def align_words(
     return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
-def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
+def tokenize_words(words: list[str], vocabulary: Vocabulary) -> Subwords:
     """The subwords of `words`, each word tokenized by itself."""
     ids, sizes = vocabulary.encode_lines(words)
     return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
 
 
-def cut_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
+def truncate_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
     source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
-    return _cut(source, source_size), _cut(target, room - source_size)
+    return _truncate(source, source_size), _truncate(target, room - source_size)
 
 
-def _cut(side: Subwords, size: int) -> Subwords:
+def _truncate(side: Subwords, size: int) -> Subwords:
     return Subwords(side.ids[:size], side.words[:size])
 
 
-def align_test(
+def score_test(
     encoder: TextEncoder,
     vocabulary: Vocabulary,
     gold: list[GoldPair],
@@ -221,22 +221,22 @@ def align_test(
     A pair is read as one item, as in training on pairs: `<s> source </s> target </s>` (or in the model's layout). With
     `apart`, it is read as two items. `languages`: codes of source and target, for models with language embeddings.
     """
-    whole_pairs = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
+    whole_pairs = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in gold]
     if apart:
         room = encoder.cfg.max_positions - 2  # without <s> and </s>
-        pairs = [(_cut(source, room), _cut(target, room)) for source, target in whole_pairs]
+        pairs = [(_truncate(source, room), _truncate(target, room)) for source, target in whole_pairs]
     else:
         room = encoder.cfg.max_positions - LAYOUTS[encoder.cfg.layout].pair_specials
-        pairs = [cut_pair(source, target, room) for source, target in whole_pairs]
+        pairs = [truncate_pair(source, target, room) for source, target in whole_pairs]
     # For each layer, the links of every pair, from dot products and from cosines.
     by_layer: list[tuple[list[Links], list[Links]]] = [
         ([set() for _ in gold], [set() for _ in gold]) for _ in range(encoder.cfg.discriminator_layers + 1)
     ]
-    for index, layer, source_SD, target_TD in _vectors(encoder, pairs, apart, languages):
+    for index, layer, source_SD, target_TD in _subword_vectors(encoder, pairs, apart, languages):
         source, target = (side.words for side in pairs[index])
         by_product, by_cosine = by_layer[layer]
         by_product[index] = align_words(source_SD, target_TD, source, target)
-        by_cosine[index] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
+        by_cosine[index] = align_words(unit_vectors(source_SD), unit_vectors(target_TD), source, target)
     scores = [
         error_rates(by_product, gold) | {"aer_cosine": error_rates(by_cosine, gold)["aer"]}
         for by_product, by_cosine in by_layer
@@ -245,18 +245,18 @@ def align_test(
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 
-def _vectors(
+def _subword_vectors(
     encoder: TextEncoder,
     pairs: list[tuple[Subwords, Subwords]],
     apart: bool,
     languages: tuple[str, ...],
-    batch: int = 64,
+    batch_size: int = 64,
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Yield (pair index, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
     order = sorted(range(len(pairs)), key=lambda index: _size(pairs[index]))  # little padding inside a batch
     layout = LAYOUTS[encoder.cfg.layout]
-    for start in range(0, len(order), batch):
-        indices = order[start : start + batch]
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
         if apart:  # all sources, then all targets
             items = [layout.item(pairs[index][side].ids) for side in (0, 1) for index in indices]
             codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in indices]
@@ -264,7 +264,7 @@ def _vectors(
             items = [layout.item(pairs[index][0].ids, pairs[index][1].ids) for index in indices]
             codes = [languages] * len(indices) if languages else []
         states: dict[int, list[np.ndarray]] = {}  # by item, the states [tokens, D] of every layer
-        for item_indices, _, layers in hidden_states(encoder, items, batch, codes):
+        for item_indices, _, layers in hidden_states(encoder, items, batch_size, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(item_indices)}
         for source_item, index in enumerate(indices):
@@ -289,7 +289,7 @@ def score_tests(
     """A model's entry in the results: the scores of every test, their means, the number of pairs of every test, and how
     many pairs were cut. Lines of progress begin with `name`."""
     scores = {
-        languages: align_test(encoder, vocabulary, gold, apart, tuple(languages.split("-", 1)))
+        languages: score_test(encoder, vocabulary, gold, apart, tuple(languages.split("-", 1)))
         for languages, gold in progress(tests.items(), len(tests), "tests", name)
     }
     cut = sum(of_test.pop("cut") for of_test in scores.values())

@@ -42,7 +42,7 @@ class ComparedModel:
     untrained: bool
 
     @property
-    def description(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The beginning of the model's entry in the results."""
         return {"model": self.name, "folder": str(self.folder), "step": self.step}
 
@@ -55,14 +55,14 @@ class ComparedEncoder(ComparedModel):
     layer: int  # the layer whose scores the tables quote
 
     @property
-    def layers_description(self) -> dict[str, Any]:
-        """`description` with more entries, for the results of tests that score every layer."""
+    def layerwise_metadata(self) -> dict[str, Any]:
+        """`metadata` with more entries, for the results of tests that score every layer."""
         layers = {"depth": self.cfg.discriminator_layers, "layer": self.layer}
-        return self.description | {"weights": weights_sha256(self.encoder)} | layers
+        return self.metadata | {"weights": weights_sha256(self.encoder)} | layers
 
 
 @dataclass(frozen=True)
-class Predictor(ComparedModel):
+class ComparedPredictor(ComparedModel):
     """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it is an
     objective that masks no tokens."""
 
@@ -74,16 +74,16 @@ Models = Path | str | Sequence[Path | str]  # folders of runs or of exports; RUN
 Compared = TypeVar("Compared", bound=ComparedModel)
 
 
-def paper_layer(depth: int) -> int:
+def default_layer(depth: int) -> int:
     """The paper's layer 9 of 12, scaled to another depth: three quarters of `depth`, halves rounded up. Layer 0 is the
     embeddings."""
     return (3 * depth + 2) // 4
 
 
 def load_encoders(
-    models: Models, layer: int | None, untrained: bool, which: EncoderName | None = None
+    models: Models, layer: int | None, with_untrained: bool, which: EncoderName | None = None
 ) -> list[ComparedEncoder]:
-    """The encoders in the folders; with `untrained`, followed by one for each of `_untrained_variants`.
+    """The encoders in the folders; with `with_untrained`, followed by one for each of `_untrained_variants`.
 
     Raises ValueError for a folder without a model and for a layer that a model does not have.
     """
@@ -94,23 +94,23 @@ def load_encoders(
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
-        quoted_layer = paper_layer(depth) if layer is None else layer
+        quoted_layer = default_layer(depth) if layer is None else layer
         encoder = _on_device(encoder)
         encoders.append(
             ComparedEncoder(name + suffix, folder, encoder.cfg, vocabulary, step, False, encoder, quoted_layer)
         )
-    for trained, objective, seed, name in _untrained_variants(encoders, suffix) if untrained else []:
+    for trained, objective, seed, name in _untrained_variants(encoders, suffix) if with_untrained else []:
         encoder = _on_device(initial_encoder(trained.cfg, objective, seed, which))
         encoders.append(replace(trained, name=name, step=None, untrained=True, encoder=encoder))
     return encoders
 
 
-def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
-    """The whole models in the folders; with `untrained`, followed by one for each of `_untrained_variants`.
+def load_predictors(models: Models, with_untrained: bool) -> list[ComparedPredictor]:
+    """The whole models in the folders; with `with_untrained`, followed by one for each of `_untrained_variants`.
 
     Raises ValueError for a folder whose model predicts no tokens.
     """
-    predictors: list[Predictor] = []
+    predictors: list[ComparedPredictor] = []
     for folder, name in _with_names(models):
         run = _exported_run(folder) if is_export(folder) else load_run(folder)
         if run.task:
@@ -128,15 +128,15 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
         model = objective.build(run.model)
         run.load_into(model)
         model = _on_device(model)
-        predictors.append(Predictor(name, folder, run.model, run.vocabulary, run.step, False, objective, model))
-    for trained, _, seed, name in _untrained_variants(predictors) if untrained else []:
+        predictors.append(ComparedPredictor(name, folder, run.model, run.vocabulary, run.step, False, objective, model))
+    for trained, _, seed, name in _untrained_variants(predictors) if with_untrained else []:
         model = trained.objective.build(trained.cfg)
         initialise(model, seed, trained.cfg.init_std)
         predictors.append(replace(trained, name=name, step=None, untrained=True, model=_on_device(model)))
     return predictors
 
 
-def trained_on(model: ComparedModel, store: RowStore) -> dict[str, bool]:
+def trained_on_entry(model: ComparedModel, store: RowStore) -> dict[str, bool]:
     """Returns {"trained_on": True}, to be added to the model's entry in the results, and prints a note, if the model's
     run read the text in `store`, or if this is the training part of a split. Else, and for an untrained model, returns
     an empty dict."""
@@ -154,7 +154,7 @@ def trained_on(model: ComparedModel, store: RowStore) -> dict[str, bool]:
     return {"trained_on": True}
 
 
-def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def trained_on_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """A list with one note for a table, which names the models that were trained on the test's text; empty if there are
     none. `results`: the models' entries in the results."""
     names = [result["model"] for result in results if result.get("trained_on")]

@@ -18,9 +18,9 @@ from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..io.argument_types import checked
 from ..io.folders import require_folder
-from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
+from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes
+from .heldout_perplexity import check_seed_and_counts, require_readable
 from .output import ResultTable
-from .predicted_tokens import check_numbers, require_readable
 
 _ROWS_PER_BATCH = 16
 
@@ -31,7 +31,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    check_numbers(seed, rows=rows)
+    check_seed_and_counts(seed, rows=rows)
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
@@ -40,15 +40,15 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
             require_readable(model, store)
-        description = model.description
+        metadata = model.metadata
         for store in stores.values():
-            description |= trained_on(model, store)
-        results.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
+            metadata |= trained_on_entry(model, store)
+        results.append(metadata | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
 
 
 @torch.no_grad()
-def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
+def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
     """Returns {"overall": the values that a run reports, over all rows; "languages": the loss of each term, by
     language}. The argument `stores` has the rows of each task, by the task's index."""
     objective, device = model.objective, next(model.model.parameters()).device
@@ -103,7 +103,7 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables[0].notes += [
         "losses in nats a token",
         "all models read the same rows; those that mask tokens mask the same 15%, the others predict every token",
-        *trained_on_note(models),
+        *trained_on_notes(models),
     ]
     return tables
 

@@ -25,7 +25,7 @@ from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable
 from .text_lines import require_same_length, split_lines
-from .vectors import unit_length
+from .vectors import unit_vectors
 
 WordPair = tuple[str, str]
 
@@ -77,10 +77,10 @@ def words(
     for model in compared:
         trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
-            "similarity": {name: similarity(trained, test) for name, test in judged.items()},
-            "dictionaries": {name: translations(trained, test) for name, test in dictionaries.items()},
+            "similarity": {name: similarity_scores(trained, test) for name, test in judged.items()},
+            "dictionaries": {name: translation_scores(trained, test) for name, test in dictionaries.items()},
         }
-        results.append(model.description | scores)
+        results.append(model.metadata | scores)
     return {"test": "words", "models": results}
 
 
@@ -185,18 +185,18 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
     return first_ND, second_ND, first_unknown + second_unknown
 
 
-def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
+def similarity_scores(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     """Correlations of the cosines with the human scores (Pearson and Spearman), and SemEval's score: the harmonic mean
     of the two correlations if both are positive, else 0."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
-    cosines = (unit_length(first_ND) * unit_length(second_ND)).sum(1)
+    cosines = (unit_vectors(first_ND) * unit_vectors(second_ND)).sum(1)
     human_scores = np.array(test.scores)
     pearson, spearman = correlation(cosines, human_scores), correlation(ranks(cosines), ranks(human_scores))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
     return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
 
 
-def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
+def translation_scores(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
     Precision@1 is the share of source words whose nearest target word in the dictionary, by cosine, translates them.
@@ -207,13 +207,13 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
         translations_of.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
     unit_words_ND, unit_targets_ND = (
-        unit_length(word_vectors(model, texts)[0]) for texts in (list(translations_of), targets)
+        unit_vectors(word_vectors(model, texts)[0]) for texts in (list(translations_of), targets)
     )
     blocks = np.split(unit_words_ND, range(1024, len(unit_words_ND), 1024))  # bounds the memory of the cosines
     nearest = np.concatenate([(block @ unit_targets_ND.T).argmax(1) for block in blocks])
     is_right = [targets[index] in allowed for index, allowed in zip(nearest, translations_of.values(), strict=True)]
     return {
-        "cosine": float((unit_length(sources_ND) * unit_length(translations_ND)).sum(1).mean()),
+        "cosine": float((unit_vectors(sources_ND) * unit_vectors(translations_ND)).sum(1).mean()),
         "distance": float(np.linalg.norm(sources_ND - translations_ND, axis=1).mean()),
         "precision": float(np.mean(is_right)),
         "words": len(translations_of),

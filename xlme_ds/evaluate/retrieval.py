@@ -25,21 +25,21 @@ from ..io.argument_types import checked
 from ..io.folders import require_folder
 from ..models.effective_rank import effective_rank
 from ..models.text_encoder import TextEncoder
-from .compared_models import Models, load_encoders, trained_on, trained_on_note
+from .compared_models import Models, load_encoders, trained_on_entry, trained_on_notes
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
-from .vectors import sentence_vectors, unit_length
+from .vectors import sentence_vectors, unit_vectors
 
-Group = tuple[list[np.ndarray], list[np.ndarray]]  # the ids of each English sentence, and of each one's translation
-Groups = Mapping[str, Group]  # by the other language
+Bitext = tuple[list[np.ndarray], list[np.ndarray]]  # the ids of each English sentence, and of each one's translation
+Bitexts = Mapping[str, Bitext]  # by the other language
 
-PIVOT = "en"
+ENGLISH = "en"
 DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
 CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
 FEWEST_PAIRS = 5  # a language with fewer pairs is left out, because an accuracy over so few means nothing
 
 # ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Other languages keep the three letters.
-XTREME = {
+XTREME_CODES = {
     "afr": "af", "ara": "ar", "bul": "bg", "ben": "bn", "deu": "de", "ell": "el", "spa": "es", "est": "et", "eus": "eu",
     "pes": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id", "ita": "it", "jpn": "ja",
     "jav": "jv", "kat": "ka", "kaz": "kk", "kor": "ko", "mal": "ml", "mar": "mr", "nld": "nl", "por": "pt", "rus": "ru",
@@ -47,14 +47,14 @@ XTREME = {
 }  # fmt: skip
 LANGUAGE_SETS = {  # languages over which the papers average; the key is their number
     "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
-    "36": tuple(XTREME.values()),
+    "36": tuple(XTREME_CODES.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
 # X.en-de.en, X.en-de.de or the archive X.en-de.txt.zip, languages in either order; `X.` may be absent.
 _PAIR_FILE = re.compile(
-    rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})"
-    rf"(\.txt\.zip|\.(?P<side>{PIVOT}|(?P=after)|(?P=before)))"
+    rf"(.*\.)?({ENGLISH}-(?P<after>[^.]+)|(?P<before>[^.]+)-{ENGLISH})"
+    rf"(\.txt\.zip|\.(?P<side>{ENGLISH}|(?P=after)|(?P=before)))"
 )
 
 
@@ -73,11 +73,11 @@ def tatoeba(
     results = []
     for model in compared:
         encode = model.vocabulary.encode
-        groups = {
+        bitexts = {
             language: ([encode(line) for line in english], [encode(line) for line in other])
             for language, (english, other) in text.items()
         }
-        results.append(model.layers_description | retrieval_scores(model.encoder, groups, model.name))
+        results.append(model.layerwise_metadata | retrieval_scores(model.encoder, bitexts, model.name))
     return {"test": "tatoeba", "models": results}
 
 
@@ -99,18 +99,18 @@ def pairs(
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     results = []
     for model in load_encoders(models, layer, random, which):
-        all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
-        groups = {
+        all_bitexts = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
+        bitexts = {
             language: (english[:limit], other[:limit])
-            for language, (english, other) in all_groups.items()
+            for language, (english, other) in all_bitexts.items()
             if len(english) >= FEWEST_PAIRS
         }
-        if not groups:
+        if not bitexts:
             raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
-        too_few = {language: len(english) for language, (english, _) in all_groups.items() if language not in groups}
-        note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
-        scores = retrieval_scores(model.encoder, groups, model.name)
-        results.append(model.layers_description | note_of_training | scores | {"too_few": too_few})
+        too_few = {language: len(english) for language, (english, _) in all_bitexts.items() if language not in bitexts}
+        trained_on = trained_on_entry(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
+        scores = retrieval_scores(model.encoder, bitexts, model.name)
+        results.append(model.layerwise_metadata | trained_on | scores | {"too_few": too_few})
     return {"test": "pairs", "models": results}
 
 
@@ -129,7 +129,7 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
         )
     return {
         language: read_sentence_pairs(folder / f"tatoeba.{code}-eng.eng", folder / f"tatoeba.{code}-eng.{code}")
-        for language, code in sorted((XTREME.get(code, code), code) for code in codes)
+        for language, code in sorted((XTREME_CODES.get(code, code), code) for code in codes)
     }
 
 
@@ -155,12 +155,12 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
                 f"{folder} was encoded with another vocabulary than {vocabulary.path}: "
                 "name a data folder of the run, or text"
             )
-        yield from packed_pairs(store)
+        yield from stored_pairs(store)
     else:
         yield from _text_pairs(folder, vocabulary)
 
 
-def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
+def stored_pairs(store: RowStore) -> Iterator[TranslationPair]:
     """Yield the pairs of a store of the task para. There an item is a start token, the first side, the separators of
     the store's layout, the second side, and `</s>`."""
     codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
@@ -187,22 +187,22 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
         if match["side"] is None:
             sides = _zipped_sides(path, language)
         else:
-            paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
+            paths = [path.with_suffix(f".{code}") for code in (ENGLISH, language)]
             for side_path in paths:
                 if not side_path.exists():
                     raise ValueError(f"{path} has no other side: put {side_path.name} next to it")
-            if match["side"] != PIVOT:
+            if match["side"] != ENGLISH:
                 continue  # read with its English side
             sides = [(str(side_path), side_path.read_bytes()) for side_path in paths]
         (english_name, english), (other_name, other) = ((name, split_lines(data, name)) for name, data in sides)
         require_same_length(english, english_name, other, other_name)
         for english_line, other_line in zip(english, other, strict=True):
             if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
-                yield TranslationPair(vocabulary.encode(english_line), vocabulary.encode(other_line), PIVOT, language)
+                yield TranslationPair(vocabulary.encode(english_line), vocabulary.encode(other_line), ENGLISH, language)
     if not matches:
         raise ValueError(
-            f"{folder} holds no pairs with {PIVOT}: put X.{PIVOT}-de.{PIVOT} and X.{PIVOT}-de.de or {PIVOT}-de.txt.zip "
-            "there, or name a data folder that has para/"
+            f"{folder} holds no pairs with {ENGLISH}: put X.{ENGLISH}-de.{ENGLISH} and X.{ENGLISH}-de.de or "
+            f"{ENGLISH}-de.txt.zip there, or name a data folder that has para/"
         )
 
 
@@ -212,7 +212,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     sides = []
     try:
         with zipfile.ZipFile(path) as archive:
-            for code in (PIVOT, language):
+            for code in (ENGLISH, language):
                 listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
                 names = [name for name in listed if name.rpartition(".")[2] == code]
                 if not names:
@@ -227,39 +227,39 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     return sides
 
 
-def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Group]:
+def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Bitext]:
     """Group the pairs that have English on one side by the language of the other side. Returns for each language
     (English sentences, translations).
 
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
     """
-    groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
+    bitexts: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
     translations: dict[str, set[bytes]] = defaultdict(set)
     for pair in translation_pairs:
-        if (pair.first_language == PIVOT) == (pair.second_language == PIVOT):
+        if (pair.first_language == ENGLISH) == (pair.second_language == ENGLISH):
             continue
-        if pair.first_language == PIVOT:
+        if pair.first_language == ENGLISH:
             english, other, language = pair.first, pair.second, pair.second_language
         else:
             english, other, language = pair.second, pair.first, pair.first_language
-        if english.tobytes() not in groups[language] and other.tobytes() not in translations[language]:
-            groups[language][english.tobytes()] = (english, other)
+        if english.tobytes() not in bitexts[language] and other.tobytes() not in translations[language]:
+            bitexts[language][english.tobytes()] = (english, other)
             translations[language].add(other.tobytes())
     return {
-        language: ([english for english, _ in group.values()], [other for _, other in group.values()])
-        for language, group in sorted(groups.items())
-        if len(group) >= fewest
+        language: ([english for english, _ in bitext.values()], [other for _, other in bitext.values()])
+        for language, bitext in sorted(bitexts.items())
+        if len(bitext) >= fewest
     }
 
 
-def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
+def accuracy_at_1(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
     """Returns accuracy@1 from English and accuracy@1 to English: the share of sentences whose nearest sentence on the
     other side, by cosine, has the same index. Of equally near sentences the first one counts as the nearest.
 
     Only `block` rows of the N × N cosines are in memory at a time.
     """
-    english_ND, other_ND = unit_length(english_ND), unit_length(other_ND)
+    english_ND, other_ND = unit_vectors(english_ND), unit_vectors(other_ND)
     count = len(english_ND)
     nearest_other = np.empty(count, dtype=np.int64)  # index of the translation nearest to each English sentence
     nearest_english = np.zeros(count, dtype=np.int64)  # index of the English sentence nearest to each translation
@@ -274,7 +274,9 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
     return float((nearest_other == partner).mean()), float((nearest_english == partner).mean())
 
 
-def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
+def retrieval_accuracies(
+    encoder: TextEncoder, bitexts: Bitexts, centred: bool = False, name: str = ""
+) -> dict[str, Any]:
     """Returns a dict of retrieval scores. `languages` has, for each language and direction, a list of accuracies, one
     per layer. `overall` has, for each direction, the means over the languages.
 
@@ -282,15 +284,15 @@ def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: 
     layer. Lines of progress begin with `name`.
     """
     vectors = (
-        (code, sentence_vectors(encoder, [*english, *other], languages=[PIVOT] * len(english) + [code] * len(other)))
-        for code, (english, other) in progress(groups.items(), len(groups), "languages", name)
+        (code, sentence_vectors(encoder, [*english, *other], languages=[ENGLISH] * len(english) + [code] * len(other)))
+        for code, (english, other) in progress(bitexts.items(), len(bitexts), "languages", name)
     )
-    return scores_of_vectors(vectors, centred)
+    return accuracies_of_vectors(vectors, centred)
 
 
-def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
-    """The result of `retrieve`, computed from each language's vectors [L, 2N, D]: first the N English sentences, then
-    their N translations."""
+def accuracies_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
+    """The result of `retrieval_accuracies`, computed from each language's vectors [L, 2N, D]: first the N English
+    sentences, then their N translations."""
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
     for language, vectors_LND in vectors:
@@ -302,7 +304,7 @@ def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool =
             products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
         for suffix, sides_by_layer in variants.items():
-            by_direction = zip(*(accuracies(english, other) for english, other in sides_by_layer), strict=True)
+            by_direction = zip(*(accuracy_at_1(english, other) for english, other in sides_by_layer), strict=True)
             for direction, by_layer in zip(DIRECTIONS, by_direction, strict=True):
                 languages[language][direction + suffix] = list(by_layer)
     scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
@@ -319,21 +321,21 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
     }
 
 
-def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """The result of `retrieve`, with three more keys. `sets`: for each of the papers' sets of languages, means over its
-    languages in the test, the number of these (`found`), and the number of languages in the set (`of`). `cut`: the
-    number of sentences too long for the model. `pairs`: the number of pairs of each language."""
-    scores = retrieve(encoder, groups, True, name)
+def retrieval_scores(encoder: TextEncoder, bitexts: Bitexts, name: str) -> dict[str, Any]:
+    """The result of `retrieval_accuracies`, with three more keys. `sets`: for each of the papers' sets of languages,
+    means over its languages in the test, the number of these (`found`), and the number of languages in the set (`of`).
+    `cut`: the number of sentences too long for the model. `pairs`: the number of pairs of each language."""
+    scores = retrieval_accuracies(encoder, bitexts, True, name)
     longest = encoder.cfg.max_positions - 2  # without <s> and </s>
-    sentences = (sentence for group in groups.values() for side in group for sentence in side)
+    sentences = (sentence for bitext in bitexts.values() for side in bitext for sentence in side)
     sets = {}
     for set_name, codes in LANGUAGE_SETS.items():
-        if tested := [code for code in codes if code in groups]:
+        if tested := [code for code in codes if code in bitexts]:
             sets[set_name] = mean_over(scores["languages"], tested) | {"found": len(tested), "of": len(codes)}
     return scores | {
         "sets": sets,
         "cut": sum(len(sentence) > longest for sentence in sentences),
-        "pairs": {language: len(english) for language, (english, _) in groups.items()},
+        "pairs": {language: len(english) for language, (english, _) in bitexts.items()},
     }
 
 
@@ -369,7 +371,7 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         if "dimensions" in result:
             ranks = ", ".join(f"{rank:.0f}" for rank in result["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
-        table.notes += trained_on_note([result])
+        table.notes += trained_on_notes([result])
         if too_few := result.get("too_few"):
             counts = ", ".join(f"{language} ({count})" for language, count in too_few.items())
             table.notes.append(f"left out, with fewer than {FEWEST_PAIRS} pairs without repetitions: {counts}")

@@ -17,19 +17,19 @@ from ..models.text_encoder import TextEncoder, languages_of, positions_and_segme
 
 @torch.no_grad()
 def hidden_states(
-    encoder: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
+    encoder: TextEncoder, items: Sequence[np.ndarray], batch_size: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
     """Yield (indices, mask, states) for batches of `items`, which are ids with their special tokens: the indices of the
     batch's items; a mask [B, T], 1 for tokens and 0 for padding; and a list with the states of every layer, float32
-    [B, T, D]. `batch`: the number of items in a batch.
+    [B, T, D]. `batch_size`: the number of items in a batch.
 
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
     encoder.eval()
     device = next(encoder.parameters()).device
     order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
-    for start in range(0, len(order), batch):
-        indices = order[start : start + batch]
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
         tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
         positions_BT, mask_BT = positions_and_segments(tokens_BT)
         languages_BT = languages_of(encoder.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
@@ -38,7 +38,7 @@ def hidden_states(
 
 
 def sentence_vectors(
-    encoder: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64, languages: Sequence[str] = ()
+    encoder: TextEncoder, sentences: Sequence[np.ndarray], batch_size: int = 64, languages: Sequence[str] = ()
 ) -> np.ndarray:
     """The mean vector of each sentence at every layer, float32 [layers, sentences, width].
 
@@ -49,13 +49,13 @@ def sentence_vectors(
     cfg = encoder.cfg
     items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
     vectors = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
-    for indices, mask_BT, layers in hidden_states(encoder, items, batch, [(code,) for code in languages]):
+    for indices, mask_BT, layers in hidden_states(encoder, items, batch_size, [(code,) for code in languages]):
         weights_BT = mask_BT.float() / mask_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):
             vectors[layer, indices] = torch.einsum("btd,bt->bd", state_BTD, weights_BT).cpu().numpy()
     return vectors
 
 
-def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors_ND: np.ndarray) -> np.ndarray:
     """The vectors divided by their norms, so that dot products are cosines; a zero vector stays zero."""
     return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)

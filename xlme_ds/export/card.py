@@ -12,7 +12,7 @@ from ..config import EncoderName
 from ..report.files import RunFiles
 from ..trained.exports import FORMATS
 from ..translate.exports import decoder_settings
-from .exported_model import Exported
+from .exported_model import ExportedModel
 from .settings import ModelType
 
 # Our class -> the class of transformers that loads it, if this is not AutoModelFor… for XLMEFor…
@@ -39,7 +39,7 @@ _TEMPLATES = jinja2.Environment(
 
 def render_card(
     name: str,
-    model: Exported,
+    model: ExportedModel,
     model_type: ModelType,
     about: str,
     languages: Sequence[str] = (),
@@ -53,7 +53,7 @@ def render_card(
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         auto_class=Markup(_AUTO_CLASSES.get(model.architecture, model.architecture.replace("XLME", "AutoModel"))),
-        native=native.model if native else "",
+        native=native.name if native else "",
         trust=Markup("" if native else ", trust_remote_code=True"),
         decoder=decoder_settings(encoder.cfg) if model.has_decoder else {},
         about=Markup(about.strip()),
@@ -62,9 +62,9 @@ def render_card(
     )
 
 
-def run_card(
+def render_run_card(
     folder: Path,
-    model: Exported,
+    model: ExportedModel,
     model_type: ModelType,
     layer: int | None,
     step: int | None = None,

@@ -6,22 +6,22 @@ from typing import cast
 
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName
-from ..finetune.downstream_tasks import TASKS, Kind
+from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..trained.exports import FORMATS
 from ..trained.runs import load_run, main_encoder
 from ..trained.settings import MODEL_TYPE
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
-from .card import render_card, run_card
+from .card import render_card, render_run_card
 from .exported_folder import write_folder
-from .exported_model import Architecture, Exported
+from .exported_model import Architecture, ExportedModel
 from .onnx_model import require_onnx
 from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
-_FINETUNED: dict[Kind, Architecture] = {
+_FINETUNED: dict[TaskKind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
     "pair": "XLMEForSequenceClassification",
     "span": "XLMEForQuestionAnswering",
@@ -43,25 +43,26 @@ def export_run(
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
     exported_name = None if run.task else which or main_name
     if layer is not None or which is not None:
-        encoder = encoder if layer is None else cut(encoder, layer)
-        main, generator = Exported(encoder, "XLMEModel", which=exported_name), None
+        encoder = encoder if layer is None else truncate_encoder(encoder, layer)
+        main, generator = ExportedModel(encoder, "XLMEModel", which=exported_name), None
     elif run.task:
-        task = TASKS[run.task]
-        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
+        task = DOWNSTREAM_TASKS[run.task]
+        main, generator = ExportedModel(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif architecture := objective_of(run.objective).export_class:
-        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
+        main, generator = ExportedModel(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
     else:
         main, *others = (
-            Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
+            ExportedModel(run.encoder(name), _PRETRAINED[head], run.state, which=name)
+            for name, head in run.encoders.items()
         )
         generator = others[0] if others else None
     chosen_type = _choose_model_type(main, model_type, onnx)
     other = exported_name if exported_name != main_name else None
-    card = run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
+    card = render_run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
     write_folder(out, main, run.vocabulary, card, generator, chosen_type, onnx)
 
 
-def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
+def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx: bool) -> ModelType:
     """Returns `model_type`. If it is None, returns one of transformers' own types if one can hold the model, else
     `xlme`.
 
@@ -77,7 +78,7 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
     }
     if model_type in FORMATS and unsupported[model_type]:
-        native = FORMATS[model_type].model
+        native = FORMATS[model_type].name
         raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {leave_out}")
     if model_type == MODEL_TYPE and cfg.body != "xlme":
         raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {leave_out}")
@@ -92,16 +93,16 @@ def export_xlm_roberta(
     """Export XLM-R. The export has the masked language modelling head if the model has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_masked_head(folder) if layer is None else {}
-    encoder = encoder if layer is None else cut(encoder, layer)
+    encoder = encoder if layer is None else truncate_encoder(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
-    main = Exported(encoder, architecture, head, separators=2)
+    main = ExportedModel(encoder, architecture, head, separators=2)
     chosen_type = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
     card = render_card(folder.resolve().name, main, chosen_type, about)
     write_folder(out, main, vocabulary, card, None, chosen_type, onnx)
 
 
-def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
+def truncate_encoder(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The encoder's first `layer` layers. Its last hidden states are those of layer `layer` in the full encoder.
 
     Raises ValueError for a layer that does not exist, and for any but the last layer of a pre-LN model, because only

@@ -18,17 +18,17 @@ from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
-    FILES,
+    FILES_KEY,
     FORMATS,
     GENERATOR_FOLDER,
-    WHICH,
+    WHICH_KEY,
     NativeFormat,
     export_state,
 )
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
-from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS, WEIGHTS_FILE, save_weights
+from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings
-from .exported_model import Exported
+from .exported_model import ExportedModel
 from .onnx_model import write_onnx
 from .settings import ModelType
 from .tokenizer import tokenizer_files
@@ -48,10 +48,10 @@ _HEADS = {
 
 def write_folder(
     out: Path,
-    main: Exported,
+    main: ExportedModel,
     vocabulary: Vocabulary,
     card: str,
-    generator: Exported | None = None,
+    generator: ExportedModel | None = None,
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
@@ -76,7 +76,7 @@ def write_folder(
             write_onnx(partial, main, model_type)
 
 
-def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_type: ModelType) -> None:
+def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary, model_type: ModelType) -> None:
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
@@ -97,13 +97,13 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     files = (path for path in folder.iterdir() if path.name not in without_checksum and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
     settings = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
-    metadata = {FILES: checksums, SETTINGS: settings}
+    metadata = {FILES_KEY: checksums, SETTINGS_KEY: settings}
     _write_state(
         state, folder / WEIGHTS_FILE, {name: json.dumps(content, sort_keys=True) for name, content in metadata.items()}
     )
 
 
-def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _as_xlme(folder: Path, model: ExportedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns (settings, parameters) for the classes in `remote/`. Copies the code of the classes to `folder` and, for
     a translation model, writes generation_config.json there."""
     for name in (*CODE, DECODER_CODE) if model.has_decoder else CODE:
@@ -113,18 +113,18 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
     return _xlme_settings(model), export_state(model.encoder) | _head(model)
 
 
-def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _as_native(folder: Path, model: ExportedModel, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns (settings, parameters) for a class of transformers. A discriminator's head is not among the parameters
     but is written to its own file, because transformers has no class for it."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
         ending = "Model"
-    config = native.config(model.encoder.cfg) | {"architectures": [f"{native.classes}{ending}"]}
+    config = native.config(model.encoder.cfg) | {"architectures": [f"{native.class_prefix}{ending}"]}
     return config, native.state(model.encoder, ending, head)
 
 
-def _head(model: Exported) -> dict[str, Tensor]:
+def _head(model: ExportedModel) -> dict[str, Tensor]:
     """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`. Raises
     ValueError if the model lacks them."""
     head: dict[str, Tensor] = {}
@@ -142,7 +142,7 @@ def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str,
     save_weights(state, path, {"format": "pt", **(metadata or {})})
 
 
-def _common_settings(model: Exported) -> dict[str, Any]:
+def _common_settings(model: ExportedModel) -> dict[str, Any]:
     """Settings that have the same names in all model types."""
     config: dict[str, Any] = {
         "hidden_act": "gelu",
@@ -154,14 +154,14 @@ def _common_settings(model: Exported) -> dict[str, Any]:
         "dtype": "float32",
     }
     if model.which is not None:
-        config[WHICH] = model.which
+        config[WHICH_KEY] = model.which
     if model.labels:
         config["id2label"] = {str(n): label for n, label in enumerate(model.labels)}
         config["label2id"] = {label: n for n, label in enumerate(model.labels)}
     return config
 
 
-def _xlme_settings(model: Exported) -> dict[str, Any]:
+def _xlme_settings(model: ExportedModel) -> dict[str, Any]:
     cfg = model.encoder.cfg
     # The classes that can load this folder: all classes for fine-tuning, because their heads may start untrained, but a
     # class of pre-training only if its head is in the folder.
@@ -182,7 +182,7 @@ def _xlme_settings(model: Exported) -> dict[str, Any]:
     return config
 
 
-def _write_sentence_transformers(folder: Path, model: Exported) -> None:
+def _write_sentence_transformers(folder: Path, model: ExportedModel) -> None:
     # With these files sentence-transformers takes the mean of the last hidden states as a sentence's vector.
     modes = {f"pooling_mode_{mode}": mode == "mean_tokens" for mode in ("cls_token", "mean_tokens", "max_tokens")}
     files = {

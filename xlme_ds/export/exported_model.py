@@ -21,7 +21,7 @@ Architecture = Literal[
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """One encoder with the head that was trained on it, or with the decoder and the head of a translation model.
 
     `architecture`: the class in `remote/` that loads the export. `state`: the head's parameters, under the names of

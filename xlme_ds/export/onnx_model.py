@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
 from ..trained.exports import FORMATS
-from .exported_model import Architecture, Exported
+from .exported_model import Architecture, ExportedModel
 from .settings import ModelType
 
 ONNX_FILE = "model.onnx"
@@ -28,7 +28,7 @@ _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
 }
 
 
-def require_onnx(model: Exported) -> None:
+def require_onnx(model: ExportedModel) -> None:
     """Raise ValueError if a package is missing, or if the model has a decoder."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -55,7 +55,7 @@ class _Graph(nn.Module):
         return tuple(output[name] for name in self.outputs)
 
 
-def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
+def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> None:
     """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both int64 [B,
     T], and for a model with language embeddings `language_ids`, int64 [B]."""
     loaded, outputs = _load(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
@@ -85,7 +85,7 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
         )
 
 
-def _load(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
+def _load(folder: Path, model: ExportedModel, model_type: ModelType) -> nn.Module:
     """The model in `folder`. A head of fine-tuning is kept, a head of pre-training is left out."""
     import transformers
 
@@ -93,7 +93,7 @@ def _load(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
         # For XLMEForMaskedLM transformers has, for example, XLMRobertaForMaskedLM; for XLMEForPreTraining it has only
         # the encoder's class.
         ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
-        model_class = getattr(transformers, native.classes + ending)
+        model_class = getattr(transformers, native.class_prefix + ending)
     else:
         from .remote import modeling_xlme
 

@@ -49,13 +49,13 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": _pipeline(vocabulary, layout),
+        "tokenizer.json": _tokenizer_json(vocabulary, layout),
         "tokenizer_config.json": config,
         "special_tokens_map.json": tokens,
     }
 
 
-def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
+def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     except ImportError:

@@ -78,7 +78,7 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] |
     if scores is None:
         return None
     if "mean" in scores:
-        print("\n".join([*score_table(scores), str(job.done)]), flush=True)
+        print("\n".join([*score_table(scores), str(job.scores_file)]), flush=True)
     for code, path in scores["unlabelled"].items():
         print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
     return scores

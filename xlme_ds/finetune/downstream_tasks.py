@@ -7,9 +7,9 @@ from typing import Literal
 
 # A model for `tokens` predicts a label for every word, for `pair` one label for two texts, for `span` the answer to a
 # question as a piece of a text.
-Kind = Literal["tokens", "pair", "span"]
+TaskKind = Literal["tokens", "pair", "span"]
 
-ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
+ENTITY_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 PARTS_OF_SPEECH = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
     "VERB", "X",
@@ -23,57 +23,59 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11; `conll` has that
+    """One task. `learning_rates`, `batch_sizes` and `epochs` are the paper's grid (XLM-E, Table 11; `conll` has that
     of `ner`). The first value of each is the default.
 
     `folders`: the names of the task's folders in XTREME's download, the one with its tests first. If a folder of --data
     has subfolders with these names, only these subfolders are searched.
     """
 
-    kind: Kind
+    kind: TaskKind
     folders: tuple[str, ...]
-    files: tuple[str, ...]  # patterns of the names of the task's own files
+    file_patterns: tuple[str, ...]  # patterns of the names of the task's own files
     metrics: tuple[str, ...]  # settings are chosen by the first metric
     learning_rates: tuple[float, ...]
-    batches: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()  # name patterns of the training and dev files of another dataset, if one is used
+    train_file_patterns: tuple[str, ...] = ()  # of the training and dev files of another dataset, if one is used
     max_tokens: int = 128
     warmup_steps: int = 0  # the published number of warm-up steps; 0: a tenth of all steps
 
     @property
-    def file_name(self) -> str:
-        """An example of a name that the first pattern of `files` matches."""
-        name = self.files[0].replace(_LANGUAGE, "en").replace("(?P=language)", "en").replace("\\", "")
+    def example_file_name(self) -> str:
+        """An example of a name that the first pattern of `file_patterns` matches."""
+        name = self.file_patterns[0].replace(_LANGUAGE, "en").replace("(?P=language)", "en").replace("\\", "")
         return re.sub(r"\(\?P<\w+>(\w+)[^)]*\)", r"\1", name)
 
 
 _QUESTIONS = DownstreamTask(
-    "span", (), (), ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), (), train_files=(_SQUAD, _TYDIQA), max_tokens=384
+    "span", (), (), ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), (), train_file_patterns=(_SQUAD, _TYDIQA), max_tokens=384
 )
 
 # The tasks by the name that --task takes.
-TASKS: dict[str, DownstreamTask] = {
+DOWNSTREAM_TASKS: dict[str, DownstreamTask] = {
     "pos": DownstreamTask(
         "tokens", ("udpos",), _TABLES, ("f1", "accuracy"), (1e-5, 2e-5, 3e-5), (8, 16, 32), (10,), PARTS_OF_SPEECH
     ),
     "ner": DownstreamTask(
-        "tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES
+        "tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITY_TAGS
     ),
     "conll": DownstreamTask(
         "tokens", ("conll",), (r"(?P<language>eng|deu|esp|ned)\.(?P<split>train|testa|testb)",), ("f1",),
         (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
-        (*ENTITIES, "B-MISC", "I-MISC"),
+        (*ENTITY_TAGS, "B-MISC", "I-MISC"),
     ),
-    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(rf"xquad\.{_LANGUAGE}\.json",), epochs=(4,)),
+    "xquad": replace(
+        _QUESTIONS, folders=("xquad", "squad"), file_patterns=(rf"xquad\.{_LANGUAGE}\.json",), epochs=(4,)
+    ),
     "mlqa": replace(
         _QUESTIONS, folders=("mlqa", "squad"), epochs=(2, 3, 4),
-        files=(rf"(?P<split>dev|test)-context-{_LANGUAGE}-question-(?P=language)\.json",),
+        file_patterns=(rf"(?P<split>dev|test)-context-{_LANGUAGE}-question-(?P=language)\.json",),
     ),
     "tydiqa": replace(  # XTREME's tests are TyDiQA's dev sets
-        _QUESTIONS, folders=("tydiqa",), epochs=(10, 20, 40), train_files=(),
-        files=(_TYDIQA, rf"tydiqa\.goldp\.{_LANGUAGE}\.dev\.json"),
+        _QUESTIONS, folders=("tydiqa",), epochs=(10, 20, 40), train_file_patterns=(),
+        file_patterns=(_TYDIQA, rf"tydiqa\.goldp\.{_LANGUAGE}\.dev\.json"),
     ),
     "xnli": DownstreamTask(
         "pair", ("xnli",), _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),

@@ -21,7 +21,7 @@ from ..data.order import Phase, plan_step
 from ..data.schema import LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import positions_and_segments
-from .downstream_tasks import DownstreamTask, Kind
+from .downstream_tasks import DownstreamTask, TaskKind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
@@ -36,7 +36,7 @@ class Feature(NamedTuple):
     `labels`: a sentence has one label per token, which is IGNORED unless the token is the first subword of a word. A
     pair has one label. A question has two, the positions of the answer's first and last token.
     `word_starts`: for a sentence, the positions of the first subword of each word.
-    `characters`: for a question, each token's range of characters in the context, [begin, end), or −1 for tokens
+    `offsets`: for a question, each token's range of characters in the context, [begin, end), or −1 for tokens
     outside the context; [tokens, 2].
     """
 
@@ -44,7 +44,7 @@ class Feature(NamedTuple):
     labels: np.ndarray
     example: int  # index of the example that this input is made from
     word_starts: np.ndarray = np.zeros(0, np.int64)
-    characters: np.ndarray = np.zeros((0, 2), np.int64)
+    offsets: np.ndarray = np.zeros((0, 2), np.int64)
     language: int = 0  # index into the model's `language_embeddings`
 
 
@@ -65,15 +65,15 @@ def featurise(
     features: list[Feature] = []
     for index, example in enumerate(examples, start=first_index):
         if isinstance(example, Sentence):
-            features += _sentence(example, index, task.labels, vocabulary, tuning.max_tokens, layout)
+            features += _sentence_features(example, index, task.labels, vocabulary, tuning.max_tokens, layout)
         elif isinstance(example, TextPair):
-            features.append(_pair(example, index, task.labels, vocabulary, tuning.max_tokens, layout))
+            features.append(_pair_feature(example, index, task.labels, vocabulary, tuning.max_tokens, layout))
         else:
-            features += _question(example, index, vocabulary, tuning, layout)
+            features += _question_features(example, index, vocabulary, tuning, layout)
     return [feature._replace(language=language) for feature in features]
 
 
-def _sentence(
+def _sentence_features(
     sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> list[Feature]:
     """The inputs made from a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
@@ -96,7 +96,7 @@ def _sentence(
     ]
 
 
-def _pair(
+def _pair_feature(
     pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
     """The input of a pair. If it would have more than `max_tokens` tokens, the ends of texts are cut off; a text that
@@ -112,18 +112,18 @@ def _label(labels: Sequence[str], label: str) -> int:
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
-def _question(
+def _question_features(
     question: Question, index: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
     """The inputs made from a question: each holds the question and one window of the context."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
-    context_ids, context_characters = vocabulary.encode_with_offsets(question.context)
+    context_ids, context_offsets = vocabulary.encode_with_offsets(question.context)
     context_start = 1 + len(question_ids) + len(layout.between)  # the position in an input where the context begins
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None  # indices of the answer's first and last token in `context_ids`
     if question.answers:
         text, answer_begin = question.answers[0]
-        begin, end = context_characters.T
+        begin, end = context_offsets.T
         answer_tokens = np.flatnonzero((end > answer_begin) & (begin < answer_begin + len(text)))
         answer = (int(answer_tokens[0]), int(answer_tokens[-1])) if len(answer_tokens) else None
     features = []
@@ -133,9 +133,9 @@ def _question(
         labels = np.zeros(2, np.int64)  # both point at the input's first token unless the window has the whole answer
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + context_start
-        characters = np.full((len(ids), 2), -1, np.int64)
-        characters[context_start:-1] = context_characters[start : start + room]
-        features.append(Feature(ids, labels, index, characters=characters))
+        offsets = np.full((len(ids), 2), -1, np.int64)
+        offsets[context_start:-1] = context_offsets[start : start + room]
+        features.append(Feature(ids, labels, index, offsets=offsets))
     return features
 
 
@@ -156,7 +156,7 @@ class TaskBatch(NamedTuple):
         return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
-def collate_features(features: Sequence[Feature], kind: Kind, seeds: Sequence[int] = ()) -> TaskBatch:
+def collate_features(features: Sequence[Feature], kind: TaskKind, seeds: Sequence[int] = ()) -> TaskBatch:
     """A batch of `features`, padded to the longest of them. `seeds`: those of dropout, one for each feature."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
@@ -177,7 +177,7 @@ class TaskLoader:
 
     phases = (Phase(0, 0.0, None),)
 
-    def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
+    def __init__(self, features: Sequence[Feature], kind: TaskKind, data: DataConfig, seed: int, rank: int, world: int):
         self.features = features
         self.kind = kind
         try:

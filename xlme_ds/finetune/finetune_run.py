@@ -29,10 +29,10 @@ from ..trained.runs import MODEL_FOLDER, TrainedEncoder, load_run, write_model
 from ..trained.settings import CONFIG_FILE, objective_and_seed
 from ..trained.weights import WEIGHTS_FILE, weights_sha256
 from ..validate import check_processes, validate
-from .downstream_tasks import TASKS, DownstreamTask
+from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
-from .predictions import predict, predictions_file, score, write_predictions
+from .predictions import predict, predictions_file, score_predictions, write_predictions
 from .settings import FinetuneConfig, Job, run_config
 from .task_files import (
     TaskSets,
@@ -44,15 +44,15 @@ from .task_files import (
     training_examples,
 )
 
-PIVOT = "en"  # the language whose scores `gap` compares with those of the others
+ENGLISH = "en"  # the language whose scores `gap` compares with those of the others
 # ("test" or "dev", language) -> metrics; None for a set without labels.
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
-class Prepared(NamedTuple):
+class RunInputs(NamedTuple):
     """Everything that is read before the model is built."""
 
-    saved: TrainedEncoder
+    initial: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
@@ -66,17 +66,17 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None; after a request to stop,
     all ranks do. Raises SharedError.
     """
-    task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
+    task, weights = DOWNSTREAM_TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
     with (
         closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
-        prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
-        saved, sets, config, loader, _ = prepared
-        unlabelled = {language for of_rank in all_gather(prepared.unlabelled) for language in of_rank}
-        if broadcast(job.done.exists()):
-            earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
+        inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
+        initial, sets, config, loader, _ = inputs
+        unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
+        if broadcast(job.scores_file.exists()):
+            earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
             if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
                 folder.finish(config.train.steps)
             return earlier
@@ -86,17 +86,15 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not broadcast(weights.exists()):
-            engine = build_data_parallel_engine(
-                config, objective, partial(_initialise, saved.encoder, config), loader, None
-            )
+            engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
             tokens = loader.row_tokens
             forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
-            parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
+            parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
             # 3: the forward pass, and the backward pass, which costs twice as much.
-            info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, saved.vocabulary.sha256)
+            info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
             if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None
-            to_write = weights.parent, config.model, engine.full_state(), saved.vocabulary.path
+            to_write = weights.parent, config.model, engine.full_state(), initial.vocabulary.path
             on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
@@ -106,40 +104,42 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, rank, world, stop))
+        scores_of_rank = on_all_ranks(lambda: _scores(model, inputs, job, rank, world, stop))
         scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
         all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
         if rank != 0 or not all_scored:
             return None
         result = _summary(job, config, sets, scores)
-        write_object(job.done, result)
+        write_object(job.scores_file, result)
         folder.finish(config.train.steps)
         return result
 
 
-def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
+def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> RunInputs:
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
     run before training. Raises ValueError."""
-    command, task = job.command, TASKS[job.command.task]
+    command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
     if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
         raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
     validate(Training(command.task, engine=engine))
-    saved, sources = load_encoder(command.model), find_task_files(task, list(command.data))
-    cfg = saved.encoder.cfg
+    initial, sources = load_encoder(command.model), find_task_files(task, list(command.data))
+    cfg = initial.encoder.cfg
     if command.random:
-        saved = saved._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
-    sets = choose_sets(sources, command.task, job.tuning, job.settings > 1)
+        initial = initial._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
+    sets = choose_sets(sources, command.task, job.tuning, job.tuning_count > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
     examples_before = 0
     for source in sets.train:
         examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
-        features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, examples_before)
+        features += featurise(
+            examples, task, initial.vocabulary, tuning, LAYOUTS[cfg.layout], language, examples_before
+        )
         examples_before += len(examples)
     config = run_config(
-        command.task, tuning, cfg, engine, command.train, job.seed, len(features), weights_sha256(saved.encoder)
+        command.task, tuning, cfg, engine, command.train, job.seed, len(features), weights_sha256(initial.encoder)
     )
     folder.claim(config)
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
@@ -149,7 +149,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
             raise ValueError(
                 f"{job.out} was started on other training examples: use the same data, or another output folder"
             )
-    elif results := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
+    elif results := [path.name for path in (job.out / MODEL_FOLDER, job.scores_file) if path.exists()]:
         raise ValueError(
             f"{job.out} has {' and '.join(results)} but no {CONFIG_FILE}, which says how it was trained: "
             "restore it, or choose another output folder"
@@ -160,24 +160,26 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return Prepared(saved, sets, config, loader, unlabelled)
+    return RunInputs(initial, sets, config, loader, unlabelled)
 
 
-def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
+def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:
     """The scores that an earlier call wrote. Raises ValueError if they come from other files than this call's."""
     try:
-        scores = read_object(job.done)
+        scores = read_object(job.scores_file)
     except ValueError:
-        raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
+        raise ValueError(
+            f"{job.scores_file} is damaged: remove it, and the same command scores the model again"
+        ) from None
     before, now = scores.get("files", {}), sets.fingerprints()
     different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if different:
         names = ", ".join(different[:3]) + (" …" if len(different) > 3 else "")
         raise ValueError(
-            f"{job.done} has scores of other test files ({names}): remove it to score the model on this call's files, "
-            "or choose another output folder"
+            f"{job.scores_file} has scores of other test files ({names}): remove it to score the model on this call's "
+            "files, or choose another output folder"
         )
-    print(f"{job.done} exists already: nothing to do", flush=True)
+    print(f"{job.scores_file} exists already: nothing to do", flush=True)
     return scores
 
 
@@ -190,9 +192,9 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
             "that XTREME evaluates",
             flush=True,
         )
-    if sets.unused:
+    if sets.dev_only:
         print(
-            f"{job.out}: {', '.join(sets.unused)} have only a dev set and no test set: neither scored nor predicted",
+            f"{job.out}: {', '.join(sets.dev_only)} have only a dev set and no test set: neither scored nor predicted",
             flush=True,
         )
     if sets.held_out:
@@ -203,21 +205,21 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
 
 
 def _initialise(
-    saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None
+    initial: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None
 ) -> None:
-    """Give the encoder the saved weights, and draw the head's weights from the seed."""
+    """Give the encoder the initial weights, and draw the head's weights from the seed."""
     assert isinstance(model, TaskModel)
     initialise(model.head, config.seed, config.model.init_std, gather_parameter)
     initialise(
-        model.encoder, config.seed, config.model.init_std, gather_parameter, initial_values=saved.state_dict().get
+        model.encoder, config.seed, config.model.init_std, gather_parameter, initial_values=initial.state_dict().get
     )
 
 
-def _scores(model: TaskModel, prepared: Prepared, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
+def _scores(model: TaskModel, inputs: RunInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
-    saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
-    task, cfg = TASKS[job.command.task], saved.encoder.cfg
+    initial, sets, tuning = inputs.initial, inputs.sets, inputs.config.tuning
+    task, cfg = DOWNSTREAM_TASKS[job.command.task], initial.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
     for count, (purpose, source) in enumerate(files[rank::world], start=1):
@@ -228,27 +230,29 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, rank: int, world: in
         held_out = source.split == "train"  # then a tenth of this training file is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
         features = featurise(
-            examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
+            examples, task, initial.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
         )
         predictions = predict(model, examples, features, task)
         if purpose == "test":
             path = job.out / predictions_file(task, source.split, source.language)
             write_predictions(path, examples, predictions)
         scores[purpose, source.language] = (
-            score(job.command.task, task, examples, predictions, source.language) if have_labels(examples) else None
+            score_predictions(job.command.task, task, examples, predictions, source.language)
+            if have_labels(examples)
+            else None
         )
     return scores
 
 
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
-    task, split = TASKS[job.command.task], sets.test[0].split
+    task, split = DOWNSTREAM_TASKS[job.command.task], sets.test[0].split
     by_key = sorted(scores.items())
     languages = {code: metrics for (purpose, code), metrics in by_key if purpose == "test" and metrics is not None}
     dev = {code: metrics for (purpose, code), metrics in by_key if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
-        "tuning": asdict(config.tuning), "settings": job.settings, "languages": languages,
+        "tuning": asdict(config.tuning), "settings": job.tuning_count, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
             code: str(predictions_file(task, split, code)) for (_, code), metrics in by_key if metrics is None
@@ -257,9 +261,9 @@ def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -
     }  # fmt: skip
     if languages:
         result["mean"] = _mean(task, languages)
-    others = {code: metrics for code, metrics in languages.items() if code != PIVOT}
-    if PIVOT in languages and others:
-        result["gap"] = {metric: languages[PIVOT][metric] - mean for metric, mean in _mean(task, others).items()}
+    others = {code: metrics for code, metrics in languages.items() if code != ENGLISH}
+    if ENGLISH in languages and others:
+        result["gap"] = {metric: languages[ENGLISH][metric] - mean for metric, mean in _mean(task, others).items()}
     return result
 
 

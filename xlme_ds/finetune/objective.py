@@ -18,7 +18,7 @@ from ..models.dropout import OUTSIDE, derive_seeds, drop
 from ..models.layers import norm_of
 from ..models.text_encoder import TextEncoder
 from ..objectives.protocol import Objective
-from .downstream_tasks import Kind
+from .downstream_tasks import TaskKind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
@@ -36,7 +36,7 @@ class TaskModel(nn.Module):
     trained too. `dropout` is the rate in the encoder and before the head; attention weights get no dropout.
     """
 
-    def __init__(self, cfg: ModelConfig, kind: Kind, label_count: int, dropout: float = 0.0):
+    def __init__(self, cfg: ModelConfig, kind: TaskKind, label_count: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
@@ -69,7 +69,7 @@ class TaskObjective(Objective):
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
 
-    def __init__(self, kind: Kind, label_count: int, dropout: float):
+    def __init__(self, kind: TaskKind, label_count: int, dropout: float):
         self.kind = kind
         self.label_count = 2 if kind == "span" else label_count
         self.dropout = dropout

@@ -30,7 +30,7 @@ WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
 # SQuAD's usual baselines and XTREME use these two values, too.
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
-LONGEST_ANSWER = 30  # tokens
+MAX_ANSWER_TOKENS = 30  # tokens
 
 _ARTICLES = {  # patterns from MLQA's evaluation, by language
     "en": r"\b(a|an|the)\b",
@@ -42,16 +42,16 @@ _ARTICLES = {  # patterns from MLQA's evaluation, by language
 
 
 @torch.no_grad()
-def logits_of(model: TaskModel, features: Sequence[Feature], batch: int = 32) -> list[np.ndarray]:
+def logits_of(model: TaskModel, features: Sequence[Feature], batch_size: int = 32) -> list[np.ndarray]:
     """The float32 logits of each feature, in the order of `features`. The shape of each array is [labels] for pairs,
-    and [tokens, labels] for the other kinds. `batch`: the number of features that the model reads at once."""
+    and [tokens, labels] for the other kinds. `batch_size`: the number of features that the model reads at once."""
     model.eval()
     device = next(model.parameters()).device
     # Batches of similar lengths need little padding.
     order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
     all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
-    for start in range(0, len(order), batch):
-        indices = order[start : start + batch]
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
         outputs = model(collate_features([features[i] for i in indices], model.kind).to(device)).float().cpu().numpy()
         for i, logits in zip(indices, outputs, strict=True):
             all_logits[i] = logits if model.kind == "pair" else logits[: len(features[i].ids)]
@@ -84,20 +84,20 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
     [tokens, 2] for each window: the logit that a token begins the answer, and the logit that it ends the answer.
 
     The best span has the largest sum of its first token's first logit and its last token's second logit. Only spans of
-    at most `LONGEST_ANSWER` tokens are compared. Their first and last tokens are each among a window's `N_BEST`.
+    at most `MAX_ANSWER_TOKENS` tokens are compared. Their first and last tokens are each among a window's `N_BEST`.
     """
     best_sum, answer = -np.inf, ""
     for window, window_logits in zip(windows, logits, strict=True):
-        positions = np.flatnonzero(window.characters[:, 0] >= 0)  # where the window has tokens of the context
+        positions = np.flatnonzero(window.offsets[:, 0] >= 0)  # where the window has tokens of the context
         firsts, lasts = (
             positions[np.argsort(-window_logits[positions, end], kind="stable")[:N_BEST]] for end in (0, 1)
         )
         for first in firsts:
             for last in lasts:
                 logit_sum = window_logits[first, 0] + window_logits[last, 1]
-                if first <= last < first + LONGEST_ANSWER and logit_sum > best_sum:
+                if first <= last < first + MAX_ANSWER_TOKENS and logit_sum > best_sum:
                     best_sum = logit_sum
-                    answer = question.context[window.characters[first, 0] : window.characters[last, 1]].strip()
+                    answer = question.context[window.offsets[first, 0] : window.offsets[last, 1]].strip()
     return answer
 
 
@@ -117,7 +117,7 @@ def mlqa_words(text: str, language: str) -> list[str]:
     return text.split()
 
 
-def compare(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
+def score_answer(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
     """Returns (F1 over words, exact match) of a predicted answer, each from 0 to 1. If there are several right
     `answers`, each value is the best one over them. `words` splits a text into words.
 
@@ -132,7 +132,7 @@ def compare(prediction: str, answers: Sequence[str], language: str, words: WordS
     return f1, float(predicted in right)
 
 
-def score(
+def score_predictions(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
     """The scores of predictions in per cent, by metric. `name` is the name of the task.
@@ -144,7 +144,7 @@ def score(
     if task.kind == "span":
         splitter = mlqa_words if name == "mlqa" else squad_words
         scores = [
-            compare(str(prediction), [text for text, _ in question.answers], language, splitter)
+            score_answer(str(prediction), [text for text, _ in question.answers], language, splitter)
             for question, prediction in pairs
             if isinstance(question, Question)
         ]

@@ -31,7 +31,7 @@ from ..io.help import read_command, readable
 from ..io.toml import help_of
 from ..settings_file import read_values
 from ..train.run_folder import flatten
-from .downstream_tasks import TASKS, DownstreamTask
+from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask
 
 _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
 
@@ -84,7 +84,7 @@ class TuningConfig:
         return replace(
             self,
             learning_rate=self.learning_rate or task.learning_rates[0],
-            batch=self.batch or task.batches[0],
+            batch=self.batch or task.batch_sizes[0],
             epochs=self.epochs or task.epochs[0],
             warmup=0.1 if self.warmup is None and not task.warmup_steps else self.warmup,
             max_tokens=longest,
@@ -220,10 +220,10 @@ class Job:
     out: Path  # folder of this run
     seed: int
     tuning: TuningConfig
-    settings: int = 1  # the number of different `tuning` among the command's runs
+    tuning_count: int = 1  # the number of different `tuning` among the command's runs
 
     @property
-    def done(self) -> Path:
+    def scores_file(self) -> Path:
         """The file of the scores; a run that has it is complete."""
         return self.out / "scores.json"
 
@@ -263,7 +263,9 @@ def run_config(
 
     steps = ceil(features * tuning.epochs / tuning.batch)
     # If the published value is a number of steps, a short run warms up for at most half of its steps.
-    warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
+    warmup = (
+        min(DOWNSTREAM_TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
+    )
     return validate(
         FinetuneConfig(
             name=f"{model.width}x{model.discriminator_layers}-{task}",
@@ -291,10 +293,10 @@ def run_config(
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
     """Every combination of the task's published learning rates, batches and epochs. A value that `tuning` sets replaces
     the published ones."""
-    published = TASKS[task]
+    published = DOWNSTREAM_TASKS[task]
     choices = product(
         (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,
-        (tuning.batch,) if tuning.batch else published.batches,
+        (tuning.batch,) if tuning.batch else published.batch_sizes,
         (tuning.epochs,) if tuning.epochs else published.epochs,
     )
     return [replace(tuning, learning_rate=rate, batch=batch, epochs=epochs) for rate, batch, epochs in choices]

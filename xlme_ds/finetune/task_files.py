@@ -75,7 +75,7 @@ class TaskSets(NamedTuple):
     # are the training files.
     dev: list[TaskFile]
     held_out: bool  # whether a tenth of each training file is not trained on, but serves as dev set
-    unused: list[str]  # languages that have a dev set and no test set, if another language has a test set
+    dev_only: list[str]  # languages that have a dev set and no test set, if another language has a test set
 
     def fingerprints(self) -> dict[str, str]:
         """The SHA-256 of each test set and dev set, by file name."""
@@ -90,7 +90,8 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or if
     two have the same split and language."""
-    patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
+    patterns = [(pattern, True) for pattern in task.file_patterns]
+    patterns += [(pattern, False) for pattern in task.train_file_patterns]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     paths: list[Path] = []
     for folder in folders:
@@ -109,18 +110,19 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
                 raise ValueError(f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them")
     if not files:
         raise ValueError(
-            f"no file of the task in {', '.join(map(str, folders))}: name a folder with files like {task.file_name}"
+            f"no file of the task in {', '.join(map(str, folders))}: name a folder with files like "
+            f"{task.example_file_name}"
         )
     return list(files.values())
 
 
-def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
+def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, several_settings: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: whether the command runs several settings, of which the best are chosen. The dev set of a language is
-    the task's own. If the task has none, it is that of the other dataset that the task is trained on. Settings are
-    never chosen on a file that is scored. If there are several settings and no other dev set, every tenth training
-    example is held out. Raises ValueError if there is nothing to train on or to score.
+    `several_settings`: whether the command runs several settings, of which the best are chosen. The dev set of a
+    language is the task's own. If the task has none, it is that of the other dataset that the task is trained on.
+    Settings are never chosen on a file that is scored. If there are several settings and no other dev set, every tenth
+    training example is held out. Raises ValueError if there is nothing to train on or to score.
     """
     wanted = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
@@ -142,9 +144,9 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
         for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
         if source.split == "dev" and source not in test and source.language in train_languages
     }
-    unused = sorted({source.language for source in own_dev} - {source.language for source in test})
-    held_out = tuning.held_out or (of_several and not dev)
-    return TaskSets(train, test, train if held_out else [dev[language] for language in sorted(dev)], held_out, unused)
+    dev_only = sorted({source.language for source in own_dev} - {source.language for source in test})
+    held_out = tuning.held_out or (several_settings and not dev)
+    return TaskSets(train, test, train if held_out else [dev[language] for language in sorted(dev)], held_out, dev_only)
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:

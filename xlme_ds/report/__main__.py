@@ -35,12 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
                 f"unexpected argument {options[0]}: did you mean --run {options[0]}, or `xlme report xtreme`?"
             )
         else:
-            print(read_command(draw, program("report"), options, usage=_USAGE))
+            print(read_command(write_page, program("report"), options, usage=_USAGE))
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 
 
-def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path | None = None) -> Path:
+def write_page(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path | None = None) -> Path:
     """Write the report page of a run (--run), or a page that compares several runs (--runs).
 
     With the word xtreme first, the command writes the XTREME tables; `xlme report xtreme --help` lists its flags.
@@ -68,7 +68,7 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path | None 
     return write_report(run, out)
 
 
-def draw_for(folder: str, parent: str) -> None:
+def write_report_in_child(folder: str, parent: str) -> None:
     """Draw the page of the run in `folder`, in a child of the training process with the id `parent`. The child ends
     when its parent has ended, or by SIGTERM."""
     run = Path(folder)
@@ -100,10 +100,10 @@ def _update(run: Path) -> str | None:
     else None."""
     if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
         return None
-    from ..evaluate.showcase import bring_up_to_date  # imported late: it loads torch
+    from ..evaluate.report_data import update_report_data  # imported late: it loads torch
 
     try:
-        bring_up_to_date(run)
+        update_report_data(run)
     except (ValueError, KeyError, OSError) as error:
         return f"the example sentences and retrieval scores of {run} are not updated: {in_words(error)}"
     return None

@@ -18,7 +18,7 @@ pl Polish, ps Pashto, pt Portuguese, ro Romanian, ru Russian, sa Sanskrit, sd Si
 sl Slovenian, so Somali, sq Albanian, sr Serbian, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, th Thai,
 tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnamese, xh Xhosa, yi Yiddish, zh Chinese
 """
-NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
+LANGUAGE_NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
 _CHARTS_SHOWN = 24  # charts of the 12 best and the 12 worst languages; the page folds away all other charts
 
@@ -29,11 +29,11 @@ def language_name(code: str) -> str:
     if second and language_name(first) and language_name(second):
         return f"{language_name(first)}–{language_name(second)}"
     language, _, variant = code.replace("-", "_").partition("_")
-    name = NAMES.get(language, "")
+    name = LANGUAGE_NAMES.get(language, "")
     return f"{name}, {_VARIANTS.get(variant, variant)}" if name and variant else name
 
 
-def tag(code: str) -> str:
+def language_tag(code: str) -> str:
     """The BCP 47 tag of a CC-100 code, by which browsers choose font and hyphenation: `bn-Latn` for `bn_rom`, `my` for
     `my_zaw`."""
     language, _, variant = code.partition("_")

@@ -150,7 +150,7 @@ def _compared(key: str, runs: Sequence[tuple[Records, Records]], title: str, wid
         if len(steps):
             axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
         else:
-            steps, values = thin(*points(metrics, key))
+            steps, values = downsample(*points(metrics, key))
             axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
     return _svg_over_steps(axes, title)
 
@@ -181,7 +181,7 @@ def _panel(
     axes.margins(y=0.08)
     for series, key in sorted(keys.items()):
         colour = _COLOURS[series]
-        steps, values = thin(*points(metrics, key))
+        steps, values = downsample(*points(metrics, key))
         axes.plot(steps, smooth(values), color=colour, linewidth=1.9)
         axes.plot(*points(heldout, key), "o:", color=colour, linewidth=0.9, markersize=5, markeredgecolor=SURFACE)
         if quantities.get(key, {}).get("unigram"):
@@ -195,7 +195,7 @@ def _panel(
         marks.add("chance")
     axes.set_ylim(axes.get_ylim())  # before the raw values are drawn, so that their noise does not widen the axis
     for series, key in keys.items():
-        axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
+        axes.plot(*downsample(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
     return Panel(_svg_over_steps(axes, title), marks)
 
 
@@ -220,7 +220,7 @@ def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def downsample(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (steps, values) of at most `_MOST_POINTS` points; each is the mean of a group of neighbouring points."""
     group_size = max(1, -(-len(steps) // _MOST_POINTS))  # rounded up
     starts = np.arange(0, len(steps), group_size)

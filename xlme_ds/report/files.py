@@ -20,15 +20,15 @@ class RunFiles:
         require_folder(run, "name the --out folder of a pre-training run")
         self.name = run.resolve().name
         self.finished = (run / "finished.json").exists()
-        self.config = read_optional(run / "config.json")
-        self.settings = self.config.get("config", {})
+        self.config_json = read_optional(run / "config.json")
+        self.settings = self.config_json.get("config", {})
         # The description of the run's objective (see `objectives.describe`). A fine-tuning run has no objective.
         defaults: dict[str, Any] = {"description": None, "quantities": {}}
-        self.objective = defaults | self.config.get("objective", {})
-        self.metrics = read_steps(run / "metrics.jsonl")
-        self.heldout = read_steps(run / "heldout.jsonl")
-        self.dimensions = read_steps(run / "dimensions.jsonl")
-        self.heldout_languages = read_steps(run / "heldout_languages.jsonl")
+        self.objective = defaults | self.config_json.get("objective", {})
+        self.metrics = read_records(run / "metrics.jsonl")
+        self.heldout = read_records(run / "heldout.jsonl")
+        self.dimensions = read_records(run / "dimensions.jsonl")
+        self.heldout_languages = read_records(run / "heldout_languages.jsonl")
         self.retrieval = read_optional(run / "retrieval.json")
         self.samples = read_optional(run / "samples.json").get("samples", [])
         self.languages = read_optional(run / "languages.json")
@@ -51,7 +51,7 @@ def read_optional(path: Path) -> dict[str, Any]:
     return read_object(path) if path.exists() else {}
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON Lines file in step order. If a resumed run logged a step again, the later record counts.
 
     Blank lines are skipped. A last line without a line feed is left out: the run is still writing it, or was killed

@@ -15,7 +15,7 @@ from ..cli import format_duration, format_number
 from ..io.files import write_text
 from ..train.run_folder import describe_missing_steps, first_step, flatten
 from . import figures
-from .by_language import heldout_languages, language_name, tag
+from .by_language import heldout_languages, language_name, language_tag
 from .figures import nats, percent, points
 from .files import RunFiles, render
 
@@ -33,8 +33,8 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
 
 def _page_of(run: RunFiles) -> str:
-    settings: dict[str, Any] = checked("config.json", lambda: {} | run.settings)
-    quantities = checked("config.json", lambda: run.objective["quantities"])
+    settings: dict[str, Any] = build_from("config.json", lambda: {} | run.settings)
+    quantities = build_from("config.json", lambda: run.objective["quantities"])
     # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
     loss_titles = {
         figures.panel_and_series(key, quantities)[0]
@@ -42,40 +42,40 @@ def _page_of(run: RunFiles) -> str:
         if quantity["unigram"] and run.heldout
     }
     borders = [step for step, _ in _phases(settings)][1:]
-    panels = checked(
+    panels = build_from(
         "metrics.jsonl or heldout.jsonl",
         lambda: figures.curves(run.metrics, run.heldout, quantities, borders, loss_titles),
     )
     return render(
         "run_page.html",
         run=run,
-        name=checked("config.json", lambda: settings.get("name")),
-        started=checked("config.json", lambda: started(run.config)),
-        going_on=checked("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
-        about=checked("config.json", lambda: run.objective["description"]),
-        cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
+        name=build_from("config.json", lambda: settings.get("name")),
+        started=build_from("config.json", lambda: started_line(run.config_json)),
+        going_on=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
+        about=build_from("config.json", lambda: run.objective["description"]),
+        cards=build_from("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
         losses={title: panel for title, panel in panels.items() if title in loss_titles},
         panels={title: panel for title, panel in panels.items() if title not in loss_titles},
-        dimensions=checked(
+        dimensions=build_from(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
-        by_language=checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
-        gaps=checked("config.json", lambda: _gaps(run, settings)),
-        shares=checked("languages.json", lambda: _language_shares(run.languages)),
-        retrieval=checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=checked("samples.json", lambda: _sentences(run.samples, run.languages) if run.samples else None),
-        scores=checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
-        settings=flatten({key: value for key, value in run.config.items() if key not in ("started", "command")}),
+        by_language=build_from("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
+        gaps=build_from("config.json", lambda: _gaps(run, settings)),
+        shares=build_from("languages.json", lambda: _language_shares(run.languages)),
+        retrieval=build_from("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
+        samples=build_from("samples.json", lambda: _sentences(run.samples, run.languages) if run.samples else None),
+        scores=build_from("scores.json", lambda: _scores(run.scores) if run.scores else None),
+        settings=flatten({key: value for key, value in run.config_json.items() if key not in ("started", "command")}),
         tasks=_TASKS,
         language_name=language_name,
-        tag=tag,
+        tag=language_tag,
         format_number=format_number,
         nats=nats,
         percent=percent,
     )
 
 
-def started(config: Mapping[str, Any]) -> str:
+def started_line(config: Mapping[str, Any]) -> str:
     """A line with the time at which the run was started, and its command; empty if `config` has no such time."""
     command = f": {config['command']}" if config.get("command") else ""
     return f"Started {config['started']} UTC{command}" if config.get("started") else ""
@@ -89,7 +89,7 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
 
 
-def checked(file: str, build: Callable[[], Any]) -> Any:
+def build_from(file: str, build: Callable[[], Any]) -> Any:
     """Returns what `build` returns. If `build` fails because of the content of `file`, raises ValueError that names the
     file."""
     try:
@@ -163,7 +163,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if len(phases) > 1:
         descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
         yield "Phases of the data", str(len(phases)), "; ".join(descriptions)
-    parameters = run.config.get("parameters", {})
+    parameters = run.config_json.get("parameters", {})
     if "trained_total" in parameters:
         parts = (f"{name} {format_number(count)}" for name, count in parameters.items() if name != "trained_total")
         yield "Parameters", format_number(parameters["trained_total"]), ", ".join(parts)
@@ -318,7 +318,9 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
     return {
         "language": sample["language"],
         "task": sample["task"],
-        "sides": [(_writing_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False)],
+        "sides": [
+            (_writing_direction(side), language_tag(code), side) for code, side in zip(codes, sides, strict=False)
+        ],
         "counts": Counter(token["verdict"] for side in sides for token in side),
     }
 

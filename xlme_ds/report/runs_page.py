@@ -10,7 +10,7 @@ from ..io.files import require_regular, write_text
 from ..train.run_folder import flatten
 from . import figures
 from .files import RunFiles, render, require_run
-from .run_page import best_retrieval, checked, started
+from .run_page import best_retrieval, build_from, started_line
 
 _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
 
@@ -31,7 +31,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     by_name = {
         name if names.count(name) == 1 else str(run): RunFiles(run) for run, name in zip(runs, names, strict=True)
     }
-    write_text(out, checked("a file of the runs", lambda: _page_of(by_name)))
+    write_text(out, build_from("a file of the runs", lambda: _page_of(by_name)))
     return out
 
 
@@ -45,7 +45,7 @@ def _page_of(by_name: Mapping[str, RunFiles]) -> str:
     return render(
         "runs_page.html",
         names=list(by_name),
-        started={name: line for name, run in by_name.items() if (line := started(run.config))},
+        started={name: line for name, run in by_name.items() if (line := started_line(run.config_json))},
         results=_rows([_results_of(run, quantities) for run in runs]),
         settings={name: row for name, row in settings.items() if any(cell != row[0] for cell in row)},
         panels=figures.compared_curves(titles, [(run.metrics, run.heldout) for run in runs]),

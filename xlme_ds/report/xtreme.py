@@ -19,7 +19,7 @@ from ..io.folders import require_folder
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
-FILES = ("scores.json", "tatoeba.json", "align.json")
+RESULT_FILES = ("scores.json", "tatoeba.json", "align.json")
 ALONE = "each sentence read alone"  # the value of `reading` in the align.json that `evaluate align --apart` writes
 
 
@@ -32,12 +32,12 @@ class TaskRun:
     split: str
     metrics: tuple[str, ...]
     languages: dict[str, tuple[float, ...]]  # language -> its scores in percent, in the order of `metrics`
-    training: str = ""  # hash of the training set
-    files: str = ""  # hash of the test sets
+    training_sha256: str = ""  # hash of the training set
+    tests_sha256: str = ""  # hash of the test sets
     unlabelled: tuple[str, ...] = ()  # languages whose test sets have no labels, so that they have no scores
     setting: str = ""  # the tuning settings that affect the result, as text
-    settings: int = 1  # how many different tuning settings the command was to run
-    dev: float | None = None  # score on the dev sets, by which a setting is chosen: first metric, mean over languages
+    setting_count: int = 1  # how many different tuning settings the command was to run
+    dev_score: float | None = None  # on the dev sets, to choose a setting by: first metric, mean over languages
     dev_name: str = ""  # name of the dev sets, such as `dev en`; `held-out en` if they are held-out training examples
 
 
@@ -50,7 +50,7 @@ class TaskScores:
 
 
 @dataclass
-class Model:
+class ModelScores:
     """The scores of one model that was fine-tuned in one way. They fill one row of each table."""
 
     name: str
@@ -59,7 +59,7 @@ class Model:
     align: dict[str, Any] | None = None  # the model's entry in an align.json
 
 
-def gather(folders: Iterable[Path]) -> list[Model]:
+def read_models(folders: Iterable[Path]) -> list[ModelScores]:
     """The models in all result files in `folders` and below them, sorted by name.
 
     A model is named after the last part of its path, or after the whole path if two models have the same last part.
@@ -70,20 +70,20 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_object(path) for path in sorted(paths.values())}
     names = _Names(contents.values())
-    models: dict[str, Model] = {}
+    models: dict[str, ModelScores] = {}
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # (name of the model, task) -> its runs
     for path, content in contents.items():
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                name = names.of(content, bool(content["random"])) + _trained_on(content["train_languages"])
+                name = names.of(content, bool(content["random"])) + _languages_suffix(content["train_languages"])
                 runs[name, content["task"]].append(run)
                 continue
             for scores in content["models"]:
                 name = names.of(scores)
                 if content.get("reading") == ALONE:
                     name += f", {ALONE}"
-                model = models.setdefault(name, Model(name))
+                model = models.setdefault(name, ModelScores(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(
                         f"{path} has scores of {model.name}, as another file in --runs has: name only one of the two"
@@ -95,16 +95,16 @@ def gather(folders: Iterable[Path]) -> list[Model]:
             ) from None
     for (name, task), task_runs in runs.items():
         for row_name, row_runs in _by_row(name, task, task_runs).items():
-            models.setdefault(row_name, Model(row_name)).results[task] = _choose_setting(task, row_runs)
+            models.setdefault(row_name, ModelScores(row_name)).results[task] = _choose_setting(task, row_runs)
     return sorted(models.values(), key=lambda model: model.name)
 
 
 def _result_files(folder: Path) -> list[Path]:
     """The result files in a folder and below it. Raises ValueError if there are none."""
-    require_folder(folder, f"--runs takes folders that hold {', '.join(FILES)}")
-    paths = [path for name in FILES for path in files_below(folder, name)]
+    require_folder(folder, f"--runs takes folders that hold {', '.join(RESULT_FILES)}")
+    paths = [path for name in RESULT_FILES for path in files_below(folder, name)]
     if not paths:
-        raise ValueError(f"{folder} holds no {', '.join(FILES)}: fine-tune or evaluate a model into it first")
+        raise ValueError(f"{folder} holds no {', '.join(RESULT_FILES)}: fine-tune or evaluate a model into it first")
     return paths
 
 
@@ -118,7 +118,7 @@ class _Names:
         self._shapes: dict[str, set[str]] = defaultdict(set)
         for content in contents:
             models = content.get("models", [content])  # a scores.json is about one model
-            entries = models if isinstance(models, list) else []  # `gather` names a file of another form
+            entries = models if isinstance(models, list) else []  # `read_models` names a file of another form
             for scores in (entry for entry in entries if isinstance(entry, dict)):
                 if path := _model_path(scores):
                     self._weights[path, bool(scores.get("random"))].add(str(scores.get("weights", "")))
@@ -159,10 +159,10 @@ def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
 def _by_row(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
     """Name of a row -> its runs. Runs with different training sets or different test sets are in different rows."""
     rows: dict[str, list[TaskRun]] = defaultdict(list)
-    training_sets, tests = {run.training for run in runs}, {run.files for run in runs}
+    training_sets, tests = {run.training_sha256 for run in runs}, {run.tests_sha256 for run in runs}
     for run in runs:
-        row_name = name + _name_suffix(f"{task}'s training set", run.training, training_sets)
-        rows[row_name + _name_suffix(f"{task}'s tests", run.files, tests)].append(run)
+        row_name = name + _name_suffix(f"{task}'s training set", run.training_sha256, training_sets)
+        rows[row_name + _name_suffix(f"{task}'s tests", run.tests_sha256, tests)].append(run)
     return rows
 
 
@@ -172,7 +172,7 @@ def _digest(content: Mapping[str, Any], key: str) -> str:
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest() if hashes else ""
 
 
-def _trained_on(languages: Iterable[str]) -> str:
+def _languages_suffix(languages: Iterable[str]) -> str:
     """The part of a row's name that gives the languages of fine-tuning; empty for English alone."""
     codes = sorted(languages)
     if codes == [ENGLISH]:
@@ -195,9 +195,9 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
         raise ValueError(f"{path} has scores of no language: write it again or leave it out")
     if not all(0 <= score <= 100 for scores in languages.values() for score in scores):  # also refuses NaN
         raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
-    dev, dev_name = None, ""
+    dev_score, dev_name = None, ""
     if dev_scores := content.get("dev"):
-        dev, codes = float(dev_scores["mean"][metrics[0]]), sorted(dev_scores["languages"])
+        dev_score, codes = float(dev_scores["mean"][metrics[0]]), sorted(dev_scores["languages"])
         dev_languages = " ".join(codes) if len(codes) <= 4 else f"of {len(codes)} languages"
         dev_name = f"{'held-out' if dev_scores['held_out'] else 'dev'} {dev_languages}"
     tuning = {key: value for key, value in content.get("tuning", {}).items() if key != "micro_batch"}
@@ -207,12 +207,12 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
         split=content["split"],
         metrics=metrics,
         languages=languages,
-        training=_digest(content, "training"),
-        files=_digest(content, "files"),
+        training_sha256=_digest(content, "training"),
+        tests_sha256=_digest(content, "files"),
         unlabelled=unlabelled,
         setting=" ".join(f"{key}={value}" for key, value in sorted(tuning.items())),
-        settings=int(content.get("settings", 1)),
-        dev=dev,
+        setting_count=int(content.get("settings", 1)),
+        dev_score=dev_score,
         dev_name=dev_name,
     )
 
@@ -241,9 +241,9 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
             )
     compared = len(by_setting)
     if compared == 1:
-        return TaskScores(tuple(runs), f"1 of {first.settings} settings" if first.settings > 1 else "")
+        return TaskScores(tuple(runs), f"1 of {first.setting_count} settings" if first.setting_count > 1 else "")
     for run in runs:
-        if run.dev is None:
+        if run.dev_score is None:
             raise ValueError(
                 f"{run.path} has no score on a dev set, by which one of {compared} settings of {task} must be chosen: "
                 "name the runs of one setting"
@@ -253,7 +253,7 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
                 f"{run.path} has scores on {run.dev_name}, and {first.path} on {first.dev_name}: "
                 "score all settings on the same dev sets"
             )
-    best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev or 0.0 for run in by_seed.values()))
-    settings = max(compared, *(run.settings for run in runs))
+    best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev_score or 0.0 for run in by_seed.values()))
+    settings = max(compared, *(run.setting_count for run in runs))
     tried = f"{compared} of {settings}" if compared < settings else f"{settings}"
     return TaskScores(tuple(best.values()), f"best of {tried} settings on {first.dev_name}")

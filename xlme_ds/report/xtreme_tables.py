@@ -17,10 +17,10 @@ from typing import Any
 
 from ..io.files import write_text
 from .files import render
-from .xtreme import ENGLISH, Model, TaskScores, gather
+from .xtreme import ENGLISH, ModelScores, TaskScores, read_models
 
 # Task -> its heading, and the count of its languages in XTREME.
-TASKS = {
+XTREME_TASKS = {
     "pos": ("POS", 33), "ner": ("NER", 40), "xquad": ("XQuAD", 11), "mlqa": ("MLQA", 7), "tydiqa": ("TyDiQA", 9),
     "xnli": ("XNLI", 15), "pawsx": ("PAWS-X", 7),
 }  # fmt: skip
@@ -76,10 +76,10 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     Raises:
         ValueError: a result file is damaged, or several have scores for the same cells; then nothing is written.
     """
-    all_tables = tables(gather(runs))
+    all_tables = tables(read_models(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in all_tables}
     for template in ("xtreme.md.jinja", "xtreme.html"):
-        files[template.removesuffix(".jinja")] = render(template, tables=all_tables, show=show, source=source)
+        files[template.removesuffix(".jinja")] = render(template, tables=all_tables, show=cell_text, source=source_text)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
@@ -92,7 +92,7 @@ def published() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("xtreme_published.toml").read_text(encoding="utf-8"))
 
 
-def tables(models: list[Model]) -> list[XtremeTable]:
+def tables(models: list[ModelScores]) -> list[XtremeTable]:
     """All tables. Those of retrieval, of alignment and by language are left out if no model has such scores."""
     # Our rows: name of the table -> name of the system -> key of the column -> cell.
     rows: dict[str, dict[str, dict[str, Cell]]] = {"table1": {}, "table7": {}, "table5": {}, "table6": {}}
@@ -111,7 +111,7 @@ def tables(models: list[Model]) -> list[XtremeTable]:
     return all_tables
 
 
-def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
+def _at_layer(model: ModelScores, scores: Mapping[str, Any]) -> str:
     """The name of a row whose scores are those of one layer."""
     return f"{model.name}, layer {scores['layer']} of {scores['depth']}"
 
@@ -134,20 +134,20 @@ def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
     return XtremeTable(name, layout["title"], columns, rows, layout.get("decimals", 1), layout.get("notes", []))
 
 
-def _task_cells(model: Model) -> dict[str, Cell]:
+def _task_cells(model: ModelScores) -> dict[str, Cell]:
     """Our row of Table 1. The average is over tasks; a task with two metrics counts with their mean, as in XTREME."""
     cells = {
         task: _over_seeds(task, result, [_means(run.languages.values()) for run in result.runs])
         for task, result in model.results.items()
-        if task in TASKS
+        if task in XTREME_TASKS
     }
     scored = [fmean(cell.values) for cell in cells.values() if cell.values]
     if scored:
-        cells["average"] = Cell((fmean(scored),), _shortfall(len(scored), len(TASKS), "tasks"))
+        cells["average"] = Cell((fmean(scored),), _shortfall(len(scored), len(XTREME_TASKS), "tasks"))
     return cells
 
 
-def _gap_cells(model: Model) -> dict[str, Cell]:
+def _gap_cells(model: ModelScores) -> dict[str, Cell]:
     """Our row of Table 7: the English score minus the mean score of the other languages. The score is exact match if
     the task has it, else the task's first metric."""
     cells = {}
@@ -214,7 +214,7 @@ def _language_table(task: str, results: Mapping[str, TaskScores]) -> XtremeTable
         marks = ", ".join(_run_marks(result))  # the columns show which languages are missing
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
         add_row(name + (f" ({marks})" if marks else ""), "", means)
-    heading = TASKS[task][0] if task in TASKS else "CoNLL"
+    heading = XTREME_TASKS[task][0] if task in XTREME_TASKS else "CoNLL"
     title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
     note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
     return XtremeTable(f"{task}_by_language", title, columns, rows, notes=[note])
@@ -241,7 +241,7 @@ def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
-    languages = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
+    languages = XTREME_TASKS[task][1] if task in XTREME_TASKS else len(published()["by_language"][task]["languages"])
     return _shortfall(len(first.languages), languages, "languages") + _run_marks(result)
 
 
@@ -257,7 +257,7 @@ def _run_marks(result: TaskScores) -> tuple[str, ...]:
     return tuple(filter(None, marks))
 
 
-def show(cell: Cell | None, decimals: int) -> str:
+def cell_text(cell: Cell | None, decimals: int) -> str:
     """A cell as text, such as `68.7 / 50.2` or `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; empty for None."""
     if cell is None:
         return ""
@@ -268,7 +268,7 @@ def show(cell: Cell | None, decimals: int) -> str:
     return (" / ".join(values) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
 
-def source(row: SystemRow) -> str:
+def source_text(row: SystemRow) -> str:
     """The text of a row's source: `published: …` or `ours`."""
     return f"published: {row.source}" if row.source else "ours"
 
@@ -284,9 +284,11 @@ def to_csv(table: XtremeTable) -> str:
     writer.writeheader()
     for row in table.rows:
         remarks = [
-            f"{key}: {show(cell, table.decimals)}" for key, cell in row.cells.items() if cell.marks or any(cell.spreads)
+            f"{key}: {cell_text(cell, table.decimals)}"
+            for key, cell in row.cells.items()
+            if cell.marks or any(cell.spreads)
         ]
-        record = {"system": row.system, "source": source(row), "remarks": "; ".join(remarks)}
+        record = {"system": row.system, "source": source_text(row), "remarks": "; ".join(remarks)}
         for key, cell in row.cells.items():
             texts = [f"{value:.{table.decimals}f}" for value in cell.values]
             record |= zip(columns[key], texts, strict=False)  # not strict: a task without labels has no values

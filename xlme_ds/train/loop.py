@@ -264,7 +264,9 @@ class Save(Callback):
         self.last_saved = done
 
 
-_DRAW_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
+_DRAW_PAGE = (
+    "import sys; from xlme_ds.report.__main__ import write_report_in_child; write_report_in_child(*sys.argv[1:])"
+)
 
 
 @dataclass

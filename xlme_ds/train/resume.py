@@ -17,7 +17,7 @@ from ..engine.engine import Engine
 from ..engine.ranks import broadcast, on_all_ranks
 from ..models.tiles import use_tilings
 from ..objectives.protocol import BatchSource
-from ..trained.runs import complete_checkpoint
+from ..trained.runs import find_complete_checkpoint
 from .records import StepLog
 from .run_folder import RunFolder, describe_missing_steps, first_step, fixed_settings
 
@@ -62,7 +62,7 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
     """Raise ValueError if `resume` would fail because the newest checkpoint does not match the run, or because the run
     has lost its checkpoints. Only rank 0 calls this."""
     if checkpoints_of(folder.path):
-        newest = complete_checkpoint(folder.path)
+        newest = find_complete_checkpoint(folder.path)
         saved = read_state(newest)
         folder.identity(config, newest, require_match(saved, newest, data_fingerprints(loader, heldout, saved["step"])))
     else:
@@ -120,7 +120,7 @@ def _branch(
     tolerance: float,
 ) -> int:
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
-    parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
+    parent = on_all_ranks(lambda: find_complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
     # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts

@@ -22,7 +22,7 @@ from .settings import (
     CONFIG_FILE,
     MODEL_TYPE,
     SENTENCEPIECE_FILE,
-    fitting,
+    explain_mismatch,
     read_config,
     read_vocabulary,
     without_prefix,
@@ -31,17 +31,17 @@ from .weights import (
     REPLACED_HEAD_FILE,
     WEIGHTS_FILE,
     read_metadata,
-    read_model,
+    read_model_weights,
     read_weights,
-    require_settings,
+    require_same_settings,
     shards_of,
 )
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
-PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
+ENCODER_PREFIX = f"{MODEL_TYPE}."  # of the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
 # Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`FORMATS`).
-EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
+EMBEDDING_SUFFIXES = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
 # The difference between the discriminator's embedding and the generator's (GDES). The difference has a file of its own:
 # it cannot be computed exactly from the two embeddings, because the discriminator's embedding is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
@@ -67,17 +67,17 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 # A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of other files, by name.
-FILES = "files"
+FILES_KEY = "files"
 # A key in config.json: which encoder of a pre-training run this is; absent after fine-tuning and for XLM-R's weights.
-WHICH = "which"
+WHICH_KEY = "which"
 
 
 class NativeFormat(NamedTuple):
     """The format of a model that transformers has itself. The model has several classes, whose names end in `Model`,
     `ForMaskedLM`, …"""
 
-    model: str  # the model's name
-    classes: str  # prefix of its classes' names
+    name: str  # the model's name
+    class_prefix: str  # prefix of its classes' names
     shape: Mapping[str, Any]  # our settings that have one fixed value in this format
     config: Callable[[ModelConfig], dict[str, Any]]  # the settings in config.json that give the shape
     # (encoder, ending of a class's name, head's parameters) -> all parameters, by the names of that class
@@ -122,13 +122,13 @@ def native_format(config: Mapping[str, Any]) -> NativeFormat:
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     """The parameters of an encoder under their names in an export."""
-    layers = {f"{PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
-    return {PREFIX + EMBEDDING: torch.cat(encoder.embedding_blocks).detach()} | layers
+    layers = {f"{ENCODER_PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    return {ENCODER_PREFIX + EMBEDDING: torch.cat(encoder.embedding_blocks).detach()} | layers
 
 
 def embedding_name(state: Iterable[str]) -> str:
     """The name of the token embedding among the parameters of an export."""
-    return next(name for name in state if name.endswith(EMBEDDINGS))
+    return next(name for name in state if name.endswith(EMBEDDING_SUFFIXES))
 
 
 def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tensor]:
@@ -137,14 +137,18 @@ def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tens
     if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
         replaced = folder / REPLACED_HEAD_FILE
         return native_format(config).read_masked_head(folder) | (read_weights(replaced) if replaced.exists() else {})
-    return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
+    return {
+        name: value
+        for name, value in read_model_weights(folder / WEIGHTS_FILE).items()
+        if not name.startswith(ENCODER_PREFIX)
+    }
 
 
 def folder_of_encoder(folder: Path, which: EncoderName | None) -> Path:
     """The folder of an encoder in an export. Raises ValueError if the export lacks it."""
     if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
         return folder / GENERATOR_FOLDER
-    exported = read_config(folder).get(WHICH)
+    exported = read_config(folder).get(WHICH_KEY)
     has_encoder = exported == which or (exported is None and which != "generator")
     if which is not None and not has_encoder:
         raise ValueError(f"{folder} has no {which}: name {exported or 'the run that it was exported from'}")
@@ -158,7 +162,7 @@ def load_export(folder: Path) -> TrainedEncoder:
     """
     config = read_config(folder)
     if (weights := folder / WEIGHTS_FILE).exists():
-        require_settings(weights, config, folder / CONFIG_FILE)
+        require_same_settings(weights, config, folder / CONFIG_FILE)
     read = _read_ours if config.get("model_type") == MODEL_TYPE else native_format(config).read
     encoder, vocabulary = read(folder)
     if encoder.cfg.vocabulary != vocabulary.size:
@@ -171,8 +175,8 @@ def load_export(folder: Path) -> TrainedEncoder:
 
 def require_exported_files(folder: Path) -> None:
     """Raise ValueError if a file of an export has changed since the weights were written, OSError if it is missing."""
-    require_settings(folder / WEIGHTS_FILE, read_config(folder), folder / CONFIG_FILE)
-    for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(FILES, "{}")).items():
+    require_same_settings(folder / WEIGHTS_FILE, read_config(folder), folder / CONFIG_FILE)
+    for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(FILES_KEY, "{}")).items():
         if file_sha256(folder / name) != checksum:
             raise ValueError(f"{folder / name} has changed since the export (checksum): restore the file")
 
@@ -182,9 +186,9 @@ def _read_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
         if not shards_of(folder / name):
             raise ValueError(f"{folder} has no {name}: copy it from the folder that `xlme export` wrote")
-    state = read_model(folder / WEIGHTS_FILE)
-    state = without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
-    with fitting(folder / WEIGHTS_FILE, folder):
+    state = read_model_weights(folder / WEIGHTS_FILE)
+    state = without_prefix(state, ENCODER_PREFIX) if ENCODER_PREFIX + EMBEDDING in state else state
+    with explain_mismatch(folder / WEIGHTS_FILE, folder):
         state["embedding_0"] = state.pop(EMBEDDING)
         cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
         encoder = encoder_of(state, replace(cfg, language_embeddings=tuple(cfg.language_embeddings)))

@@ -15,8 +15,8 @@ from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
 from ..models.modern import FIXED_SETTINGS
 from ..models.text_encoder import TextEncoder, encoder_of
-from .settings import SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary, without_prefix
-from .weights import WEIGHTS_FILE, read_model
+from .settings import SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary, without_prefix
+from .weights import WEIGHTS_FILE, read_model_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
 # Our settings that have one fixed value for ModernBERT.
@@ -96,7 +96,7 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     """The encoder and the vocabulary of the export in `folder`. Raises ValueError if a file is missing or damaged."""
     config, state = read_config(folder), _read_state(folder)
     state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
-    with fitting(folder / WEIGHTS_FILE, folder):
+    with explain_mismatch(folder / WEIGHTS_FILE, folder):
         config |= {name: config["rope_parameters"][kind]["rope_theta"] for name, kind in _ROTARY_BASES.items()}
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         cfg = ModelConfig(**MODERNBERT_SHAPE, **settings)
@@ -113,7 +113,7 @@ def read_modernbert_masked_head(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:
-    state = read_model(folder / WEIGHTS_FILE)
+    state = read_model_weights(folder / WEIGHTS_FILE)
     if not state:
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}: copy it from the folder that `xlme export` wrote")
     return state

@@ -23,15 +23,15 @@ from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
 from .settings import (
     CONFIG_FILE,
-    RunSettings,
-    fitting,
+    ModelSettings,
+    explain_mismatch,
     read_config,
+    read_model_settings,
     read_run_config,
-    read_settings,
     read_vocabulary,
     without_prefix,
 )
-from .weights import SETTINGS, WEIGHTS_FILE, read_weights, require_settings, save_weights
+from .weights import SETTINGS_KEY, WEIGHTS_FILE, read_weights, require_same_settings, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
 # Settings of a model that do not change what it computes once it is trained: how it runs, and its initialisation.
@@ -72,14 +72,14 @@ class TrainedRun(NamedTuple):
                 f"{self.folder} was trained for {self.objective.name} and has no {which}: name "
                 f"{' or '.join(self.encoders)}"
             )
-        with fitting(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
+        with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
             if self.task:
                 return encoder_of(without_prefix(self.state, "encoder."), self.model)
             return take_encoder(self.state, self.model, which)
 
     def load_into(self, whole: nn.Module) -> None:
         """Copy the parameters into the model that the objective builds. Raises ValueError when they do not fit."""
-        with fitting(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
+        with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
             whole.load_state_dict(self.state)
 
 
@@ -94,10 +94,10 @@ def load_run(folder: Path) -> TrainedRun:
 
     Raises ValueError when the folder holds no run, or the run lacks the checkpoint.
     """
-    (run, step), settings = run_and_step(folder), read_settings(folder)
+    (run, step), settings = run_and_step(folder), read_model_settings(folder)
     weights = run / MODEL_FOLDER / WEIGHTS_FILE
     if step is None and weights.exists():
-        require_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
+        require_same_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
         state = read_weights(weights)
     elif settings.task:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: finish it by the same command")
@@ -111,7 +111,7 @@ def load_run(folder: Path) -> TrainedRun:
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
     # The weights of a finished run may have another number of vocabulary blocks than its config.json names.
-    state = in_blocks(state, settings.model)
+    state = split_vocabulary_tables(state, settings.model)
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 
 
@@ -122,7 +122,7 @@ def _model_after(config: RunConfig, steps: int) -> ModelConfig:
     return config.model if base is None else replace(config.model, rotary_base=base)
 
 
-def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+def split_vocabulary_tables(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """`state` with the vocabulary tables split into `model.vocabulary_blocks` blocks.
 
     Tables whose number of rows is not the size of the vocabulary stay as they are.
@@ -141,11 +141,11 @@ def pin_step(folder: Path) -> Path:
     """A name that means the same model on every rank and at any time: RUN@STEP for an unfinished run, else `folder`."""
     run, step = run_and_step(folder)
     if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
-        return Path(f"{run}@{saved_step(complete_checkpoint(run))}")
+        return Path(f"{run}@{saved_step(find_complete_checkpoint(run))}")
     return folder
 
 
-def complete_checkpoint(run: Path, step: int | None = None) -> Path:
+def find_complete_checkpoint(run: Path, step: int | None = None) -> Path:
     """The newest complete checkpoint of a run, or its checkpoint of `step`. Raises ValueError if there is none.
 
     The run may still be training and delete checkpoints meanwhile.
@@ -159,7 +159,7 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
                 _require_own(folder, run)
                 return folder
             if checkpoints_of(run) != checkpoints:
-                return complete_checkpoint(run, step)
+                return find_complete_checkpoint(run, step)
             note(f"{folder} is left out: {fault}")
     if step is None:
         raise ValueError(
@@ -179,7 +179,7 @@ def _require_own(checkpoint: Path, run: Path) -> None:
         raise ValueError(f"{checkpoint} was saved by another run: move it out of this folder")
 
 
-def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
+def read_checkpoint(folder: Path, settings: ModelSettings) -> dict[str, Tensor]:
     """The float32 parameters of the whole model from a checkpoint that any engine wrote."""
     with torch.device("meta"):
         whole = objective_of(settings.objective).build(settings.model)
@@ -190,10 +190,10 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
     return state
 
 
-def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
-    """Returns (step, parameters) of the checkpoint that `complete_checkpoint` finds."""
+def _load_checkpoint(run: Path, step: int | None, settings: ModelSettings) -> tuple[int, dict[str, Tensor]]:
+    """Returns (step, parameters) of the checkpoint that `find_complete_checkpoint` finds."""
     while True:
-        source = complete_checkpoint(run, step)
+        source = find_complete_checkpoint(run, step)
         try:
             return saved_step(source), read_checkpoint(source, settings)
         except (ValueError, OSError):
@@ -209,7 +209,7 @@ def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], v
     write_vocabulary(folder, vocabulary)
     weights = folder / WEIGHTS_FILE
     partial = weights.with_name(f"{weights.name}.tmp")
-    save_weights(state, partial, {SETTINGS: json.dumps(settings, sort_keys=True)})
+    save_weights(state, partial, {SETTINGS_KEY: json.dumps(settings, sort_keys=True)})
     to_disk(partial)
     partial.rename(weights)
 

@@ -17,7 +17,7 @@ SENTENCEPIECE_FILE = "sentencepiece.bpe.model"  # the vocabulary of an export
 MODEL_TYPE = "xlme"  # `model_type` in an export's config.json
 
 
-class RunSettings(NamedTuple):
+class ModelSettings(NamedTuple):
     """The settings of a run that determine its model."""
 
     model: ModelConfig
@@ -62,7 +62,7 @@ def is_export(folder: Path) -> bool:
     return "model_type" in read_config(folder)
 
 
-def read_settings(folder: Path) -> RunSettings:
+def read_model_settings(folder: Path) -> ModelSettings:
     """The settings that determine a run's model; the run may be unfinished. Raises ValueError for any other folder."""
     config = read_config(folder)
     if "config" not in config:
@@ -71,7 +71,7 @@ def read_settings(folder: Path) -> RunSettings:
     try:
         task = settings.get("task", "")
         objective = ObjectiveConfig() if task else from_json(ObjectiveConfig, settings["objective"])
-        return RunSettings(from_json(ModelConfig, settings["model"]), task, objective)
+        return ModelSettings(from_json(ModelConfig, settings["model"]), task, objective)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder / CONFIG_FILE} lacks a setting or has an unknown one: {error!r}") from None
 
@@ -108,7 +108,7 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 
 @contextmanager
-def fitting(weights: Path, folder: Path) -> Iterator[None]:
+def explain_mismatch(weights: Path, folder: Path) -> Iterator[None]:
     """Turn errors of the block into ValueError: KeyError, if a parameter of `weights` is missing, and torch's
     RuntimeError, if a parameter has another shape than the settings in `folder` give."""
     try:

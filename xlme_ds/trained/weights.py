@@ -17,15 +17,15 @@ from ..io.files import read_json
 WEIGHTS_FILE = "model.safetensors"
 REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: transformers has no class for it
 # Keys in the metadata of a weights file. The values are the checksum of its tensors, and the model's settings as JSON.
-_CHECKSUM = "crc32"
-SETTINGS = "settings"
+_CHECKSUM_KEY = "crc32"
+SETTINGS_KEY = "settings"
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with a checksum of its tensors and the usual permissions of a new file."""
     path.touch()  # safetensors makes files that only their owner can read
     mode = path.stat().st_mode
-    save_file(dict(state), path, {**(metadata or {}), _CHECKSUM: _checksum(state)})
+    save_file(dict(state), path, {**(metadata or {}), _CHECKSUM_KEY: _checksum(state)})
     _order_header(path)
     path.chmod(mode)
 
@@ -60,10 +60,10 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
 
-def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
+def require_same_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
     """Raise ValueError if one of the `settings`, read from the file `config`, differs from the setting stored with the
     weights at `path`. Weights that another library wrote have no settings to compare."""
-    for name, value in json.loads(read_metadata(path).get(SETTINGS, "{}")).items():
+    for name, value in json.loads(read_metadata(path).get(SETTINGS_KEY, "{}")).items():
         if name in settings and settings[name] != value:
             raise ValueError(
                 f"{config} has {name} {settings[name]!r}, and {path.name} was written with {value!r}: restore the file"
@@ -76,7 +76,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises ValueError if the file has another format, if its tensors do not match the checksum in the file (every file
     that `save_weights` writes has one), or if a weight is not finite.
     """
-    stored_checksum = read_metadata(path).get(_CHECKSUM)
+    stored_checksum = read_metadata(path).get(_CHECKSUM_KEY)
     state = load_file(path)
     if stored_checksum not in (None, _checksum(state)):
         raise ValueError(
@@ -87,7 +87,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def read_model(path: Path) -> dict[str, Tensor]:
+def read_model_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of the model at `path`, in one safetensors file or in shards. Raises ValueError if a file is missing
     or damaged."""
     return {name: value for shard in shards_of(path) for name, value in read_weights(shard).items()}

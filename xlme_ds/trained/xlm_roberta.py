@@ -14,7 +14,7 @@ from ..cli import note
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, encoder_of
-from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, fitting, read_config, read_vocabulary
+from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary
 from .weights import WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
@@ -118,7 +118,7 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
         raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
     weights, state = _read_state(folder)
     config = {"initializer_range": 0.02, **config}  # transformers' default
-    with fitting(weights, folder):
+    with explain_mismatch(weights, folder):
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         positions = config["max_position_embeddings"] - _FIRST_POSITION
         cfg = ModelConfig(**settings, **XLM_ROBERTA_SHAPE, max_positions=positions)

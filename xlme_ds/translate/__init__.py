@@ -27,7 +27,7 @@ def lines(
         raise ValueError("the text is one string: give a list of lines")
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
-    languages = translator.language(source, "source"), translator.language(target, "target")
+    languages = translator.language_index(source, "source"), translator.language_index(target, "target")
     return translate_lines(translator, text, languages, beam, length_penalty).lines
 
 

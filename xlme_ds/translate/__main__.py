@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
-    from .text import check_search, load_translator, read_lines, scores, translate_lines  # it loads torch
+    from .text import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
 
     _check_outputs(settings)
     lines = read_lines(settings.source)
@@ -74,12 +74,13 @@ def run(settings: TranslateSettings) -> None:
                 f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference needs "
                 "one line per line of the source"
             )
-        scores(reference[:1], reference[:1], settings.to_language)  # without sacreBLEU, this raises now, not at the end
+        # Without sacreBLEU, this raises now, not at the end.
+        bleu_and_chrf(reference[:1], reference[:1], settings.to_language)
     translator = load_translator(settings.model)
     check_search(translator, settings.beam, settings.length_penalty)
     languages = (
-        translator.language(settings.from_language, "--from"),
-        translator.language(settings.to_language, "--to"),
+        translator.language_index(settings.from_language, "--from"),
+        translator.language_index(settings.to_language, "--to"),
     )
     if settings.pairs is not None:
         if languages[0] == languages[1]:
@@ -99,7 +100,7 @@ def run(settings: TranslateSettings) -> None:
         note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
     print(f"{settings.out}: {len(translated.lines)} lines")
     if reference is not None:
-        print("\n".join(scores(translated.lines, reference, settings.to_language)))
+        print("\n".join(bleu_and_chrf(translated.lines, reference, settings.to_language)))
     print(leaks, end="")
 
 

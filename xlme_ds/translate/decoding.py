@@ -16,7 +16,7 @@ import torch
 
 from ..cli import progress
 from ..data.rows import EOS, LAYOUTS, PAD
-from .model import CachedDecoder, TranslationModel, longest_translation
+from .model import CachedDecoder, TranslationModel, max_translation_tokens
 from .sides import Side
 
 _MAX_BATCH_TOKENS = 4096  # upper bound of source tokens · beam in a batch
@@ -40,7 +40,7 @@ def translate(
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     batches = _batches(order, sources, beam, max_sentences=max(_MAX_LOGITS // (model.cfg.vocabulary * beam), 1))
     for indices in progress(batches, len(sources), "sentences", amount=len):
-        limits = [min(longest_translation(len(sources[index])), model.cfg.max_positions) for index in indices]
+        limits = [min(max_translation_tokens(len(sources[index])), model.cfg.max_positions) for index in indices]
         searches = [Search(limit, beam, length_penalty) for limit in limits]
         _search(model, [sources[index] for index in indices], languages, searches)
         for index, search in zip(indices, searches, strict=True):
@@ -116,7 +116,7 @@ def _search(
     model: TranslationModel, sources: Sequence[np.ndarray], languages: tuple[int, int], searches: Sequence[Search]
 ) -> None:
     source = source_side(model, sources, languages[0])
-    decoder = CachedDecoder(model, source, torch.full_like(source.items[:, 0], languages[1]))
+    decoder = CachedDecoder(model, source, torch.full_like(source.segments[:, 0], languages[1]))
     live, beam, device = list(searches), searches[0].beam, decoder.source_NSD.device
     tokens_N = torch.full((len(live),), EOS, device=device)
     totals_N = torch.zeros(len(live), device=device)
@@ -136,5 +136,5 @@ def _search(
         live = still_live
         if live:
             totals, rows, tokens = (list(column) for column in zip(*continued, strict=True))
-            decoder.keep(rows)
+            decoder.reorder(rows)
             tokens_N, totals_N = torch.tensor(tokens, device=device), sums_NV.new_tensor(totals)

@@ -1,7 +1,7 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
 Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-`CachedDecoder` decodes token by token, and `write` makes the greedy translations of back-translation with it.
+`CachedDecoder` decodes token by token, and `translate_greedily` makes the translations of back-translation with it.
 
 B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary; N
 hypotheses or sentences in decoding, each of which is one of the B rows that the model reads.
@@ -27,17 +27,17 @@ from .sides import (
     cross_attention_mask,
     noised_sources,
     rows_of,
-    sentences_apart,
     sources_of_pairs,
     target_mask,
     targets,
-    written_sources,
+    translated_sources,
+    unpacked_sentences,
 )
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
 LENGTH_FACTOR = 3  # upper bound of (tokens in the translations of a row's sentences) / (tokens in the row)
 _TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}  # task of a row -> the terms that it can have
-ADDED = {"ae": "noised_BT", "bt": "into_BT"}  # term -> the tensor in `Batch.added` that it needs
+ADDED = {"ae": "noised_BT", "bt": "target_languages_BT"}  # term -> the tensor in `Batch.added` that it needs
 
 
 class TranslationOutput(NamedTuple):
@@ -83,35 +83,35 @@ class TranslationModel(TextEncoder):
     ) -> TranslationOutput:
         """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
         the tokens that it predicts."""
-        source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[term](rows)
+        source = {"ae": noised_sources, "bt": self.back_translated_sources, "mt": sources_of_pairs}[term](rows)
         seeds_B, row_tokens = rows.seeds_B, rows.tokens_BT.shape[1]
         if term == "bt":
             seeds_B = derive_seeds(seeds_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
             row_tokens *= LENGTH_FACTOR
-        source_BSD = self.read_source(source, seeds_B, row_tokens)
-        target_BRD = self.read_target(target, source_BSD, source.items, seeds_B, row_tokens)
-        hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
+        source_BSD = self.encode(source, seeds_B, row_tokens)
+        target_BRD = self.decode(target, source_BSD, source.segments, seeds_B, row_tokens)
+        hidden_MD = target_BRD.flatten(0, 1)[target.segments.flatten().nonzero().squeeze(1)]
         predicted = self.masked_head(hidden_MD, TiedTable(blocks), tokens[places_M], None)
         terms_M = torch.full_like(places_M, TERMS.index(term))
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, terms_M)
 
-    def written(self, rows: Batch) -> Side:
+    def back_translated_sources(self, rows: Batch) -> Side:
         """Sources for back-translation: a greedy translation of each monolingual sentence, written in evaluation mode
         and without gradient."""
-        sentences, training = sentences_apart(rows), self.training
+        sentences, training = unpacked_sentences(rows), self.training
         self.eval()
-        tokens = write(self, sentences.source, sentences.into_N)
+        tokens = translate_greedily(self, sentences.source, sentences.target_languages_N)
         self.train(training)
-        return written_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
+        return translated_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
 
-    def read_source(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
+    def encode(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.embedding_blocks, sparse=True)
         x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
         distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
-        return self.encoder.run_layers(x_BSD, source.items, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
+        return self.encoder.run_layers(x_BSD, source.segments, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
 
-    def read_target(
+    def decode(
         self,
         target: Side,
         source_BSD: Tensor,
@@ -125,13 +125,13 @@ class TranslationModel(TextEncoder):
         embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = attention_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
+        self_bias = attention_bias(self.cfg, target.segments, distance_HW, x_BRD.dtype, causal_mask)
         assert isinstance(self_bias, TorchBias)
-        cross_bias = TorchBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
+        cross_bias = TorchBias(cross_attention_mask(target.segments, sources_BS), None, row_tokens=row_tokens)
         shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
         return decoder.run_layers_with(x_BRD, shared, seeds_B)
 
-    def read_next(
+    def decode_step(
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
         """The decoder's last hidden state, [B, D], after it has read one more token of each target, `tokens_B`, at
@@ -146,14 +146,14 @@ class TranslationModel(TextEncoder):
         self_bias, cross_bias = TorchBias(all_111R, distance_H1R), TorchBias(allowed_B11S, None)
         return decoder.run_layers_with(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
 
-    def scores(self, hidden_BD: Tensor) -> Tensor:
+    def logits(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
         return self.masked_head.logits(hidden_BD, self.embedding_blocks)
 
 
-def longest_translation(source: int) -> int:
-    """The largest number of tokens of a translation of `source` ordinary tokens (XLM's rule)."""
-    return int(1.3 * source + 5)
+def max_translation_tokens(source_tokens: int) -> int:
+    """The largest number of tokens of a translation of `source_tokens` ordinary tokens (XLM's rule)."""
+    return int(1.3 * source_tokens + 5)
 
 
 class CachedDecoder:
@@ -161,24 +161,24 @@ class CachedDecoder:
 
     def __init__(self, model: TranslationModel, source: Side, languages_N: Tensor):
         self.model, self.languages_N = model, languages_N
-        self.source_NSD = model.read_source(source)
-        self.allowed_N11S = (source.items > 0)[:, None, None]
+        self.source_NSD = model.encode(source)
+        self.allowed_N11S = (source.segments > 0)[:, None, None]
         self.past: dict[nn.Module, KeysAndValues] = {}
         self.position = 0  # position of the next token that the decoder reads
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
         """Read `tokens_N`; returns the log-probabilities of the token that follows, float32 or wider [N, V]. Only
         ordinary tokens and `</s>` are possible."""
-        hidden_ND = self.model.read_next(
+        hidden_ND = self.model.decode_step(
             tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
         )
-        scores_NV = self.model.scores(hidden_ND)
+        logits_NV = self.model.logits(hidden_ND)
         self.position += 1
-        scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
-        scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
-        return scores_NV.log_softmax(-1)
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        logits_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
+        return logits_NV.log_softmax(-1)
 
-    def keep(self, rows: list[int]) -> None:
+    def reorder(self, rows: list[int]) -> None:
         """Continue with the hypotheses of these rows; a row may occur several times."""
         rows_N = torch.tensor(rows, device=self.source_NSD.device)
         self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
@@ -187,26 +187,26 @@ class CachedDecoder:
 
 
 @torch.no_grad()
-def write(model: TranslationModel, source: Side, languages_N: Tensor) -> list[list[int]]:
+def translate_greedily(model: TranslationModel, source: Side, languages_N: Tensor) -> list[list[int]]:
     """Translate each row of `source`, which is one sentence, greedily into its language in `languages_N`; returns
-    ordinary tokens. A translation has at most `longest_translation` tokens, and at most as many as the model can
+    ordinary tokens. A translation has at most `max_translation_tokens` tokens, and at most as many as the model can
     read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
-    lengths = (source.items > 0).sum(1).tolist()  # including the two special tokens
-    limits = [min(longest_translation(length - 2), model.cfg.max_positions - 2) for length in lengths]
-    written: list[list[int]] = [[] for _ in limits]
+    lengths = (source.segments > 0).sum(1).tolist()  # including the two special tokens
+    limits = [min(max_translation_tokens(length - 2), model.cfg.max_positions - 2) for length in lengths]
+    translations: list[list[int]] = [[] for _ in limits]
     live = list(range(len(limits)))  # index of the sentence in each of the decoder's rows; finished ones are removed
     while model.any_rank(bool(live)):
         tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
         unfinished_rows = []
         for row, (sentence, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
             if token != EOS:
-                written[sentence].append(token)
-                if len(written[sentence]) < limits[sentence]:
+                translations[sentence].append(token)
+                if len(translations[sentence]) < limits[sentence]:
                     unfinished_rows.append(row)
         live = [live[row] for row in unfinished_rows]
         if len(unfinished_rows) < len(tokens_N):
             rows = unfinished_rows or [0]  # a rank that is done keeps decoding one row until the other ranks are done
-            decoder.keep(rows)
+            decoder.reorder(rows)
             tokens_N = tokens_N[rows]
-    return written
+    return translations

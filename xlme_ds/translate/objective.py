@@ -30,7 +30,7 @@ from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import Quantity, WeightSource, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import ADDED, TERMS, TranslationModel, TranslationOutput
-from .sentences import ALWAYS, Sentences
+from .sentences import ALWAYS, SentenceInputs
 from .sides import target_mask
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ class MachineTranslation(MaskedLanguageModelling):
         if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
             points["bt"] = ()
         mask = rows.manifest.vocabulary_size - 1
-        sentences = Sentences(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
+        sentences = SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
 
         def with_sentences(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
-            return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
+            return sentences.added_to(collate(parts, seed, mask_fraction), parts, seed, step)
 
         return with_sentences
 
@@ -108,7 +108,9 @@ class MachineTranslation(MaskedLanguageModelling):
         the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
-            return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
+            return batch._replace(
+                added={name: value for name, value in batch.added.items() if name != "target_languages_BT"}
+            )
         return batch
 
     def at(self, step: int) -> Self:

@@ -21,15 +21,15 @@ _PART_LINES = 2000
 
 @dataclass(frozen=True)
 class PairFolder:
-    """The pairs of two languages in `folder`; the text in language `to` is the translation."""
+    """The pairs of two languages in `folder`; the text in language `target` is the translation."""
 
     folder: Path
     source: str
-    to: str
+    target: str
 
     def path(self, code: str) -> Path:
         """The file with the text in language `code`."""
-        return self.folder / f"back_{self.to}.{'-'.join(sorted((self.source, self.to)))}.{code}"
+        return self.folder / f"back_{self.target}.{'-'.join(sorted((self.source, self.target)))}.{code}"
 
     @property
     def parts(self) -> Path:
@@ -39,7 +39,7 @@ class PairFolder:
     def begin(self, settings: Mapping[str, Any]) -> bool:
         """Begin, or resume after a stop. Returns whether `write` has anything left to do. Raises ValueError if the
         folder has pairs of other text or settings."""
-        complete = self.path(self.to).exists() and self.path(self.source).exists()
+        complete = self.path(self.target).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
         if not complete and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -75,11 +75,11 @@ class PairFolder:
             parts = [read_object(file) for file in part_files.values()]
             pairs = [pair for part in parts for pair in part["pairs"]]
             # The file of the translations is written last: it marks the pairs as complete.
-            for side, code in enumerate((self.source, self.to)):
+            for side, code in enumerate((self.source, self.target)):
                 write_text(self.path(code), "".join(f"{pair[side]}\n" for pair in pairs))
             shutil.rmtree(self.parts)
         too_long, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
         print(
-            f"{self.path(self.to)}: {len(pairs)} pairs; left out: {too_long} lines too long, {empty} without words, "
-            f"{len(lines) - len(pairs) - too_long - empty} with an empty translation"
+            f"{self.path(self.target)}: {len(pairs)} pairs; left out: {too_long} lines too long, "
+            f"{empty} without words, {len(lines) - len(pairs) - too_long - empty} with an empty translation"
         )

@@ -17,10 +17,10 @@ from ..data.compiled import compiled, readonly
 from ..data.masking import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-# The noise of XLM. A token moves by fewer positions than SHUFFLED. A share DROPPED of a sentence's tokens is dropped,
-# and a share BLANKED of the others is masked.
-SHUFFLED = 3
-DROPPED, BLANKED = 0.1, 0.1
+# The noise of XLM, by its names. A token moves by fewer positions than WORD_SHUFFLE. A share WORD_DROPOUT of a
+# sentence's tokens is dropped, and a share WORD_BLANK of the others is masked.
+WORD_SHUFFLE = 3
+WORD_DROPOUT, WORD_BLANK = 0.1, 0.1
 ALWAYS = ("0:1",)  # the setting for weight 1 in all steps
 # Stands in place of a task's index in Philox's counter. No task has this index, so no other draw has the same counter.
 _TASK = np.uint64(len(TASKS))
@@ -29,7 +29,7 @@ _LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 @dataclass(frozen=True)
-class Sentences:
+class SentenceInputs:
     """Adds noised copies to the batch of a step if the weight of denoising is not 0 in this step. Adds the target
     languages if the weight of back-translation is not 0 (`config.weight_at`)."""
 
@@ -45,21 +45,21 @@ class Sentences:
                 f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
             )
 
-    def added(self, batch: Batch, task_rows: TaskRows, seed: int, step: int) -> Batch:
-        """Returns `batch` with `noised_BT` and `into_BT` added, int64 [B, T], each only if the step needs it. `collate`
-        made the batch of `task_rows`."""
-        noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
+    def added_to(self, batch: Batch, task_rows: TaskRows, seed: int, step: int) -> Batch:
+        """Returns `batch` with `noised_BT` and `target_languages_BT` added, int64 [B, T], each only if the step needs
+        it. `collate` made the batch of `task_rows`."""
+        noised_BT, target_languages_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0  # index in the batch of the task's first row
         for task, rows, row_numbers in task_rows:
             if task == TASKS.index("mono"):
                 end, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-                of_task = noised_BT[first:end], into_BT[first:end]
+                of_task = noised_BT[first:end], target_languages_BT[first:end]
                 _noise(*rows, row_numbers, key, self.mask, np.array(self.languages), *of_task)
             first += len(rows.tokens)
         if weight_at(self.denoising, step):
             batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
         if weight_at(self.back_translation, step):
-            batch = batch.with_added(into_BT=torch.from_numpy(into_BT))
+            batch = batch.with_added(target_languages_BT=torch.from_numpy(target_languages_BT))
         return batch
 
 
@@ -88,16 +88,17 @@ def _noise(
     mask: int,
     language_indices: Array,
     noised_BT: Array,
-    into_BT: Array,
+    target_languages_BT: Array,
 ) -> None:
-    """Fill `noised_BT` and `into_BT` in the columns of each item. An item is one sentence.
+    """Fill `noised_BT` and `target_languages_BT` in the columns of each item. An item is one sentence.
 
-    `noised_BT` gets a noised copy; the columns between its end and the end of the item keep `<pad>`. `into_BT` gets the
-    language to translate the item into, drawn uniformly from `language_indices` without the item's own language.
+    `noised_BT` gets a noised copy; the columns between its end and the end of the item keep `<pad>`.
+    `target_languages_BT` gets the language to translate the item into, drawn uniformly from `language_indices` without
+    the item's own language.
 
-    The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, SHUFFLED). Then tokens
-    are dropped with probability DROPPED, and each other one becomes `<mask>` with probability BLANKED. At least one
-    token is not dropped.
+    The tokens of a sentence are sorted by i + u, where i is the position and u is uniform in [0, WORD_SHUFFLE). Then
+    tokens are dropped with probability WORD_DROPOUT, and each other one becomes `<mask>` with probability WORD_BLANK.
+    At least one token is not dropped.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
@@ -112,18 +113,18 @@ def _noise(
             draw = philox(np.uint64(start), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)[3]
             others = np.uint64(max(len(language_indices) - 1, 1))
             into = (own + 1 + int(draw * others >> _WORD_BITS)) % len(language_indices)
-            into_BT[row, start:stop] = language_indices[into]
+            target_languages_BT[row, start:stop] = language_indices[into]
             for column in range(start + 1, stop - 1):
                 move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)
-                keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)
+                keys_T[column] = column + WORD_SHUFFLE * (move * _TO_UNIT)
                 drops_T[column], blanks_T[column] = drop * _TO_UNIT, blank * _TO_UNIT
-            threshold = min(DROPPED, drops_T[start + 1 : stop - 1].max())  # so the token with the largest draw stays
+            threshold = min(WORD_DROPOUT, drops_T[start + 1 : stop - 1].max())  # the token with the largest draw stays
             noised_BT[row, start] = tokens_BT[row, start]
             write_column = start + 1
             for index in np.argsort(keys_T[start + 1 : stop - 1]):
                 column = start + 1 + index
                 if drops_T[column] >= threshold:
-                    noised_BT[row, write_column] = mask if blanks_T[column] < BLANKED else tokens_BT[row, column]
+                    noised_BT[row, write_column] = mask if blanks_T[column] < WORD_BLANK else tokens_BT[row, column]
                     write_column += 1
             noised_BT[row, write_column] = EOS
             start = stop

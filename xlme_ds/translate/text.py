@@ -31,7 +31,7 @@ class Translator(NamedTuple):
     model: TranslationModel
     vocabulary: Vocabulary
 
-    def language(self, code: str, option: str) -> int:
+    def language_index(self, code: str, option: str) -> int:
         """The index of a language's embedding. Raises ValueError, naming the `option`, for an unknown language."""
         try:
             return language_index(self.model.cfg, code)
@@ -126,7 +126,7 @@ def translate_lines(
     return Translated(translations, [index + 1 for index in not_empty if len(sources[index]) > longest])
 
 
-def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
+def bleu_and_chrf(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
     """BLEU (Post, 2018), with sacreBLEU's tokenizer for the language, and chrF (Popović, 2015): for each a text with
     value and signature. Raises ValueError where a package is not installed."""
     try:

@@ -24,14 +24,16 @@ from ..trained.encoders import initial_encoder
 from ..trained.runs import MODEL_FOLDER, load_run, main_encoder, write_model
 from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
-from .retrieval import group_by_language, packed_pairs, retrieve
+from .retrieval import group_by_language, retrieval_accuracies, stored_pairs
 
 # Key in languages.json -> key in the manifest of mixed rows.
 _SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}
 State = Mapping[str, torch.Tensor]
 
 
-def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None) -> None:
+def write_model_and_report_data(
+    run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None
+) -> None:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder. `state`: all parameters of the
     model, float32; `data`: the data folder of each phase."""
     vocabulary = Vocabulary(data[0] / "vocab")
@@ -39,7 +41,7 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
     _write(run, _contents(config, state, vocabulary, data, heldout, config.train.steps))
 
 
-def bring_up_to_date(run: Path) -> None:
+def update_report_data(run: Path) -> None:
     """Rewrite the JSON files of an unfinished run from its newest complete checkpoint, if they show an older one.
 
     Raises ValueError if the run's data are missing or have changed.
@@ -148,15 +150,15 @@ def _retrieval(
     config: RunConfig, state: State, heldout: Path, step: int, earlier: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """{"retrieval.json": its content}; empty if no language has enough pairs."""
-    groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
-    if not groups:
+    bitexts = group_by_language(stored_pairs(RowStore(heldout / "para")))
+    if not bitexts:
         return {}
-    sizes = {language: len(english) for language, (english, _) in groups.items()}
+    sizes = {language: len(english) for language, (english, _) in bitexts.items()}
     if earlier.get("pairs") == sizes and "before" in earlier:
         before = earlier["before"]
     else:
         untrained = initial_encoder(config.model, config.objective.name, config.seed)
-        before = retrieve(untrained, groups, name="retrieval, untrained")
+        before = retrieval_accuracies(untrained, bitexts, name="retrieval, untrained")
     trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
     retrieval = {
         "step": step,
@@ -164,7 +166,7 @@ def _retrieval(
         "pairs": sizes,
         "candidates": sum(sizes.values()) / len(sizes),
         "before": before,
-        "after": retrieve(trained, groups, name="retrieval"),
+        "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
     }
     return {"retrieval.json": retrieval}
 

@@ -21,11 +21,11 @@ from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_nll_by_id
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import checked
-from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
+from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes
 from .output import ResultTable
 
 # For each language (mean, count): the mean −log p (nats) of the predicted tokens, and the number of these tokens.
-Costs = dict[str, tuple[float, int]]
+MeanNlls = dict[str, tuple[float, int]]
 
 
 @checked
@@ -44,28 +44,28 @@ def perplexity(
     The first `limit` rows of each language (None: all) are read `passes` times, each time with other masks drawn from
     `seed`. `unigram`: the data folder that a unigram model is counted on, for comparison.
     """
-    check_numbers(seed, passes=passes, limit=limit)
-    predictors, store = load_predictors(models, random), open_text(Path(data))
+    check_seed_and_counts(seed, passes=passes, limit=limit)
+    predictors, store = load_predictors(models, random), open_monolingual(Path(data))
     for model in predictors:
         quantity = model.objective.quantities[model.objective.terms[0]]
         if quantity.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_statistics(store, predictors[0].vocabulary, limit)
-    unigram_model_costs = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
+    nlls_of_unigram = None if unigram is None else unigram_nlls(open_monolingual(Path(unigram)), store, limit)
     results = []
     for model in predictors:
-        text = open_text(Path(data), model.cfg.language_embeddings)
-        costs = mean_costs(model, text, seed, sum(rows.values()), passes, limit)
-        description = model.description | {"term": model.objective.terms[0]} | trained_on(model, store)
-        results.append(description | perplexities(costs, tokens_per_character))
-    if unigram_model_costs is not None:
-        description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        results.append(description | perplexities(unigram_model_costs, tokens_per_character))
+        text = open_monolingual(Path(data), model.cfg.language_embeddings)
+        nlls = mean_nlls(model, text, seed, sum(rows.values()), passes, limit)
+        metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
+        results.append(metadata | perplexities(nlls, tokens_per_character))
+    if nlls_of_unigram is not None:
+        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        results.append(metadata | perplexities(nlls_of_unigram, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results}
 
 
-def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
+def open_monolingual(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder. `languages`: as in `RowStore`. Raises ValueError for a folder
     without such rows, and for rows that hold texts of several languages."""
     if not (folder / "mono").is_dir():
@@ -124,8 +124,9 @@ def text_statistics(
     )
 
 
-def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
-    """The costs of a unigram model on the text in `store`. The model is counted on `train`, on all languages together.
+def unigram_nlls(train: RowStore, store: RowStore, limit: int | None = None) -> MeanNlls:
+    """The mean −log p of a unigram model on the text in `store`. The model is counted on `train`, on all languages
+    together.
 
     Raises ValueError if the two stores have different vocabularies.
     """
@@ -133,15 +134,15 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
         raise ValueError(
             f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
         )
-    costs_V = unigram_nll_by_id(train)
+    nll_V = unigram_nll_by_id(train)
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for language, rows, _ in rows_by_language(store, limit):
         tokens = rows.tokens[rows.tokens > UNK]
-        totals[language] += costs_V[tokens].sum(), len(tokens)
+        totals[language] += nll_V[tokens].sum(), len(tokens)
     return _means(totals)
 
 
-def check_numbers(seed: int, **counts: int | None) -> None:
+def check_seed_and_counts(seed: int, **counts: int | None) -> None:
     """Raise ValueError for a count below 1, and for a seed that is negative or not below 2^63: cut to 64 bits, it could
     act as another seed."""
     for name, count in counts.items():
@@ -151,7 +152,7 @@ def check_numbers(seed: int, **counts: int | None) -> None:
         raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
 
 
-def require_readable(predictor: Predictor, store: RowStore) -> None:
+def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
     """Raise ValueError for rows of another vocabulary or layout, and for rows that are too long for the model."""
     manifest, cfg = store.manifest, predictor.cfg
     if manifest.vocabulary_sha256 != predictor.vocabulary.sha256:
@@ -172,11 +173,11 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_costs(
-    predictor: Predictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
-) -> Costs:
-    """A model's costs on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so they
-    are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
+def mean_nlls(
+    predictor: ComparedPredictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
+) -> MeanNlls:
+    """A model's mean −log p on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so
+    they are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
     # Every model that masks has the same share of masked tokens, whatever share it was trained with.
@@ -191,8 +192,8 @@ def mean_costs(
     return _means(totals)
 
 
-def _means(totals: Mapping[str, np.ndarray]) -> Costs:
-    """Costs from (sum of −log p, count) by language; a language without predicted tokens is left out."""
+def _means(totals: Mapping[str, np.ndarray]) -> MeanNlls:
+    """MeanNlls from (sum of −log p, count) by language; a language without predicted tokens is left out."""
     return {
         language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
     }
@@ -203,7 +204,7 @@ def _exp(nll: float) -> float:
     return math.exp(nll) if nll < 709 else math.inf
 
 
-def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
+def perplexities(nlls: MeanNlls, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
     """The scores of one model: `languages` has them by language, and `overall` their means, in which every language has
     the same weight."""
     languages = {
@@ -213,7 +214,7 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
             "bits_per_character": nll * tokens_per_character[language] / math.log(2),
             "predicted": count,
         }
-        for language, (nll, count) in costs.items()
+        for language, (nll, count) in nlls.items()
     }
     nll, bits = (
         float(np.mean([values[key] for values in languages.values()])) for key in ("nll", "bits_per_character")
@@ -239,7 +240,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         rows.append([f"mean of {len(row_counts)}", str(sum(row_counts.values())), *means])
         tables.append(ResultTable(title, columns, rows, means=1))
     tables[0].notes = [
-        *trained_on_note(models),
+        *trained_on_notes(models),
         "for masked tokens (mlm) it is a pseudo-perplexity, not to be compared with a causal model's; the mean is "
         "geometric",
     ]
