@@ -112,7 +112,9 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     assert not torch.equal(batches[0].added["noised_BT"], batches[1].added["noised_BT"])
     store, record = Loader(data, rows, 0, 1.0).stores[0], np.arange(1)
     for of, shown in ((both, {"noised_BT"}), (translation((), ("0:1",)), {"target_languages_BT"})):
-        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, "in one way"
+        assert {*of.collate_for(store, "show")([(0, store.read(record), record)], 0, 1.0, 0).added} == shown, (
+            "in one way"
+        )
 
 
 def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:

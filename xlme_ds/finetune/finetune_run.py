@@ -86,7 +86,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not broadcast(weights.exists()):
-            engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
+            engine = build_data_parallel_engine(
+                config, objective, partial(_initialise, initial.encoder, config), loader, None
+            )
             tokens = loader.row_tokens
             forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
