@@ -26,7 +26,7 @@ import pyarrow as pa
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
-from xlme_ds.io.files import TEMPORARY, file_sha256, read_signed, replacing, to_disk, write_signed
+from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
 from xlme_ds.io.folders import lock, make_folder
 
 
@@ -61,7 +61,7 @@ class Stage:
         path = self.folder / "settings.json"
         self.begun()
         if _read_or_none(path) is None:
-            write_signed(path, self._settings_json)
+            write_checksummed(path, self._settings_json)
 
     def begun(self) -> dict[str, Any] | None:
         """The stage name and settings of the run that began the folder; None for a new folder. Raises ValueError if
@@ -138,7 +138,7 @@ class Stage:
         Without `flush` the marker may not be on the disk yet. If a crash loses it, or a file that it lists, the task
         runs again.
         """
-        write_signed(self._marker(task_name), result, self._context, flush)
+        write_checksummed(self._marker(task_name), result, self._context, flush)
 
     def forget_tasks(self, task_names: Iterable[str]) -> None:
         """Remove the markers of tasks, so that they run again."""
@@ -161,9 +161,9 @@ class Stage:
 
 
 def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
-    """Read an object that `write_signed` wrote; None if the file is missing or damaged."""
+    """Read an object that `write_checksummed` wrote; None if the file is missing or damaged."""
     try:
-        return read_signed(path, context)
+        return read_checksummed(path, context)
     except (FileNotFoundError, ValueError):
         return None
 
@@ -212,7 +212,7 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
     """Yield a new file for writing, which hashes all that is written. When the block ends, the file is renamed to
     `path`; with `flush` it is flushed to the disk first."""
     make_folder(path.parent)
-    with replacing(path, flush) as file, _HashingFile(file) as hashing:
+    with atomic_write(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
@@ -224,7 +224,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
     marker, with the name relative to `root`."""
     with new_file(path) as file:
         file.write(data)
-    to_disk(path.parent)
+    fsync(path.parent)
     return file.shard(path, root)
 
 

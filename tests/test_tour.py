@@ -36,9 +36,9 @@ AFTER = {
     ),
     *(
         ("xlme_ds/io/files.py", name)
-        for name in ("file_sha256", "naming", "read_json", "read_signed", "replacing", "to_disk")
+        for name in ("file_sha256", "errors_naming", "read_json", "read_checksummed", "atomic_write", "fsync")
     ),
-    *(("xlme_ds/io/files.py", name) for name in ("write_json", "write_signed")),
+    *(("xlme_ds/io/files.py", name) for name in ("write_json", "write_checksummed")),
     ("xlme_ds/io/folders.py", "make_folder"),
     ("xlme_ds/engine/engine.py", "_backward"),
     ("xlme_ds/engine/engine.py", "_update"),

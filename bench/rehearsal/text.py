@@ -33,7 +33,7 @@ from data_prep.languages import canonical, letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from xlme_ds.data.schema import read_manifest
-from xlme_ds.io.files import replacing, write_json
+from xlme_ds.io.files import atomic_write, write_json
 from xlme_ds.io.help import read_command
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
@@ -222,7 +222,7 @@ def write_text(file: TextFile, out: Path) -> None:
     languages = read(file, 2_000 + file.text_bytes // 100)  # enough lines that a small file repeats few of them
     foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
     planter = Planter(random.Random(file.path), languages, _DAMAGE[file.corpus], foreign)
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         for block in planter.blocks(file.text_bytes):
             stream.write(lzma.compress(b"\n".join([*block, b""]), preset=0))
     write_json(note, planter.planted())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.progress import Status
 from data_prep.readers.reader import TextBlock
-from xlme_ds.io.files import naming
+from xlme_ds.io.files import errors_naming
 
 _WORK_FOLDER = re.compile(r"work-\d+-\d+")
 # A waiting member looks for work at intervals of 1/8 of the time that it has waited, but within these bounds (seconds).
@@ -107,7 +107,7 @@ class SharedWork:
         if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERS_PER_MEMBER * waiting:
             return False
         temporary = self.folder / f".{self.member}.tmp"
-        with naming(temporary), open(temporary, "wb") as file:
+        with errors_naming(temporary), open(temporary, "wb") as file:
             pickle.dump((name, number, block), file)
         os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
         return True
@@ -156,7 +156,7 @@ class SharedWork:
         """Add `encoded_bytes` to the bytes of text that this member has encoded. Member 0 displays the sum over all
         members."""
         path = self.folder / f"done-{self.member}"
-        with naming(path):
+        with errors_naming(path):
             path.write_text(str(_read_number(path) + encoded_bytes))
         if self.member == 0:
             self.status.show(lambda: self._progress(inputs, label))

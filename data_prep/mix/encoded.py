@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
-from xlme_ds.io.files import naming
+from xlme_ds.io.files import errors_naming
 
 # `mix` samples examples. With unit "slices", an example is a slice of a shard's token stream, and becomes a training
 # row. With all other units, an example is a record or a piece of a record, and a training row packs several examples.
@@ -173,7 +173,7 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     data = np.empty(int(sizes.sum()), dtype=np.int32)
     data_bytes = data.view(np.uint8).data
     filled = 0
-    with naming(path), open(path, "rb", buffering=0) as file:
+    with errors_naming(path), open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # keeps the kernel from reading ahead
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [data_bytes[filled : filled + size]], start) < size:

@@ -39,7 +39,7 @@ from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sample
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
 from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
 from data_prep.vocab.word_counts import WordCounts, thinned_words
-from xlme_ds.io.files import write_object
+from xlme_ds.io.files import write_versioned
 
 if TYPE_CHECKING:
     from data_prep.vocab.unigram import Unigrams
@@ -195,7 +195,7 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
         }
         for code in chosen
     }
-    write_object(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
+    write_versioned(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
     write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
     finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
 

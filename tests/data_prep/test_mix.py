@@ -43,7 +43,7 @@ from xlme_ds.data.schema import (
     row_schema,
     write_manifest,
 )
-from xlme_ds.io.files import file_sha256, write_signed
+from xlme_ds.io.files import file_sha256, write_checksummed
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16
@@ -603,7 +603,7 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     settings = tmp_path / "mono" / "settings.json"
     old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}
     del old["settings"]["order"]
-    write_signed(settings, old)
+    write_checksummed(settings, old)
     (tmp_path / "mono" / "manifest.json").unlink()
     with pytest.raises(
         ValueError, match=r'order was null, now "every example of a language once .* delete this folder'

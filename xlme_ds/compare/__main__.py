@@ -17,7 +17,7 @@ from ..cli import fail, program
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
-from ..io.files import read_object
+from ..io.files import read_versioned
 from ..io.folders import lock
 from ..io.help import read_command
 from ..recipes import recipe
@@ -99,7 +99,7 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     )
     if not (leg.folder / "config.json").exists():
         return
-    recorded = read_object(leg.folder / "config.json")["data"]
+    recorded = read_versioned(leg.folder / "config.json")["data"]
     recorded_and_now = {
         "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # fingerprints of the first phase
         "--heldout": (recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints),

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from io import FileIO
 from pathlib import Path
 
-from .files import to_disk
+from .files import fsync
 
 LOCK = ".lock"  # a process that works in a folder locks the folder's file of this name
 _SIGNATURE = b"xlme_ds: "  # the start of a lock file that this package wrote
@@ -24,7 +24,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        to_disk(folder.parent)
+        fsync(folder.parent)
 
 
 def require_folder(folder: Path, advice: str) -> None:
@@ -162,13 +162,13 @@ def atomic_folder(to: Path) -> Iterator[Path]:
         try:
             empty(partial)
             yield partial
-            to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
+            fsync(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
             partial.rename(to)
             (to / LOCK).unlink()
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    to_disk(to.parent)
+    fsync(to.parent)
 
 
 def empty(folder: Path, keep: Sequence[str] = ()) -> None:

@@ -74,7 +74,7 @@ def draw_for(folder: str, parent: str) -> None:
     run = Path(folder)
 
     def stop(*_: object) -> None:
-        sys.exit(143)  # an exception, so that `replacing` deletes the temporary file that it is writing
+        sys.exit(143)  # an exception, so that `atomic_write` deletes the temporary file that it is writing
 
     def end_with_parent() -> None:
         while os.getppid() == int(parent):

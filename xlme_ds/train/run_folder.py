@@ -18,7 +18,7 @@ from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step,
 from ..cli import called, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..io.files import read_json, read_object, write_object
+from ..io.files import read_json, read_versioned, write_versioned
 from ..io.folders import LOCK, in_use, lock, require_folder
 from .schedule import learning_rate
 
@@ -75,7 +75,7 @@ class RunFolder:
         stored = self._stored()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
-            if (self.path / FINISHED).exists() and done != read_object(self.path / FINISHED)["steps"]:
+            if (self.path / FINISHED).exists() and done != read_versioned(self.path / FINISHED)["steps"]:
                 done = None  # the finished run has lost its last checkpoint, so no setting may change
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
@@ -151,13 +151,13 @@ class RunFolder:
             "command": called(),
         }
         marker = self.path / FINISHED
-        finished_steps = read_object(marker)["steps"] if marker.exists() else None
+        finished_steps = read_versioned(marker)["steps"] if marker.exists() else None
         # If there is a model already, the run was made longer, or it was killed between writing the model and writing
         # the marker. The model can be removed, because the last checkpoint has its weights.
         if finished_steps != config.train.steps and checkpoints_of(self.path):
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)
             marker.unlink(missing_ok=True)
-        write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
+        write_versioned(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
         """The step of the last record in `metrics.jsonl`; 0 if there is no record."""
@@ -184,13 +184,13 @@ class RunFolder:
 
     def finish(self, steps: int) -> None:
         """Mark the run finished; the last thing that a run does."""
-        write_object(self.path / FINISHED, {"steps": steps})
+        write_versioned(self.path / FINISHED, {"steps": steps})
 
     def _stored(self) -> dict[str, Any] | None:
         """The content of `config.json`; None if it does not exist."""
         path = self.path / "config.json"
         try:
-            content = read_object(path)
+            content = read_versioned(path)
             if not isinstance(content["config"], dict):
                 raise ValueError
         except FileNotFoundError:
