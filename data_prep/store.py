@@ -27,7 +27,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
-from xlme_ds.io.folders import lock, make_folder
+from xlme_ds.io.folders import lock_folder, make_folder
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stage:
 
     def _open(self, root_lock: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        root_lock.enter_context(lock(self.folder))
+        root_lock.enter_context(lock_folder(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
             in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)

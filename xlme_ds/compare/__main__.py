@@ -18,7 +18,7 @@ from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
 from ..io.files import read_versioned
-from ..io.folders import lock
+from ..io.folders import lock_folder
 from ..io.help import read_command
 from ..recipes import recipe
 from ..run_commands import environment, launch, run
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}
-        with lock(settings.out):
+        with lock_folder(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
             runs = [RunScores.read(system, settings.data_folder, settings.tuning_seeds) for system in systems]

@@ -19,7 +19,7 @@ from ..cli import called, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..io.files import read_json, read_versioned, write_versioned
-from ..io.folders import LOCK, in_use, lock, require_folder
+from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder
 from .schedule import learning_rate
 
 # Prefixes of the settings that may change on resume. They change the loss curve only by rounding, except `spike_sigma`,
@@ -71,7 +71,7 @@ class RunFolder:
             self._check_usable()
         if self.root and self.writes:
             self._created = not self.path.exists()
-            self._lock = lock(self.path)
+            self._lock = lock_folder(self.path)
         stored = self._stored()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
@@ -83,7 +83,7 @@ class RunFolder:
         """Raise ValueError if the folder is an export or cannot be made or written, and, if no rank writes, if it is in
         use. Print a remark if it holds files but no run."""
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not self.writes and in_use(self.path):
+        if not self.writes and is_locked(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
         if not nearest.is_dir():
             raise ValueError(f"{nearest} is a file, not a folder: choose another output folder")
@@ -98,8 +98,8 @@ class RunFolder:
         """Unlock the folder before the process ends; remove the folder if `claim` made it and it is empty."""
         if self._lock is None:
             return
-        if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
-            (self.path / LOCK).unlink()
+        if self._created and [path.name for path in self.path.iterdir()] == [LOCK_FILE]:
+            (self.path / LOCK_FILE).unlink()
             self.path.rmdir()
         self._lock.close()
         self._lock = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.files import read_versioned, write_text, write_versioned
-from ..io.folders import lock
+from ..io.folders import lock_folder
 from .text import Translator, translate_lines
 
 _PART_LINES = 2000
@@ -59,7 +59,7 @@ class PairFolder:
         """Translate the missing parts, and write both files. Raises ValueError if another process is writing these
         pairs."""
         part_files = {first: self.parts / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}
-        with lock(self.parts):
+        with lock_folder(self.parts):
             for first, file in part_files.items():
                 if not file.exists():
                     part_lines = lines[first : first + _PART_LINES]
