@@ -34,7 +34,7 @@ from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # enough tasks for every rank to get one and load the model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
@@ -146,7 +146,7 @@ def measure(settings: TokenizeSettings) -> Figures:
 
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
-    settings = read_command(TokenizeSettings, "xlme bench tokenize", None, __doc__)
+    settings = call_from_command_line(TokenizeSettings, "xlme bench tokenize", None, __doc__)
     show(measured("bench.tokenize", partial(measure, settings)), settings.json)
 
 

@@ -9,7 +9,7 @@ from data_prep.parallel import RetryError, TaskError, UserError, abort, explain,
 from data_prep.progress import printable, tell
 from xlme_ds.io.arguments import HELP_FLAGS
 from xlme_ds.io.errors import no_such
-from xlme_ds.io.output import open_output
+from xlme_ds.io.output import guard_stdout
 
 # Stage -> (module, help), in the order of use. A module is imported only when its stage runs, so that worker processes
 # load little.
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
     An error that the user can act on is printed as one line on stderr; a mistake in this program keeps its traceback.
     """
-    open_output()
+    guard_stdout()
     if not arguments or arguments[0] in HELP_FLAGS:
         print(_usage())
         return 0
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     if name not in STAGES:
         print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
         return 2
-    from xlme_ds.io.help import read_command
+    from xlme_ds.io.help import call_from_command_line
 
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = read_command(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
+    config = call_from_command_line(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
     try:
         on_root(lambda: _check_arguments(arguments))
         on_root(lambda: _check_numbers(config))

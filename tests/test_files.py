@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
-from xlme_ds.io.arguments import number_of
+from xlme_ds.io.arguments import parse_number
 from xlme_ds.io.errors import in_words, no_such
 from xlme_ds.io.files import (
     TEMPORARY,
@@ -164,8 +164,8 @@ def test_errors_in_words() -> None:
 
 
 def test_numbers_in_texts() -> None:
-    assert [number_of(text, int) for text in ("7", "-7")] == [7, -7]
-    assert [number_of(text, float) for text in ("7", "1e6", "inf")] == [7.0, 1e6, float("inf")]
+    assert [parse_number(text, int) for text in ("7", "-7")] == [7, -7]
+    assert [parse_number(text, float) for text in ("7", "1e6", "inf")] == [7.0, 1e6, float("inf")]
     for text, kind, words in (
         ("1e6", int, "1e6 is not a whole number: write 1000000"),
         ("2.0", int, "2.0 is not a whole number: write 2"),
@@ -175,5 +175,5 @@ def test_numbers_in_texts() -> None:
         ("1,5", float, "1,5 is not a number"),
     ):
         with pytest.raises(ValueError) as raised:
-            number_of(text, kind)  # type: ignore[arg-type]
+            parse_number(text, kind)  # type: ignore[arg-type]
         assert str(raised.value) == words

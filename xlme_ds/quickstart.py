@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .cli import fail, program
 from .io.folders import LOCK_FILE, clear_folder, lock_folder
-from .io.help import read_command
+from .io.help import call_from_command_line
 from .recipes import recipe
 from .run_commands import environment, launch, run
 from .train.run_folder import fixed_settings
@@ -206,7 +206,7 @@ def next_steps(out: Path) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run every stage that is not done yet."""
-    options = read_command(Quickstart, program("quickstart"), arguments, __doc__)
+    options = call_from_command_line(Quickstart, program("quickstart"), arguments, __doc__)
     out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`

@@ -34,7 +34,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.io.files import atomic_write, write_json
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
@@ -265,4 +265,4 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
 
 
 if __name__ == "__main__":
-    read_command(write_corpus, "python -m bench.rehearsal.text", None, __doc__)
+    call_from_command_line(write_corpus, "python -m bench.rehearsal.text", None, __doc__)

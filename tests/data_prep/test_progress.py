@@ -105,7 +105,7 @@ def test_no_terminal_ends_a_stage(
 
 def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
     """As in `xlme prep verify DIR | head`."""
-    imports = "from data_prep.progress import say\nfrom xlme_ds.io.output import open_output\nopen_output()\n"
+    imports = "from data_prep.progress import say\nfrom xlme_ds.io.output import guard_stdout\nguard_stdout()\n"
     program = f"{imports}for number in range(20_000): say(f'line {{number}}')"
     writer = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

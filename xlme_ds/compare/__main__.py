@@ -19,7 +19,7 @@ from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
 from ..io.files import read_versioned
 from ..io.folders import lock_folder
-from ..io.help import read_command
+from ..io.help import call_from_command_line
 from ..recipes import recipe
 from ..run_commands import environment, launch, run
 from ..train.opening import read_inputs
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
-    settings = read_command(CompareSettings, program("compare"), options[:separator], __doc__)
+    settings = call_from_command_line(CompareSettings, program("compare"), options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}

@@ -18,7 +18,7 @@ import torch
 
 from ..config import EncoderName
 from ..data.schema import UNK
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.files import visible_paths
 from ..io.folders import require_folder
 from ..trained.runs import TrainedEncoder
@@ -62,7 +62,7 @@ class JudgedPairs(NamedTuple):
     scores: list[float]
 
 
-@checked
+@check_argument_types
 def words(
     models: Models, data: Path | str, *, which: EncoderName | None = None, random: bool = False
 ) -> dict[str, Any]:

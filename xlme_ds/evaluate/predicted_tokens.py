@@ -20,7 +20,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_costs
 from ..data.vocabulary import Vocabulary
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 
@@ -28,7 +28,7 @@ from .output import ResultTable
 Costs = dict[str, tuple[float, int]]
 
 
-@checked
+@check_argument_types
 def perplexity(
     models: Models,
     data: Path | str,
