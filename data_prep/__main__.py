@@ -5,8 +5,17 @@ import sys
 import time
 import traceback
 
-from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import printable, tell
+from data_prep.parallel import (
+    RetryError,
+    TaskError,
+    UserError,
+    abort,
+    is_root,
+    launched_rank,
+    on_root,
+    user_facing_error,
+)
+from data_prep.progress import print_stderr, printable
 from xlme_ds.io.arguments import HELP_FLAGS
 from xlme_ds.io.errors import no_such
 from xlme_ds.io.output import guard_stdout
@@ -99,18 +108,18 @@ def _report_error(stage: str, error: BaseException) -> int:
         on_all_ranks, root = True, launched_rank() == 0
         if not root:
             time.sleep(1)  # so that rank 0 prints first: when one process fails, the launcher ends the other processes
-    explained = explain(error)
+    user_facing = user_facing_error(error)
     if root or not on_all_ranks:
-        tell(_message(stage, error, explained))
-    code = 2 if isinstance(explained, UserError) else 1
+        print_stderr(_message(stage, error, user_facing))
+    code = 2 if isinstance(user_facing, UserError) else 1
     if not on_all_ranks:
         abort(code)
     return code
 
 
-def _message(stage: str, error: BaseException, explained: Exception | None) -> str:
-    if explained is not None:
-        return f"xlme prep {stage}: error: {printable(str(explained))}"
+def _message(stage: str, error: BaseException, user_facing: Exception | None) -> str:
+    if user_facing is not None:
+        return f"xlme prep {stage}: error: {printable(str(user_facing))}"
     if isinstance(error, KeyboardInterrupt):
         return f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))

@@ -23,7 +23,7 @@ from typing import Any
 
 from data_prep.filters.clean import Counts, text_warnings
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say, warn
+from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
 from xlme_ds.data.schema import Manifest, write_manifest
@@ -61,7 +61,9 @@ def run(config: MinhashConfig) -> None:
         if not finished:
             on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
     for (name, _), result in zip(languages, results, strict=True):
-        on_root(partial(say, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed"))
+        on_root(
+            partial(print_stdout, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
+        )
 
 
 def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:

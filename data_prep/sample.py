@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from data_prep.store import write_file
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
 from xlme_ds.io.folders import make_folder
@@ -95,7 +95,7 @@ def _run(config: SampleConfig) -> None:
     checksums = config.out / _CHECKSUMS
     marker_text = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
     if marker_text == source and _is_complete(config.out, checksums):
-        say(f"{config.out} is complete")
+        print_stdout(f"{config.out} is complete")
         return
     folders = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
@@ -122,7 +122,7 @@ def _run(config: SampleConfig) -> None:
     written = [path for folder in folders for path in sorted(folder.rglob("*.txt.*"))]
     write_versioned(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
-    say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
+    print_stdout(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
 
 
 def _is_complete(out: Path, checksums: Path) -> bool:

@@ -31,7 +31,7 @@ import numpy as np
 
 from data_prep.languages import canonical, letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.io.files import atomic_write, write_json
 from xlme_ds.io.help import call_from_command_line
@@ -261,7 +261,7 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
     """
     corpus = files(gigabytes, source)
     run_tasks(partial(write_text, out=out), corpus, [file.text_bytes for file in corpus], processes, "text")
-    on_root(lambda: say(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
+    on_root(lambda: print_stdout(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
 
 
 if __name__ == "__main__":

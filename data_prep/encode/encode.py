@@ -29,8 +29,8 @@ from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.encode.remove_duplicates import is_final, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import on_root, run_tasks, same_on_all_ranks, world_size
-from data_prep.progress import say, warn
+from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks, world_size
+from data_prep.progress import print_stdout, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
@@ -72,7 +72,7 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    with same_on_all_ranks():
+    with raised_by_all_ranks():
         if config.max_pair_tokens < 2 or config.block_bytes < 1:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:
@@ -134,7 +134,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
-        return on_root(lambda: say(f"{stage.folder} is complete"))
+        return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
@@ -145,7 +145,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     if open_tasks:
         on_root(lambda: discard_changed(stage, open_tasks))
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
-        run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
+        run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", show_progress=False)
     if to_deduplicate:
         remove_duplicates(stage, to_deduplicate, config.processes)
     on_root(lambda: shutil.rmtree(shared))
@@ -219,4 +219,4 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         ),
     )
     inputs = f"{len(tasks)} input{'s' * (len(tasks) != 1)}"
-    say(f"{stage.folder}: {inputs}, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")
+    print_stdout(f"{stage.folder}: {inputs}, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")

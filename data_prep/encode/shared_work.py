@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_prep.progress import Status
+from data_prep.progress import StatusLine
 from data_prep.readers.reader import TextBlock
 from xlme_ds.io.files import errors_naming
 
@@ -54,7 +54,7 @@ class SharedWork:
 
     folder: Path
     member: int = 0
-    status: Status = field(default_factory=Status, compare=False)
+    status: StatusLine = field(default_factory=StatusLine, compare=False)
 
     @staticmethod
     def begin(parent: Path) -> Path:

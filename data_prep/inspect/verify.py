@@ -15,7 +15,7 @@ from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
 from data_prep.languages import LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
 from data_prep.store import finished_results, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
@@ -46,7 +46,7 @@ def run(config: VerifyConfig) -> None:
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
         count = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
-        on_root(partial(say, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
+        on_root(partial(print_stdout, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
 
 
 def _raise_first(checks: Checks) -> None:

@@ -24,7 +24,7 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.encoded import Unit, survey
-from data_prep.mix.mix import MixConfig, _say_shares, run
+from data_prep.mix.mix import MixConfig, _print_shares, run
 from data_prep.mix.mixed_rows import _rechunked
 from data_prep.sampling import Order
 from data_prep.store import write_arrow
@@ -287,12 +287,12 @@ def test_the_printed_table_has_the_five_largest(capsys: pytest.CaptureFixture[st
     examples = (5, 90, 5, 10, 20, 30, 40, 50, 60, 90)
     names = tuple("bcadefghij")
     order = Order(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
-    _say_shares(order, "pairs")
+    _print_shares(order, "pairs")
     heading, *lines, rest = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["pair", "pairs", "available"] and rest == "… 5 more (`xlme prep stats` shows all)"
     assert [line.split()[0] for line in lines] == list("cjihg")
     assert lines[2].split() == ["i", "60", "15.000%", "10.000%", "1.67×"]
-    _say_shares(replace(order, names=names[:5], examples=examples[:5], quotas=(9,) * 5, label="mono"), "rows")
+    _print_shares(replace(order, names=names[:5], examples=examples[:5], quotas=(9,) * 5, label="mono"), "rows")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[0] == "language" and len(printed) == 6 and printed[-1].split()[0] == "b"
 

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
-from data_prep.parallel import RetryError, explain
+from data_prep.parallel import RetryError, user_facing_error
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, split_pair
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
 from data_prep.readers.reader import PairReader, in_blocks
@@ -245,7 +245,7 @@ def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypa
     monkeypatch.setattr(Place, "open", lambda self: Cut(data))
     with pytest.raises(OSError, match="Couldn't connect") as caught:
         list(read_text(place))
-    assert isinstance(explain(caught.value), RetryError), "the same command may succeed later"
+    assert isinstance(user_facing_error(caught.value), RetryError), "the same command may succeed later"
 
 
 @pytest.mark.parametrize("ending", PADDING)

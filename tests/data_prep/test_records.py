@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
-from data_prep.parallel import UserError, explain
+from data_prep.parallel import UserError, user_facing_error
 from data_prep.readers import READERS, Input, documents, find_documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place
@@ -159,7 +159,7 @@ def test_what_is_no_sound_json_lines_is_an_error_with_its_line(tmp_path: Path, d
     (tmp_path / "de.jsonl").write_bytes(data)
     with pytest.raises(ValueError, match=rf"de\.jsonl, {message}") as error:
         read(tmp_path / "de.jsonl")
-    assert isinstance(explain(error.value), UserError)  # else the command ends in a traceback
+    assert isinstance(user_facing_error(error.value), UserError)  # else the command ends in a traceback
 
 
 def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:

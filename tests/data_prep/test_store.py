@@ -25,7 +25,7 @@ from data_prep.encode.shared_work import SharedWork
 from data_prep.inspect import stats
 from data_prep.mix import mix
 from data_prep.mix.encoded import index_batches
-from data_prep.parallel import RetryError, UserError, explain
+from data_prep.parallel import RetryError, UserError, user_facing_error
 from data_prep.readers import find_pairs
 from data_prep.readers.corpus_files import Place, files_in, read_text
 from data_prep.readers.reader import TextBlock
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_grow_is_told_and_the_same_command_goes_on(
             pytest.raises((OSError, UserError)) as error,
         ):
             run(out)
-        told = explain(error.value)
+        told = user_facing_error(error.value)
         assert isinstance(told, UserError)
         assert str(told).startswith(str(out)) and "File too large: raise the limit" in str(told)
         run(out)
@@ -219,7 +219,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
         disk = small_disk(room * page)
         with pytest.raises((OSError, UserError)) as error:
             run(disk / "out")
-        told = explain(error.value)
+        told = user_facing_error(error.value)
         assert isinstance(told, UserError)
         assert str(told).startswith(str(disk / "out")) and "No space left on device: make room" in str(told)
         small_disk(10_000 * page)
@@ -402,11 +402,19 @@ def test_only_an_unfinished_minhash_keeps_its_folder_from_readers(tmp_path: Path
 
 def test_errors_that_a_user_can_act_on() -> None:
     """A sentence for these, with its exit code; a mistake of ours keeps its traceback, whatever it derives from."""
-    assert type(explain(ValueError("a"))) is type(explain(OSError(errno.ENOSPC, "full", "a"))) is UserError
-    assert type(explain(OSError(errno.EIO, "broken", "a"))) is type(explain(RetryError("a"))) is RetryError
-    assert str(explain(OSError())).startswith("OSError: give the same command again")
+    assert (
+        type(user_facing_error(ValueError("a")))
+        is type(user_facing_error(OSError(errno.ENOSPC, "full", "a")))
+        is UserError
+    )
+    assert (
+        type(user_facing_error(OSError(errno.EIO, "broken", "a")))
+        is type(user_facing_error(RetryError("a")))
+        is RetryError
+    )
+    assert str(user_facing_error(OSError())).startswith("OSError: give the same command again")
     ours = (UnicodeDecodeError("utf-8", b"a", 0, 1, "b"), io.UnsupportedOperation("a"), KeyError("a"), TypeError("a"))
-    assert [explain(error) for error in ours] == [None] * 4
+    assert [user_facing_error(error) for error in ours] == [None] * 4
 
 
 def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +465,7 @@ def test_the_manifest_of_other_settings_is_none_of_a_folder(corpus: Corpus, tmp_
 
 def words_of(error: BaseException, kind: type[Exception] = UserError) -> str:
     """The sentence that a user reads, one of those that a retry does not help by default."""
-    told = explain(error)
+    told = user_facing_error(error)
     assert type(told) is kind
     return str(told)
 
