@@ -54,7 +54,7 @@ def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
     stage, languages = on_root(lambda: _plan(config))
     with stage.open():
-        finished = stage.finished(config.processes)
+        finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
         results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
         on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))

@@ -133,7 +133,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
-    if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
+    if stage.check_finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]

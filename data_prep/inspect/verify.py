@@ -174,10 +174,10 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
     )
     yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, shard_counts)
-    yield from _record_checks(folder, manifest)
+    yield from _marker_checks(folder, manifest)
 
 
-def _record_checks(folder: Path, manifest: Manifest) -> Checks:
+def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     path = folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)

@@ -244,13 +244,13 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
-    on_root(stage.begun)
+    on_root(stage.check_settings)
     plan = None
     if not on_root((stage.folder / "manifest.json").exists):  # plan before `open`, so that an error leaves no folder
         with raised_by_all_ranks():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
-        if stage.finished(config.processes):
+        if stage.check_finished(config.processes):
             on_root(lambda: print_stdout(f"{stage.folder} is complete"))
         else:
             _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))

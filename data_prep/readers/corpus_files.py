@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
-from data_prep.store import unfinished
+from data_prep.store import is_unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
@@ -128,7 +128,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
     for stage_folder in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
-        if unfinished(stage_folder, "minhash"):
+        if is_unfinished(stage_folder, "minhash"):
             raise ValueError(
                 f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"
             )

@@ -29,7 +29,7 @@ from data_prep.progress import warn
 from data_prep.readers import CC100, READERS, Input
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.sampling import SmallestHashes, hashed, key_of
-from data_prep.store import Stage, is_whole, new_file
+from data_prep.store import Stage, is_intact, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
@@ -249,7 +249,7 @@ def _choose_lines(
         return result["lines"], []
     by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
     files = {index: [Shard(**file) for file in read["candidates"][code]] for index, read in by_input.items()}
-    if damaged := [index for index, shards in files.items() if not all(map(partial(is_whole, stage.folder), shards))]:
+    if damaged := [index for index, shards in files.items() if not all(map(partial(is_intact, stage.folder), shards))]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])

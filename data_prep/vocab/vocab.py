@@ -83,7 +83,7 @@ def run(config: VocabConfig) -> None:
         source = on_root(partial(Vocabulary, config.model))
         stage = Stage(config.out, "vocab", {"model": source.sha256})
         with stage.open():
-            if not stage.finished(config.processes):
+            if not stage.check_finished(config.processes):
                 on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
     on_root(lambda: print_size(config.out))
 
@@ -111,7 +111,7 @@ def _train(config: VocabConfig) -> None:
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 
     with stage.open():
-        if not stage.finished(config.processes):
+        if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
                 stage, inputs, quotas, config.sentences, config.seed, config.processes
             )

@@ -111,7 +111,7 @@ def run(config: VocapConfig) -> None:
         return {code: min(number, config.sentences) for code, number in lines.items()}
 
     with stage.open():
-        if not stage.finished(config.processes):
+        if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
                 stage, inputs, quotas, config.sentences, config.seed, config.processes
             )

@@ -371,7 +371,7 @@ def test_files_that_are_lost_are_counted_and_the_first_eight_named(
         for number in range(lost):
             empty(tmp_path / f"{number}.txt")
         capsys.readouterr()
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
     named = ", ".join(f"{number}.txt" for number in range(min(lost, 8))) + " …" * (lost > 8)
     files = "file is" if lost == 1 else "files are"
     words = f"warning: {lost} {files} missing or damaged in {tmp_path}; made again: {named}\n"

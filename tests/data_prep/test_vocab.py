@@ -141,7 +141,7 @@ def read_sample(out: Path, para: Path) -> list[str]:
     inputs, _ = sampled_inputs(VocabConfig(out, para=para))
     stage = Stage(out, "vocab", {})
     with stage.open():
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
         _, chosen, files = sample_lines(stage, inputs, lambda lines: dict.fromkeys(lines, 150), 150, 3, 1)
     assert chosen == {"de": 150, "en": 150}
     return files["en"].read_text(encoding="utf-8").splitlines()
@@ -282,7 +282,7 @@ def sample(folder: Path, inputs: tuple[Input, ...], seed: int = 3, processes: in
     """The chosen lines by language."""
     stage = Stage(folder, "vocab", {"seed": seed})
     with stage.open():
-        assert not stage.finished(processes)
+        assert not stage.check_finished(processes)
         counted, wanted, files = sample_lines(stage, inputs, few, 1500, seed, processes)
     assert counted == {"de": 8000, "en": 15000, "sw": 90} and wanted == {"de": 1500, "en": 1500, "sw": 90}
     assert sorted((folder / line_sample.SAMPLE).iterdir()) == sorted(files.values())  # and no candidates
@@ -304,7 +304,7 @@ def test_of_a_long_line_the_first_thousand_characters_are_kept(tmp_path: Path) -
     inputs, _ = sampled_inputs(VocabConfig(tmp_path / "out", mono=tmp_path))
     stage = Stage(tmp_path / "out", "vocab", {})
     with stage.open():
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
         counted, _, files = sample_lines(stage, inputs, few, 1500, 3, 1)
     assert counted == {"en": 3} and files["en"].read_text(encoding="utf-8").split("\n") == [
         *[beginning] * 2,
