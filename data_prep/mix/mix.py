@@ -2,7 +2,7 @@
 the requested number of rows, in training order.
 
 The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own,
-because the example at each position of the order is computed, never stored (see `sampling.Order`).
+because the example at each position of the order is computed, never stored (see `sampling.SampledOrder`).
 """
 
 import difflib
@@ -17,10 +17,10 @@ from data_prep.languages import language_of
 from data_prep.mix.encoded import EncodedShard, Unit, group_languages, survey
 from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
-    BLOCK,
-    ORDER,
-    STRETCH,
-    WINDOW,
+    BLOCK_SLOTS,
+    ORDER_DESCRIPTION,
+    STRETCH_IDS,
+    WINDOW_SLOTS,
     MixPlan,
     plan_rows,
     with_total,
@@ -29,7 +29,7 @@ from data_prep.mix.mixed_rows import (
 from data_prep.mix.packed_amount import enough_examples, fill_rows
 from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks
 from data_prep.progress import print_stdout, warn
-from data_prep.sampling import Order
+from data_prep.sampling import SampledOrder
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
@@ -193,7 +193,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
             f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
             "encode it without"
         )
-    for group in Sampling(config.alpha, config.share).set_shares():
+    for group in Sampling(config.alpha, config.share).parse_entries():
         for name in group:
             if name not in all_names:
                 # The other order of the same languages, such as de-en for en-de, is the best suggestion.
@@ -234,8 +234,8 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "encoded": encoded.fingerprint(),
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
-        "window": WINDOW,
-        "order": ORDER.format(BLOCK["cut" if unit == "slices" else "packed"], STRETCH),
+        "window": WINDOW_SLOTS,
+        "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     settings |= {unit: True} if unit in ("sentences", "documents") else {}
@@ -315,10 +315,10 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     return plan
 
 
-def _print_shares(order: Order, examples_name: str) -> None:
+def _print_shares(order: SampledOrder, examples_name: str) -> None:
     """Print the shares of the largest languages or pairs; `xlme prep stats` shows all. `examples_name` names the
     examples in the heading."""
-    available, heading = sum(order.examples), "language" if order.label == "mono" else "pair"
+    available, heading = sum(order.examples), "language" if order.task == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     print_stdout(
         f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}"

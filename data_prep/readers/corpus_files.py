@@ -28,7 +28,7 @@ from data_prep.store import is_unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
-WINDOW = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
+MAX_EXCESS = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -235,11 +235,11 @@ def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Yield (block, is_cut): the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes.
 
-    If the WINDOW bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
+    If the MAX_EXCESS bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
     `is_cut` is true. If no line ends in them, it is cut at the `cut_point` of the bytes after `size`. The blocks depend
     on the bytes alone, not on how they are divided into parts.
     """
-    buffer, limit = bytearray(), size + WINDOW
+    buffer, limit = bytearray(), size + MAX_EXCESS
     for part in chain(parts, [None]):  # None: the text has ended
         buffer += part or b""
         while len(buffer) >= size or (part is None and buffer):
