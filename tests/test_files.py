@@ -16,6 +16,7 @@ from xlme_ds.io.files import (
     TEMPORARY,
     atomic_write,
     errors_naming,
+    fsync,
     read_checksummed,
     read_versioned,
     require_line_feeds,
@@ -53,15 +54,15 @@ def test_a_file_that_fails_to_be_written_stays_as_it_was(tmp_path: Path) -> None
 def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it may be lost; of folders the names in them, and of a manifest those of its shards."""
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    os_fsync, os_replace = os.fsync, os.replace
 
     def noted_fsync(descriptor: int) -> None:
         done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(f".{os.getpid()}")[0])
-        fsync(descriptor)
+        os_fsync(descriptor)
 
     def noted_replace(source: Path, to: Path) -> None:
         done.append(f"to {to.name}")
-        replace(source, to)
+        os_replace(source, to)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
@@ -75,9 +76,8 @@ def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
     path, here = tmp_path / "a", tmp_path.name
     whole = [".a", "to a"]
     assert calls(lambda: write_versioned(path, {}), lambda: write_checksummed(path, {})) == 2 * whole
-    assert calls(lambda: write_checksummed(path, {}, flush=False), lambda: write_text(path, "", flush=False)) == 2 * [
-        "to a"
-    ]
+    unflushed = calls(lambda: write_checksummed(path, {}, flush=False), lambda: write_text(path, "", flush=False))
+    assert unflushed == 2 * ["to a"]
     assert calls(lambda: make_folder(tmp_path / "b/c"), lambda: make_folder(tmp_path / "b/c")) == [here, "b"]
     shards = tuple(Shard(name, 1, 1, "0" * 64) for name in ("b/c/x", "b/y", "z", "b/z"))
     manifest = Manifest("encode", {}, 10, "0" * 64, (), shards, {})
