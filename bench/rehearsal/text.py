@@ -29,7 +29,7 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from data_prep.languages import canonical, letters, scripts_of
+from data_prep.languages import cc100_code, count_letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import print_stdout
 from xlme_ds.data.schema import read_manifest
@@ -102,11 +102,11 @@ class Language:
     def __init__(self, lines: Sequence[str], language: str):
         """Cut `lines` into words, and leave out words with letters of another script. A longer text without spaces is
         cut every 64 characters, because as one word it could fill a training row."""
-        language = canonical(language)
+        language = cc100_code(language)
         word_pattern = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
         split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
-        letters_in_script, all_letters = letters(distinct, scripts_of(language))
+        letters_in_script, all_letters = count_letters(distinct, scripts_of(language))
         has_one_script = letters_in_script == all_letters
         self.words = [word for word, keep in zip(distinct, has_one_script, strict=True) if keep]
         kept_words = set(self.words)
@@ -235,7 +235,7 @@ def check_planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[
     total = Counter[str]()
     for file in files:
         task, lines_key, dropped_key = TASKS[file.corpus]
-        name = "-".join(map(canonical, file.name.split("-")))
+        name = "-".join(map(cc100_code, file.name.split("-")))
         counts = read_manifest(encoded / task).counts["by_language"][name]
         counted = Counter({"lines": counts[lines_key]}) + Counter(counts[dropped_key]) + Counter(counts["repaired"])
         expected = Counter[str](json.loads(note_of(file, text).read_text()))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from data_prep.filters.clean import add_counts
 from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
-from data_prep.languages import LANGUAGES
+from data_prep.languages import CC100_LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import print_stdout
@@ -165,7 +165,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
     languages = sorted(settings.get("languages", ()))
     expected = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
-        codes, inputs = sorted({*LANGUAGES, *manifest.languages}), settings.get("inputs", ())
+        codes, inputs = sorted({*CC100_LANGUAGES, *manifest.languages}), settings.get("inputs", ())
         languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
     yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"

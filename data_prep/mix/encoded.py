@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from data_prep.languages import in_order
+from data_prep.languages import english_first
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import errors_naming
 
@@ -251,15 +251,15 @@ def survey(
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for an unknown group, and for a pair `b-a` whose name in the order of `in_order` is `a-b`: if the
-    data have groups of both names, the pair's text would count twice.
+    Raises ValueError for an unknown group, and for a pair `b-a` whose name in the order of `english_first` is `a-b`: if
+    the data have groups of both names, the pair's text would count twice.
     """
     if group in languages:
         return (languages.index(group),)
     hyphens = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
     for left, right in ((group[:i], group[i + 1 :]) for i in hyphens):
         if left in languages and right in languages:
-            if (left, right) != in_order((left, right)):
+            if (left, right) != english_first((left, right)):
                 raise ValueError(f"{group} is another name of the pair {right}-{left}: encode the data again")
             return languages.index(left), languages.index(right)
     raise ValueError(

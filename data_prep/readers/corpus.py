@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
-from data_prep.languages import LANGUAGES, in_order
+from data_prep.languages import CC100_LANGUAGES, english_first
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, make_input
 from data_prep.readers.corpus_files import Place, files_in
@@ -110,7 +110,7 @@ def _language_model(inputs: list[Input], model: str) -> str:
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
     """Warn of languages that CC-100 does not have: their codes may be typing errors. If such a language has the filter
     `script`, also warn that the filter keeps all its text, because its script is not known."""
-    unknown = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
+    unknown = sorted({language for source in inputs for language in source.languages} - set(CC100_LANGUAGES))
     if unknown:
         warn(f"not among CC-100's languages: {', '.join(unknown)}. Text is read under these codes: check the spelling")
     filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
@@ -242,7 +242,7 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
         if name in read or place.is_folder:
             continue
         codes = next(iter(names.readings(name)), ())
-        if not codes or in_order(languages_of(codes)) in languages:
+        if not codes or english_first(languages_of(codes)) in languages:
             other_files.append(name)
         else:
             other_codes.add("-".join(codes))

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from data_prep.languages import all_listed, canonical, is_code, language_of
+from data_prep.languages import all_listed, cc100_code, is_code, language_of
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.reader import same_text_error, without_compression
 
@@ -155,7 +155,7 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
 def _in_cc100(codes: Codes) -> bool:
     """Whether all codes are of languages of CC-100, each of a different one."""
     try:
-        return len(set(map(canonical, codes))) == len(codes)
+        return len(set(map(cc100_code, codes))) == len(codes)
     except ValueError:
         return False
 

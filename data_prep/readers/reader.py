@@ -29,7 +29,7 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or a file for each side of the pairs. `members`: the names of both sides in a zip file. The codes
-    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.in_order`. `swapped`: in the
+    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.english_first`. `swapped`: in the
     files, the sides are in the opposite order to `languages`. `columns`: the columns to read, in formats with columns
     (`Reader.read_columns`). `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF
     does.
@@ -292,7 +292,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def named_code(code: str, where: object) -> str:
+def require_language(code: str, where: object) -> str:
     """The language of a code, by `language_of`. The ValueError for an unknown code names the file `where`."""
     try:
         return language_of(code)

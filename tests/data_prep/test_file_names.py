@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import LANGUAGES, language_of
+from data_prep.languages import CC100_LANGUAGES, language_of
 from data_prep.readers import Input, documents, find_documents, find_pairs
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place, files_in
@@ -200,7 +200,7 @@ def test_a_text_that_is_packed_and_unpacked_is_read_once(tmp_path: Path, capsys:
 @pytest.mark.parametrize("pattern", ["{src}-{tgt}_*.x", "*_*_{src}-{tgt}*_*.x"])
 def test_the_work_grows_with_the_number_of_names(pattern: str) -> None:
     """Calls of functions, for eight times as many pairs; and for a name in which stars may end at many places."""
-    codes = [code for code in LANGUAGES if code.isalpha()]
+    codes = [code for code in CC100_LANGUAGES if code.isalpha()]
 
     def calls(number: int, more: str = "0") -> int:
         pairs = list(combinations(codes, 2))[:number]

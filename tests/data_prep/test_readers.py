@@ -19,7 +19,7 @@ import pytest
 from pyarrow import fs
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import canonical, language_of
+from data_prep.languages import cc100_code, language_of
 from data_prep.parallel import RetryError, user_facing_error
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, split_pair
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
@@ -313,13 +313,13 @@ def test_codes_of_three_letters_are_known() -> None:
         "kor_Hang kor_Kore ko, bos_Latn bs_Cyrl bs, jpn_Jpan ja"
     )
     for *spellings, code in (line.split() for line in codes.split(",")):
-        assert {canonical(spelling) for spelling in spellings} == {code}, code
+        assert {cc100_code(spelling) for spelling in spellings} == {code}, code
 
 
 @pytest.mark.parametrize("code", ["ast", "sco", "als", "nno", "arz", "bar", "nds", "war", "xq", "german", "pt2", "é"])
 def test_nothing_is_suggested_where_nothing_is_near(code: str) -> None:
     with pytest.raises(ValueError) as caught:
-        canonical(code)
+        cc100_code(code)
     assert str(caught.value) == f"unknown language code {code!r}: write one of CC-100 or ISO 639, such as de or zh-Hant"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import LANGUAGES
+from data_prep.languages import CC100_LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
 from tests.data_prep.conftest import pairs
@@ -29,7 +29,7 @@ def test_paragraphs_of_the_html_without_headings() -> None:
 
 def test_languages_without_text_are_the_known_nine() -> None:
     without = {"as", "or", "sd", "bn_rom", "hi_rom", "my_zaw", "ta_rom", "te_rom", "ur_rom"}
-    assert set(FILES) == set(LANGUAGES) - without
+    assert set(FILES) == set(CC100_LANGUAGES) - without
 
 
 def test_another_package_is_refused(tmp_path: Path) -> None:
