@@ -74,7 +74,7 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
     sources = find_documents(config.mono)
     for source in sources:
         for path in source.paths:
-            if path.pipe:
+            if path.is_pipe:
                 raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}

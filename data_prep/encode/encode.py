@@ -95,7 +95,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     if config.sentences and "mono" not in sources_by_kind:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
     inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
-    if not any(path.pipe or path.size for source in inputs for path in source.paths):
+    if not any(path.is_pipe or path.size for source in inputs for path in source.paths):
         raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         for source in sources.inputs:
             for path in source.paths:
-                parents = path.local.resolve().parents if path.local else ()
+                parents = path.local_path.resolve().parents if path.local_path else ()
                 if stage.folder.resolve() in parents:
                     raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
                 if config.out.resolve() in parents[:1]:

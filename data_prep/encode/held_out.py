@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.filters.clean import clean_lines, text_warnings
-from data_prep.readers.corpus_files import Place, read_text
+from data_prep.readers.corpus_files import CorpusPath, read_decompressed
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import require_line_feeds
 
@@ -53,10 +53,10 @@ class HeldOutText:
         """
         digests: set[bytes] = set()
         for path in paths:
-            place = Place(str(path.absolute().parent), path.name)
-            if place.pipe:
+            corpus_path = CorpusPath(str(path.absolute().parent), path.name)
+            if corpus_path.is_pipe:
                 raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
-            lines = _clean_sentences(path, b"".join(read_text(place)))
+            lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
         return HeldOutText(frozenset(digests))
 

@@ -52,7 +52,7 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
     for path in chain.from_iterable(source.paths for source in inputs):
-        if path.pipe:
+        if path.is_pipe:
             raise ValueError(
                 f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as a file"
             )

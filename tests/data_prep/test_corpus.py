@@ -22,7 +22,7 @@ from data_prep.filters.columns import column_filters
 from data_prep.languages import CC100_LANGUAGES
 from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
-from data_prep.readers.corpus_files import Place, files_in, filesystem
+from data_prep.readers.corpus_files import CorpusPath, filesystem, list_folder
 from data_prep.readers.description import read_corpora, ready_descriptions
 from data_prep.readers.reader import ScoredPair
 from tests.data_prep.conftest import pairs
@@ -114,7 +114,7 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
 
 def read_tmx(folder: Path, data: bytes, name: str = "en-de.tmx") -> tuple[list[tuple[str, str]], Counts]:
     (folder / name).write_bytes(data)
-    place = Place(str(folder), name)
+    place = CorpusPath(str(folder), name)
     return read_pairs(Input("en-de", ("en", "de"), (place,), (), "tmx"))
 
 
@@ -142,7 +142,7 @@ def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monk
     found, counts = read_tmx(tmp_path, text.encode(encoding))
     assert found == [(f"{i} {words} ™", f"<{words} {i}") for i in range(3000)]
     assert not counts.repaired and not counts.dropped
-    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
+    source = Input("en-de", ("en", "de"), (CorpusPath(str(tmp_path), "en-de.tmx"),), (), "tmx")
     sizes = [sum(map(len, block.sides)) for block in READERS[source.format].blocks(source, 10_000)]
     assert len(sizes) > 10 and max(sizes) < 10_100
 
@@ -247,7 +247,7 @@ def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None
     found, counts = read_tmx(tmp_path, tmx(unit("Würde", "für")).encode("latin-1"))
     assert (found, counts.repaired["invalid_utf8"]) == ([("W\ufffdrde", "f\ufffdr")], 2)
     (tmp_path / "en-de.tmx").write_bytes(tmx(unit("Würde", "für") + unit("one", "eins") * 3).encode("latin-1"))
-    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
+    source = Input("en-de", ("en", "de"), (CorpusPath(str(tmp_path), "en-de.tmx"),), (), "tmx")
     repaired = [block.repaired["invalid_utf8"] for block in READERS["tmx"].blocks(source, 1)]
     assert repaired == [2, 0, 0, 0], "in the block that has the damage, once"
 
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
     head, tail = tmx("|").encode().split(b"|")
     with gzip.open(tmp_path / "en-de.tmx.gz", "wb", compresslevel=1) as file:
         file.write(head + many * 10 + long + b"</seg></tuv>" + b"<tuv xml:lang='fr'/>" * 100_000 + b"</tu>" + tail)
-    place = Place(str(tmp_path), "en-de.tmx.gz")
+    place = CorpusPath(str(tmp_path), "en-de.tmx.gz")
     source = Input("en-de", ("en", "de"), (place,), (), "tmx")
     counts = Counts("pairs")
     tracemalloc.start()
@@ -564,11 +564,11 @@ def test_a_damaged_file_behind_a_uri_is_named() -> None:
     data = lzma.compress("".join(f"{i * 7919}\n" for i in range(200_000)).encode())
     with system.open_output_stream(f"{root}/de.txt.xz", compression=None) as stream:
         stream.write(data[: len(data) // 2])
-    source = Input("de", ("de",), (Place("mock:///damaged", "de.txt.xz"),))
+    source = Input("de", ("de",), (CorpusPath("mock:///damaged", "de.txt.xz"),))
     with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read after line \d+"):
         list(documents(source, Counts("documents")))
     with pytest.raises(ValueError, match="cannot be reached"):
-        files_in("nonsense://x")
+        list_folder("nonsense://x")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "mock://"])

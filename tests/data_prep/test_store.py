@@ -27,7 +27,7 @@ from data_prep.mix import mix
 from data_prep.mix.encoded import index_batches
 from data_prep.parallel import RetryError, UserError, user_facing_error
 from data_prep.readers import find_pairs
-from data_prep.readers.corpus_files import Place, files_in, read_text
+from data_prep.readers.corpus_files import CorpusPath, list_folder, read_decompressed
 from data_prep.readers.reader import TextBlock
 from data_prep.store import Stage, new_file, write_file
 from data_prep.vocab import vocab, vocap
@@ -394,10 +394,10 @@ def test_only_an_unfinished_minhash_keeps_its_folder_from_readers(tmp_path: Path
     for stage in ("encode", "minhash"):
         with Stage(tmp_path / stage, stage).open():
             (tmp_path / stage / "mono").mkdir()
-    assert files_in(str(tmp_path / "encode" / "mono")) == []
+    assert list_folder(str(tmp_path / "encode" / "mono")) == []
     for folder in (tmp_path / "minhash" / "mono", tmp_path / "minhash"):
         with pytest.raises(ValueError, match="lacks documents, because minhash did not finish"):
-            files_in(str(folder))
+            list_folder(str(folder))
 
 
 def test_errors_that_a_user_can_act_on() -> None:
@@ -488,7 +488,7 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
     path.chmod(0)
     with without_rights():
         for read in (
-            lambda: list(read_text(Place(str(tmp_path), path.name))),
+            lambda: list(read_decompressed(CorpusPath(str(tmp_path), path.name))),
             lambda: index_batches(path),
         ):
             with pytest.raises(OSError) as error:
@@ -497,8 +497,8 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
             assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
             assert "damaged" not in words
     with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
-        monkeypatch.setattr(Place, "size", 1)
-        list(read_text(Place("/proc/self", "mem")))
+        monkeypatch.setattr(CorpusPath, "size", 1)
+        list(read_decompressed(CorpusPath("/proc/self", "mem")))
     assert words_of(error.value, RetryError).startswith(
         "/proc/self/mem: Input/output error: give the same command again"
     )
