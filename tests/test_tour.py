@@ -30,10 +30,7 @@ GIVEN = {
     ("xlme_ds/engine/engine.py", "train_batch"),
 }
 AFTER = {
-    *(
-        ("data_prep/encode/shared_work.py", name)
-        for name in ("claim", "failed", "finish", "offer", "report", "take_back")
-    ),
+    *(("data_prep/encode/shared_work.py", name) for name in ("claim", "failed", "finish", "offer", "report", "drain")),
     *(
         ("xlme_ds/io/files.py", name)
         for name in ("file_sha256", "errors_naming", "read_json", "read_checksummed", "atomic_write", "fsync")

@@ -50,7 +50,7 @@ def test_a_terminal_shows_text_and_inputs(vocab: Path, tmp_path: Path, sentences
     assert len(set(lines)) > 1
 
 
-def test_elsewhere_the_first_member_tells_the_sum(
+def test_elsewhere_the_first_worker_tells_the_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)

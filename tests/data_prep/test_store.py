@@ -672,9 +672,9 @@ def test_blocks_are_offered_to_those_who_wait(tmp_path: Path) -> None:
     SharedWork.begin(tmp_path)
     folder = SharedWork.begin(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "work-notes"]), "the last one"
-    members = [SharedWork(folder, number) for number in range(3)]
-    reader, *waiting = members
-    assert [members[n].claim("de-000") for n in (0, 1)] == [True, False]
+    workers = [SharedWork(folder, number) for number in range(3)]
+    reader, *waiting = workers
+    assert [workers[n].claim("de-000") for n in (0, 1)] == [True, False]
     assert not reader.offer("de-000", 0, TextBlock((b"a",)))
     taken: list[tuple[str, int, bytes]] = []
 
@@ -682,23 +682,23 @@ def test_blocks_are_offered_to_those_who_wait(tmp_path: Path) -> None:
         taken.append((name, number, block.sides[0]))
         assert [path.name for path in (reader.folder / "taken").iterdir()] == [f"{name}.{number:06d}"]
 
-    for member in waiting:
-        (reader.folder / "waiting" / str(member.member)).touch()
+    for worker in waiting:
+        (reader.folder / "waiting" / str(worker.worker)).touch()
     offers = [(name, number) for number in (10, 2) for name in ("en-000", "de-000")] + [("de-000", 3)]
     assert [reader.offer(*offer, TextBlock((b"b",))) for offer in offers] == [True] * 4 + [False]
     assert waiting[0].take(encode, "en-000") and waiting[1].take(encode)
-    assert reader.take_back("de-000", encode) and not waiting[0].take(encode, "de-000")
+    assert reader.drain("de-000", encode) and not waiting[0].take(encode, "de-000")
     assert waiting[0].take(encode) and not waiting[0].take(encode)
     assert taken == [(name, number, b"b") for name, number in (
         ("en-000", 2), ("de-000", 2), ("de-000", 10), ("en-000", 10),
     )]  # fmt: skip
-    with pytest.raises(KeyError), waiting[1].stopping_all():
+    with pytest.raises(KeyError), waiting[1].abort_on_error():
         raise KeyError
-    assert all(member.failed for member in members) and not reader.take_back("de-000", encode)
+    assert all(worker.failed for worker in workers) and not reader.drain("de-000", encode)
 
 
-def test_idle_members_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of the test's own: for how long a member sleeps between two looks; work that comes is taken soon."""
+def test_idle_workers_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: for how long a worker sleeps between two looks; work that comes is taken soon."""
     waiting = SharedWork(SharedWork.begin(tmp_path), 1)
     reader = SharedWork(waiting.folder, 0)
     slept: list[float] = []
