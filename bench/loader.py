@@ -33,7 +33,7 @@ from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
 from xlme_ds.data.shards import RowStore
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 ROWS = 32  # rows of a batch
 ROWS_PER_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
@@ -187,7 +187,7 @@ def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, 
 
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
-    settings = read_command(LoaderSettings, "xlme bench loader", None, __doc__)
+    settings = call_from_command_line(LoaderSettings, "xlme bench loader", None, __doc__)
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
     show(measured("bench.loader", partial(race, settings.data, rows, rounds)), settings.json)

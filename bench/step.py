@@ -28,7 +28,7 @@ from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
 from bench.workers import Worker
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 Size = Literal["base", "middle", "tiny"]
 PRODUCT_FLOPS = 2.0 * 4096**3
@@ -126,7 +126,7 @@ def table(size: str, figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print tables or JSON. With `--quick`, the JSON holds only the figures of the middle size."""
-    settings = read_command(StepSettings, "xlme bench step", None, __doc__)
+    settings = call_from_command_line(StepSettings, "xlme bench step", None, __doc__)
     os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
     figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}

@@ -31,10 +31,10 @@ from bench.measure import ROOT, Figures, by_turns, measured, show
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
-from data_prep.languages import canonical
+from data_prep.languages import cc100_code
 from data_prep.parallel import barrier, is_root
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # enough tasks for every rank to get one and load the model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
@@ -72,7 +72,7 @@ def read_lines(mono: Path) -> dict[str, list[str]]:
     for path in sorted(mono.glob(f"*{_ENDING}")):
         with lzma.open(path) as file:
             cleaned = (clean_line(raw.rstrip(b"\n"), Counter()) for raw in file)
-            lines.setdefault(canonical(path.name.removesuffix(_ENDING)), []).extend(filter(None, cleaned))
+            lines.setdefault(cc100_code(path.name.removesuffix(_ENDING)), []).extend(filter(None, cleaned))
     if not lines:
         raise ValueError(f"{mono} holds no <lang>{_ENDING} to measure: name a folder with mono/ in it by --corpus")
     return lines
@@ -146,7 +146,7 @@ def measure(settings: TokenizeSettings) -> Figures:
 
 def main() -> None:
     """Measure, and print the figures as text or JSON."""
-    settings = read_command(TokenizeSettings, "xlme bench tokenize", None, __doc__)
+    settings = call_from_command_line(TokenizeSettings, "xlme bench tokenize", None, __doc__)
     show(measured("bench.tokenize", partial(measure, settings)), settings.json)
 
 

@@ -5,11 +5,20 @@ import sys
 import time
 import traceback
 
-from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import printable, tell
+from data_prep.parallel import (
+    RetryError,
+    TaskError,
+    UserError,
+    abort,
+    is_root,
+    launched_rank,
+    on_root,
+    user_facing_error,
+)
+from data_prep.progress import print_stderr, printable
 from xlme_ds.io.arguments import HELP_FLAGS
 from xlme_ds.io.errors import no_such
-from xlme_ds.io.output import open_output
+from xlme_ds.io.output import guard_stdout
 
 # Stage -> (module, help), in the order of use. A module is imported only when its stage runs, so that worker processes
 # load little.
@@ -45,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
     An error that the user can act on is printed as one line on stderr; a mistake in this program keeps its traceback.
     """
-    open_output()
+    guard_stdout()
     if not arguments or arguments[0] in HELP_FLAGS:
         print(_usage())
         return 0
@@ -53,7 +62,7 @@ def main(arguments: list[str]) -> int:
     if name not in STAGES:
         print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
         return 2
-    from xlme_ds.io.help import read_command
+    from xlme_ds.io.help import call_from_command_line
 
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
@@ -63,7 +72,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = read_command(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
+    config = call_from_command_line(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
     try:
         on_root(lambda: _check_arguments(arguments))
         on_root(lambda: _check_numbers(config))
@@ -99,18 +108,18 @@ def _report_error(stage: str, error: BaseException) -> int:
         on_all_ranks, root = True, launched_rank() == 0
         if not root:
             time.sleep(1)  # so that rank 0 prints first: when one process fails, the launcher ends the other processes
-    explained = explain(error)
+    user_facing = user_facing_error(error)
     if root or not on_all_ranks:
-        tell(_message(stage, error, explained))
-    code = 2 if isinstance(explained, UserError) else 1
+        print_stderr(_message(stage, error, user_facing))
+    code = 2 if isinstance(user_facing, UserError) else 1
     if not on_all_ranks:
         abort(code)
     return code
 
 
-def _message(stage: str, error: BaseException, explained: Exception | None) -> str:
-    if explained is not None:
-        return f"xlme prep {stage}: error: {printable(str(explained))}"
+def _message(stage: str, error: BaseException, user_facing: Exception | None) -> str:
+    if user_facing is not None:
+        return f"xlme prep {stage}: error: {printable(str(user_facing))}"
     if isinstance(error, KeyboardInterrupt):
         return f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))

@@ -17,7 +17,7 @@ af am ar as az be bg bn bn_rom br bs ca cs cy da de el en eo es et eu fa fi fr f
 id is it ja jv ka kk km kn ko ku ky la lo lt lv mg mk ml mn mr ms my my_zaw ne nl no om or pa pl ps pt ro ru sa sd si
 sk sl so sq sr su sv sw ta ta_rom te te_rom th tl tr ug uk ur ur_rom uz vi xh yi zh-Hans zh-Hant
 """
-LANGUAGES: tuple[str, ...] = tuple(_CODES.split())
+CC100_LANGUAGES: tuple[str, ...] = tuple(_CODES.split())
 
 # Other spellings seen in CC-100, OPUS, WikiMatrix and CCAligned file names, in lower case with `_`.
 _ALIASES: dict[str, str] = {
@@ -69,7 +69,7 @@ zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {alias: code for code, *aliases in map(str.split, _THREE_LETTERS.split(",")) for alias in aliases}
 # Spelling, in lower case with `_` -> CC-100's code.
-_CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
+_CANONICAL = {code.lower().replace("-", "_"): code for code in CC100_LANGUAGES} | _ALIASES
 _LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # the language part of every spelling
 
 # The scripts of ISO 15924.
@@ -142,7 +142,7 @@ def scripts_of(language: str) -> tuple[str, ...]:
     return tuple(name for name, (_, languages) in _SCRIPTS.items() if language in languages.split()) or ("Latin",)
 
 
-def canonical(code: str) -> str:
+def cc100_code(code: str) -> str:
     """CC-100's spelling of a language code. Raises ValueError for an unknown code. If the code's language is known, the
     error suggests a similar code."""
     key = code.lower().replace("-", "_")
@@ -184,22 +184,22 @@ def is_code(text: str) -> bool:
 def may_be_pair(code: str) -> bool:
     """True if a code could also be a pair of languages, as `de_en` and `en_ca` could. `en_CA` and `pt_br` could not."""
     first, _, second = code.replace("-", "_").partition("_")
-    return second in LANGUAGES and _CANONICAL.get(first, second) != second and not all_listed([code])
+    return second in CC100_LANGUAGES and _CANONICAL.get(first, second) != second and not all_listed([code])
 
 
 def language_of(code: str) -> str:
-    """CC-100's spelling of a language code (`canonical`). For a language that CC-100 does not have, its ISO 639 code,
+    """CC-100's spelling of a language code (`cc100_code`). For a language that CC-100 does not have, its ISO 639 code,
     with the script if the code has one: `qu`, `gsw-Latn`.
 
     Raises ValueError for a text that is no code, and for a language of CC-100 in a script that is not its own.
     """
     match = _CODE.fullmatch(code)
     if not match or match["language"] in _LANGUAGE_PARTS or (match["script"] or "") in _VARIANTS.split():
-        return canonical(code)
+        return cc100_code(code)
     return match["language"] + (f"-{match['script'].title()}" if match["script"] else "")
 
 
-def in_order(languages: Sequence[str]) -> tuple[str, ...]:
+def english_first(languages: Sequence[str]) -> tuple[str, ...]:
     """Sort languages as the name of a pair lists them: English first, then alphabetically."""
     return tuple(sorted(languages, key=lambda code: (code != "en", code)))
 
@@ -263,7 +263,7 @@ def script_numbers() -> np.ndarray:
     return table
 
 
-def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def count_letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns two int64 arrays with an entry for each line: the number of its letters that belong to `scripts`, and the
     number of its letters that belong to any of SCRIPTS. No line may be empty, because `reduceat` has no empty sums."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]

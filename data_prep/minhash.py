@@ -23,7 +23,7 @@ from typing import Any
 
 from data_prep.filters.clean import Counts, text_warnings
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say, warn
+from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
 from xlme_ds.data.schema import Manifest, write_manifest
@@ -54,14 +54,16 @@ def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
     stage, languages = on_root(lambda: _plan(config))
     with stage.open():
-        finished = stage.finished(config.processes)
+        finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
         results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
         on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))
         if not finished:
             on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
     for (name, _), result in zip(languages, results, strict=True):
-        on_root(partial(say, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed"))
+        on_root(
+            partial(print_stdout, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
+        )
 
 
 def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
@@ -72,7 +74,7 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
     sources = find_documents(config.mono)
     for source in sources:
         for path in source.paths:
-            if path.pipe:
+            if path.is_pipe:
                 raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}

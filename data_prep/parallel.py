@@ -48,7 +48,7 @@ class TaskError(RuntimeError):
     """A bug in this program made a task fail; the text is the task's traceback, the same on every rank."""
 
 
-def explain(error: BaseException) -> UserError | RetryError | None:
+def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     """`error` as a UserError or RetryError, whose text is one sentence. None if it is a bug in this program, for which
     the traceback is wanted.
 
@@ -68,13 +68,13 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 
 @contextmanager
-def same_on_all_ranks() -> Iterator[None]:
+def raised_by_all_ranks() -> Iterator[None]:
     """A context for code that every rank runs by itself and that has the same result or error on each. A ValueError in
     it becomes a UserError, which every rank raises and only the root prints."""
     try:
         yield
     except ValueError as error:
-        raise explain(error) or error from None
+        raise user_facing_error(error) or error from None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _attempt(function: Callable[[T], R], task: T, index: int) -> _Outcome:
     try:
         return _Outcome(index, function(task))
     except Exception as error:
-        return _Outcome(index, error=explain(error) or TaskError(traceback.format_exc()))
+        return _Outcome(index, error=user_facing_error(error) or TaskError(traceback.format_exc()))
 
 
 def run_tasks(
@@ -99,27 +99,28 @@ def run_tasks(
     sizes: Sequence[int],
     processes: int,
     label: str,
-    visible: bool = True,
+    show_progress: bool = True,
 ) -> list[R]:
     """Apply `function` to every task; returns the values in task order, on every rank.
 
-    `sizes` has the size of each task, in any unit. Sizes serve to balance the work and, if `visible`, to show progress.
-    The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks.
-    `function` must be picklable. If a task fails, its error is raised: the UserError or RetryError that `explain`
-    returns, or else a TaskError. If tasks fail on several ranks, the error of the first one in task order is raised.
+    `sizes` has the size of each task, in any unit. Sizes serve to balance the work and, if `show_progress`, to show
+    progress. The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of
+    the tasks. `function` must be picklable. If a task fails, its error is raised: the UserError or RetryError that
+    `user_facing_error` returns, or else a TaskError. If tasks fail on several ranks, the error of the first one in task
+    order is raised.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
         raise ValueError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
-        outcomes = _run_on_ranks(function, tasks, sizes, label, visible)
+        outcomes = _run_on_ranks(function, tasks, sizes, label, show_progress)
     else:
         if processes > 1 and len(tasks) > 1:
             finished = _run_in_processes(function, tasks, sizes, processes, label)
         else:
             finished = (_attempt(function, task, index) for index, task in enumerate(tasks))
         outcomes = []
-        with closing(finished), Progress(label, sum(sizes), visible) as progress:
+        with closing(finished), Progress(label, sum(sizes), show_progress) as progress:
             for outcome in finished:
                 outcomes.append(outcome)
                 if outcome.error is not None:
@@ -190,14 +191,14 @@ def _run_task(index: int) -> _Outcome:
 
 
 def _run_on_ranks(
-    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool
+    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, show_progress: bool
 ) -> list[_Outcome]:
     """Run this rank's share of the tasks until a task fails on any rank; returns the outcomes of all ranks. The root
     shows the progress of its own share."""
     comm = communicator()
     share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
     outcomes, stop_requests = [], []
-    with Progress(label, sum(sizes[index] for index in share), visible and is_root()) as progress:
+    with Progress(label, sum(sizes[index] for index in share), show_progress and is_root()) as progress:
         for index in share:
             if comm.iprobe(tag=_STOP_TAG):
                 break

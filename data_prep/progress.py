@@ -22,17 +22,17 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def say(text: str) -> None:
+def print_stdout(text: str) -> None:
     """Print a result on stdout."""
     print(printable(text), flush=True)
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr; the work continues."""
-    tell(f"warning: {printable(text)}")
+    print_stderr(f"warning: {printable(text)}")
 
 
-def tell(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print on stderr in one write. An unbuffered `print` makes two, the text and its line end, and another process
     could write between them."""
     print(f"{text}\n", end="", file=sys.stderr, flush=True)
@@ -44,7 +44,7 @@ class Progress:
 
     def __init__(self, label: str, total: int, visible: bool = True):
         self.plain = visible and not sys.stderr.isatty()  # show lines of text in place of the bar
-        self.status = Status()
+        self.status = StatusLine()
         self.bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -70,7 +70,7 @@ class Progress:
             self.status.show(lambda: f"{task.description}: {task.percentage:.0f}%")
 
 
-class Status:
+class StatusLine:
     """Shows the progress of work of unknown length as text: on a terminal a line that updates, elsewhere a new line
     every 10 s."""
 
@@ -88,7 +88,7 @@ class Status:
                 )
                 self.live.start(refresh=True)
         elif time.monotonic() - self.printed_at >= _PLAIN_SECONDS:
-            tell(text())
+            print_stderr(text())
             self.printed_at = time.monotonic()
 
     def stop(self) -> None:

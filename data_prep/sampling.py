@@ -18,15 +18,15 @@ _ROUNDS = 12  # rounds of the Feistel network; 8 would leave a bias of some perc
 _MAX_SIZE = 1 << 52  # sizes of permutations are below this: `permute` takes their bit lengths from float64
 
 
-def key_of(seed: int, *names: str) -> np.uint64:
+def derive_key(seed: int, *names: str) -> np.uint64:
     """A 64-bit key from `seed` and `names`: each purpose of a seed has its own names, and so its own key."""
     digest = hashlib.blake2b(json.dumps([seed, *names]).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def hashed(key: Integers, counter: Integers) -> np.ndarray:
+def keyed_hash(key: Integers, counter: Integers) -> np.ndarray:
     """uint64 hashes of (key, counter), for sub-keys and random draws; key and counter broadcast."""
-    return _scramble(_as_uint64(key) ^ _scramble(_as_uint64(counter) + np.uint64(0x9E3779B97F4A7C15)))
+    return _mix64(_as_uint64(key) ^ _mix64(_as_uint64(counter) + np.uint64(0x9E3779B97F4A7C15)))
 
 
 def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
@@ -53,15 +53,15 @@ def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarra
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
     for network_round in range(_ROUNDS):
-        round_keys = hashed(keys, network_round)
+        round_keys = keyed_hash(keys, network_round)
         if network_round % 2 == 0:
-            left = left ^ (_scramble(right + round_keys) & high_mask)
+            left = left ^ (_mix64(right + round_keys) & high_mask)
         else:
-            right = right ^ (_scramble(left + round_keys) & low_mask)
+            right = right ^ (_mix64(left + round_keys) & low_mask)
     return (left << low) | right
 
 
-def _scramble(x: np.ndarray) -> np.ndarray:
+def _mix64(x: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64 (Steele, Lea and Flood, 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -75,33 +75,33 @@ def _as_uint64(x: Integers) -> np.ndarray:
 
 
 class SmallestHashes:
-    """Tells, in bounded memory, which hashes of a stream may be among its `bound` smallest distinct ones: those that
+    """Tells, in bounded memory, which hashes of a stream may be among its `count` smallest distinct ones: those that
     are at most `limit`. The limit falls as hashes are added."""
 
-    def __init__(self, bound: int):
-        self.bound, self.limit = bound, np.uint64((1 << 64) - 1)
-        self._small = [np.empty(0, np.uint64)]  # arrays of hashes; `add` leaves fewer than 2 × `bound` in them
+    def __init__(self, count: int):
+        self.count, self.limit = count, np.uint64((1 << 64) - 1)
+        self._small = [np.empty(0, np.uint64)]  # arrays of hashes; `add` leaves fewer than 2 × `count` in them
         self._small_count = 0
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add hashes. Returns a bool for each: whether it may be one of the `bound` smallest."""
+        """Add hashes. Returns a bool for each: whether it may be one of the `count` smallest."""
         is_small = hashes <= self.limit
         self._small.append(hashes[is_small])
         self._small_count += len(self._small[-1])
-        if self._small_count >= 2 * self.bound:
-            smallest = np.unique(np.concatenate(self._small))[: self.bound]
-            self.limit = smallest[-1] if len(smallest) == self.bound else self.limit
+        if self._small_count >= 2 * self.count:
+            smallest = np.unique(np.concatenate(self._small))[: self.count]
+            self.limit = smallest[-1] if len(smallest) == self.count else self.limit
             self._small, self._small_count = [smallest], len(smallest)
         return is_small
 
 
 @dataclass(frozen=True)
-class Order:
+class SampledOrder:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
     A slot is a position in this order, and takes one example. Language j is called `names[j]`, has `examples[j]`
     examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots [0, total) are
-    cut into blocks of `block` slots. Within a block the languages are shuffled.
+    cut into blocks of `block_slots` slots. Within a block the languages are shuffled.
 
     Each slot that a language fills is one use of the language. The method `uses` says how many uses each language has
     in a block and before the block, so that a block can be computed without the blocks before it. The uses of a
@@ -109,7 +109,7 @@ class Order:
     0 to 2 are pass 0, and each pass uses every example once. Within a block, a language's uses of one pass take
     their slots in random order. A pass visits the examples in stretches, which are runs of neighbouring examples,
     and has its own order of the stretches. So a block reads few regions of the files, but mixes their examples. The
-    length of a stretch is `neighbours`, but at most 1/16 of the language's uses in an average block, and at least 1.
+    length of a stretch is `max_stretch`, but at most 1/16 of the language's uses in an average block, and at least 1.
     """
 
     names: tuple[str, ...]
@@ -117,9 +117,9 @@ class Order:
     shares: tuple[Fraction, ...]
     quotas: tuple[int, ...]
     seed: int
-    label: str
-    block: int = 1 << 16
-    neighbours: int = 1
+    task: str
+    block_slots: int = 1 << 16
+    max_stretch: int = 1
 
     @property
     def total(self) -> int:
@@ -130,17 +130,17 @@ class Order:
         """Returns (language, example), two int64 arrays with a value for each of `slots`: the index of its language in
         `names`, and the index of its example among the examples of that language."""
         language, example = np.empty((2, len(slots)), dtype=np.int64)
-        blocks = slots // self.block
+        blocks = slots // self.block_slots
         for block in np.unique(blocks).tolist():
             in_block = blocks == block
-            position = slots[in_block] - block * self.block
+            position = slots[in_block] - block * self.block_slots
             block_languages, block_examples = _block(self, block)
             language[in_block], example[in_block] = block_languages[position], block_examples[position]
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
         """For examples that are translation pairs, a bool for each slot: whether the target side comes first."""
-        return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
+        return (keyed_hash(derive_key(self.seed, self.task, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """Returns (before, inside): for each language, the number of its uses before the block, and in the block.
@@ -152,12 +152,13 @@ class Order:
         the differences add up to it. A rounding changes a number by less than one. So a language's uses before a block
         differ from its exact share by at most the number of halvings.
         """
-        first, last = 0, -(-self.total // self.block)  # the blocks [first, last)
+        first, last = 0, -(-self.total // self.block_slots)  # the blocks [first, last)
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
         while last - first > 1:
             middle = (first + last) // 2
-            left_slots, slots = (middle - first) * self.block, sum(inside)  # slots of the left half, and of the range
-            draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
+            # slots of the left half, and of the range
+            left_slots, slots = (middle - first) * self.block_slots, sum(inside)
+            draw = int(keyed_hash(derive_key(self.seed, self.task, "halves"), middle)[0]) % slots
             # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
             ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
             in_left = [end - begin for begin, end in pairwise([0, *ends])]
@@ -172,11 +173,11 @@ class Order:
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
         """int64: for each use, the index of its example. `use[i]` is the number, from 0, of a use of the language with
         index `language[i]`."""
-        per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
-        stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
+        per_block = [quota * self.block_slots // max(self.total, 1) for quota in self.quotas]
+        stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]
-        language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
-        pass_key, position = hashed(language_key, use // examples), use % examples
+        language_key = np.array([derive_key(self.seed, self.task, name) for name in self.names])[language]
+        pass_key, position = keyed_hash(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
         in_stretch = stretch < stretches  # false at the end of a pass, where too few positions are left for a stretch
         # Consecutive uses are often in the same stretch. Only the first of them permutes the stretch's index.
@@ -188,16 +189,16 @@ class Order:
         in_pass = np.where(in_stretch, permuted * stretch_size + position % stretch_size, position)
         # Each pass is rotated by its own random amount. So passes differ in where their stretches begin, and in which
         # examples are the last. The permutation hashes `pass_key` with the counters 0 to 11, so -1 is free.
-        rotation = (hashed(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
+        rotation = (keyed_hash(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
         return (in_pass + rotation) % examples
 
 
 @lru_cache(maxsize=2)
-def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """The language and the example of every slot of a block, as `Order.locate` returns them."""
+def _block(order: SampledOrder, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The language and the example of every slot of a block, as `SampledOrder.locate` returns them."""
     before, inside = order.uses(block)
-    slots = block * order.block + np.arange(sum(inside))
-    draws = hashed(key_of(order.seed, order.label, "slots"), slots)
+    slots = block * order.block_slots + np.arange(sum(inside))
+    draws = keyed_hash(derive_key(order.seed, order.task, "slots"), slots)
     language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # int16: a fast radix sort
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
     by_language = np.argsort(language, kind="stable")  # the block's slots, sorted by language, then by position

@@ -56,7 +56,7 @@ class Sampling:
     share: tuple[str, ...] = ()
     max_repeats: float = 0.0
 
-    def set_shares(self) -> dict[tuple[str, ...], Fraction]:
+    def parse_entries(self) -> dict[tuple[str, ...], Fraction]:
         """The share of each entry, by the names in the entry. Raises ValueError for an entry of a wrong form, and for a
         repeated name."""
         shares: dict[tuple[str, ...], Fraction] = {}
@@ -89,7 +89,7 @@ class Sampling:
         Raises ValueError if an entry of `share` is malformed or has no text, if the entries leave too little or too
         much for the other languages, or if `total` is larger than the sum of all limits.
         """
-        entries = self.set_shares()
+        entries = self.parse_entries()
         entry_of = {name: number for number, entry_names in enumerate(entries, 1) for name in entry_names}
         entry_numbers = [entry_of.get(name, 0) for name in names]  # 0: no entry names the language
         sum_of_entries = sum(entries.values(), Fraction(0))

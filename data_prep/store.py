@@ -26,8 +26,8 @@ import pyarrow as pa
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
-from xlme_ds.io.files import TEMPORARY, file_sha256, read_signed, replacing, to_disk, write_signed
-from xlme_ds.io.folders import lock, make_folder
+from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
+from xlme_ds.io.folders import lock_folder, make_folder
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Stage:
 
     def _open(self, root_lock: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        root_lock.enter_context(lock(self.folder))
+        root_lock.enter_context(lock_folder(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
             in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
             if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
                 leftover.unlink()
         path = self.folder / "settings.json"
-        self.begun()
+        self.check_settings()
         if _read_or_none(path) is None:
-            write_signed(path, self._settings_json)
+            write_checksummed(path, self._settings_json)
 
-    def begun(self) -> dict[str, Any] | None:
+    def check_settings(self) -> dict[str, Any] | None:
         """The stage name and settings of the run that began the folder; None for a new folder. Raises ValueError if
         they differ from this stage's name and settings."""
         if not self.folder.is_dir():
@@ -71,30 +71,30 @@ class Stage:
         paths = self.folder / "settings.json", self.folder / "manifest.json"
         begun = next(filter(None, map(_read_or_none, paths)), None)
         if begun is not None:
-            _check_settings(self.folder, begun, self._settings_json)
+            _require_same_settings(self.folder, begun, self._settings_json)
         return begun
 
-    def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
+    def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
 
         If not, a warning names the missing or damaged files, and the manifest and the markers of their tasks are
         removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
         checked.
         """
-        manifest, any_damaged, files = on_root(self._read_records)
+        manifest, any_damaged, files = on_root(self._read_markers)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             listed = {shard.name for shard in manifest.shards}
             all_files = [("", shard) for shard in manifest.shards]
             all_files += [(task, shard) for task, shard in files if shard.name not in listed]
-            if not any_damaged and not self._tasks_of_lost(all_files, processes):
+            if not any_damaged and not self._tasks_of_damaged(all_files, processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
-        tasks = self._tasks_of_lost(files, processes)
+        tasks = self._tasks_of_damaged(files, processes)
         on_root(lambda: self.forget_tasks(tasks))
         return False
 
-    def _read_records(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
+    def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
         """Returns (manifest, any_damaged, files): the manifest, or None if it is missing or damaged; whether any marker
         is damaged; and (task, file) for each file that a marker lists. A damaged manifest or marker is removed."""
         path, manifest = self.folder / "manifest.json", None
@@ -115,13 +115,13 @@ class Stage:
                 files += [(path.stem, shard) for shard in written_files(result)]
         return manifest, None in results.values(), files
 
-    def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
+    def _tasks_of_damaged(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those `files` that are missing or damaged; a warning names the files. Each item of `files` is
         (task, file). Collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
-        whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
-        lost = [file for file, file_is_whole in zip(files, whole, strict=True) if not file_is_whole]
+        intact = run_tasks(partial(is_intact, self.folder), shards, sizes, processes, f"check {self.folder.name}")
+        lost = [file for file, file_is_intact in zip(files, intact, strict=True) if not file_is_intact]
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
@@ -138,7 +138,7 @@ class Stage:
         Without `flush` the marker may not be on the disk yet. If a crash loses it, or a file that it lists, the task
         runs again.
         """
-        write_signed(self._marker(task_name), result, self._context, flush)
+        write_checksummed(self._marker(task_name), result, self._context, flush)
 
     def forget_tasks(self, task_names: Iterable[str]) -> None:
         """Remove the markers of tasks, so that they run again."""
@@ -161,14 +161,14 @@ class Stage:
 
 
 def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
-    """Read an object that `write_signed` wrote; None if the file is missing or damaged."""
+    """Read an object that `write_checksummed` wrote; None if the file is missing or damaged."""
     try:
-        return read_signed(path, context)
+        return read_checksummed(path, context)
     except (FileNotFoundError, ValueError):
         return None
 
 
-def unfinished(folder: Path, stage: str) -> bool:
+def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `stage` began to write into the folder and has not completed it."""
     begun = _read_or_none(folder / "settings.json")
     return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
@@ -201,7 +201,7 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
     return [Shard(**file) for file in files if file]
 
 
-def is_whole(root: Path, file: Shard) -> bool:
+def is_intact(root: Path, file: Shard) -> bool:
     """Whether a file exists and has its recorded size and checksum."""
     path = root / file.name
     return path.is_file() and path.stat().st_size == file.bytes and file_sha256(path) == file.sha256
@@ -212,7 +212,7 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
     """Yield a new file for writing, which hashes all that is written. When the block ends, the file is renamed to
     `path`; with `flush` it is flushed to the disk first."""
     make_folder(path.parent)
-    with replacing(path, flush) as file, _HashingFile(file) as hashing:
+    with atomic_write(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
@@ -224,7 +224,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
     marker, with the name relative to `root`."""
     with new_file(path) as file:
         file.write(data)
-    to_disk(path.parent)
+    fsync(path.parent)
     return file.shard(path, root)
 
 
@@ -277,7 +277,7 @@ class _HashingFile(io.RawIOBase):
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
-def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _require_same_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise ValueError if the stage and settings that began the folder, `old`, differ from `new`."""
     advice = "choose another output folder, or delete this folder"
     if old["stage"] != new["stage"]:

@@ -30,7 +30,7 @@ from xlme_ds.config import (
     TrainConfig,
 )
 from xlme_ds.engine_file import deepspeed_settings, resolve_engine_file
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 from xlme_ds.pretrain import Pretrain
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
@@ -253,9 +253,9 @@ sys.exit(main(["export"]))"""
 
 def test_options_after_two_dashes_are_of_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--gigabytes 1 --source text -- --output=log --nodes=2"
-    assert read_command(Rehearsal, "rehearsal", words.split()).options == ("--output=log", "--nodes=2")
+    assert call_from_command_line(Rehearsal, "rehearsal", words.split()).options == ("--output=log", "--nodes=2")
     with pytest.raises(SystemExit):
-        read_command(Rehearsal, "rehearsal", ["--help"])
+        call_from_command_line(Rehearsal, "rehearsal", ["--help"])
     assert "[OPTIONS] [-- SBATCH OPTION ...]\n" in capsys.readouterr().out, "they may be left out"
 
 
@@ -695,7 +695,7 @@ def test_a_list_may_be_given_in_parts(words: str) -> None:
     reference = argparse.ArgumentParser()
     reference.add_argument("--model", nargs="+", action="extend")
     reference.add_argument("--top", type=int)
-    assert read_command(evaluate, "x", words.split()) == vars(reference.parse_args(words.split()))
+    assert call_from_command_line(evaluate, "x", words.split()) == vars(reference.parse_args(words.split()))
 
 
 def test_of_a_setting_that_is_given_again_the_last_counts() -> None:

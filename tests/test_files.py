@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
-from xlme_ds.io.arguments import number_of
+from xlme_ds.io.arguments import parse_number
 from xlme_ds.io.errors import in_words, no_such
 from xlme_ds.io.files import (
     TEMPORARY,
-    files_below,
-    naming,
-    read_object,
-    read_signed,
-    replacing,
+    atomic_write,
+    errors_naming,
+    fsync,
+    read_checksummed,
+    read_versioned,
     require_line_feeds,
     require_regular,
-    to_disk,
-    write_object,
-    write_signed,
+    visible_paths,
+    write_checksummed,
     write_text,
+    write_versioned,
 )
 from xlme_ds.io.folders import make_folder
 
@@ -33,19 +33,19 @@ def test_a_file_that_fails_to_be_written_stays_as_it_was(tmp_path: Path) -> None
     """No other file is left in the folder. While it is written, it has a temporary name, which readers skip."""
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(KeyError), replacing(path) as file:
+    with pytest.raises(KeyError), atomic_write(path) as file:
         file.write(b"new")
         (other,) = set(tmp_path.iterdir()) - {path}
         assert TEMPORARY.fullmatch(other.name) and path.read_text() == "old"
         raise KeyError
     assert list(tmp_path.iterdir()) == [path] and path.read_text() == "old"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
     assert list(tmp_path.iterdir()) == [path] and path.read_text() == "new"
     folder = tmp_path / "folder"
     (folder / "in it").mkdir(parents=True)
     for place, name in ((folder, folder), (tmp_path / "none/a", tmp_path / "none/a")):
-        with pytest.raises(OSError) as raised, replacing(place):
+        with pytest.raises(OSError) as raised, atomic_write(place):
             pass
         assert name in (Path(raised.value.filename), Path(raised.value.filename2 or ""))
     assert sorted(tmp_path.iterdir()) == [path, folder]
@@ -54,15 +54,15 @@ def test_a_file_that_fails_to_be_written_stays_as_it_was(tmp_path: Path) -> None
 def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it may be lost; of folders the names in them, and of a manifest those of its shards."""
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    os_fsync, os_replace = os.fsync, os.replace
 
     def noted_fsync(descriptor: int) -> None:
         done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(f".{os.getpid()}")[0])
-        fsync(descriptor)
+        os_fsync(descriptor)
 
     def noted_replace(source: Path, to: Path) -> None:
         done.append(f"to {to.name}")
-        replace(source, to)
+        os_replace(source, to)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
@@ -75,8 +75,9 @@ def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
 
     path, here = tmp_path / "a", tmp_path.name
     whole = [".a", "to a"]
-    assert calls(lambda: write_object(path, {}), lambda: write_signed(path, {})) == 2 * whole
-    assert calls(lambda: write_signed(path, {}, flush=False), lambda: write_text(path, "", flush=False)) == 2 * ["to a"]
+    assert calls(lambda: write_versioned(path, {}), lambda: write_checksummed(path, {})) == 2 * whole
+    unflushed = calls(lambda: write_checksummed(path, {}, flush=False), lambda: write_text(path, "", flush=False))
+    assert unflushed == 2 * ["to a"]
     assert calls(lambda: make_folder(tmp_path / "b/c"), lambda: make_folder(tmp_path / "b/c")) == [here, "b"]
     shards = tuple(Shard(name, 1, 1, "0" * 64) for name in ("b/c/x", "b/y", "z", "b/z"))
     manifest = Manifest("encode", {}, 10, "0" * 64, (), shards, {})
@@ -89,7 +90,7 @@ def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
 
         monkeypatch.setattr(os, "fsync", failing)
         with pytest.raises(OSError) if error == errno.EIO else nullcontext():
-            to_disk(tmp_path)
+            fsync(tmp_path)
 
 
 def test_an_error_names_the_file_that_it_has_or_is_given(tmp_path: Path) -> None:
@@ -98,28 +99,28 @@ def test_an_error_names_the_file_that_it_has_or_is_given(tmp_path: Path) -> None
         (OSError(28, "full", "own"), "own"),
         (OSError("without a number"), None),
     ):
-        with pytest.raises(OSError) as raised, naming(Path("given")):
+        with pytest.raises(OSError) as raised, errors_naming(Path("given")):
             raise error
         assert raised.value.filename == named
 
 
-def test_a_signed_file_is_for_its_context_and_format(tmp_path: Path) -> None:
+def test_a_checksummed_file_is_for_its_context_and_format(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    write_signed(path, {"b": 1, "a": [2]}, "mine")
-    assert read_signed(path, "mine") == {"a": [2], "b": 1}
+    write_checksummed(path, {"b": 1, "a": [2]}, "mine")
+    assert read_checksummed(path, "mine") == {"a": [2], "b": 1}
     for context in ("", "other"):
         with pytest.raises(ValueError, match="does not match its checksum"):
-            read_signed(path, context)
+            read_checksummed(path, context)
     content = json.loads(path.read_text())
     for change in ({"b": 2}, {"c": 0}, {"format": 2}, {"sha256": "0" * 64}):
         path.write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match="does not match its checksum"):
-            read_signed(path, "mine")
-    write_signed(path, {"format": 2}, "mine")
+            read_checksummed(path, "mine")
+    write_checksummed(path, {"format": 2}, "mine")
     with pytest.raises(ValueError, match="it has format 2, this version reads 1"):
-        read_signed(path, "mine")
-    write_object(path, {"a": 1})
-    assert read_object(path) == {"a": 1} and json.loads(path.read_text()) == {"a": 1, "format": 1}
+        read_checksummed(path, "mine")
+    write_versioned(path, {"a": 1})
+    assert read_versioned(path) == {"a": 1} and json.loads(path.read_text()) == {"a": 1, "format": 1}
 
 
 def test_text_of_other_systems() -> None:
@@ -135,7 +136,7 @@ def test_files_that_are_read_and_written(tmp_path: Path) -> None:
     for name in ("b.txt", "a/c.txt", ".hidden.txt", ".git/d.txt", "a/.e/f.txt", "a/g.md"):
         (tmp_path / ".top" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ".top" / name).touch()
-    found = [path.relative_to(tmp_path / ".top").as_posix() for path in files_below(tmp_path / ".top", "*.txt")]
+    found = [path.relative_to(tmp_path / ".top").as_posix() for path in visible_paths(tmp_path / ".top", "*.txt")]
     assert found == ["a/c.txt", "b.txt"]
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
@@ -163,8 +164,8 @@ def test_errors_in_words() -> None:
 
 
 def test_numbers_in_texts() -> None:
-    assert [number_of(text, int) for text in ("7", "-7")] == [7, -7]
-    assert [number_of(text, float) for text in ("7", "1e6", "inf")] == [7.0, 1e6, float("inf")]
+    assert [parse_number(text, int) for text in ("7", "-7")] == [7, -7]
+    assert [parse_number(text, float) for text in ("7", "1e6", "inf")] == [7.0, 1e6, float("inf")]
     for text, kind, words in (
         ("1e6", int, "1e6 is not a whole number: write 1000000"),
         ("2.0", int, "2.0 is not a whole number: write 2"),
@@ -174,5 +175,5 @@ def test_numbers_in_texts() -> None:
         ("1,5", float, "1,5 is not a number"),
     ):
         with pytest.raises(ValueError) as raised:
-            number_of(text, kind)  # type: ignore[arg-type]
+            parse_number(text, kind)  # type: ignore[arg-type]
         assert str(raised.value) == words

@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch import python
 from xlme_ds.config import OptimizerConfig, RunConfig
-from xlme_ds.io.files import write_object
+from xlme_ds.io.files import write_versioned
 from xlme_ds.io.toml import to_toml
 from xlme_ds.plan.__main__ import PlanSettings
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
@@ -62,7 +62,7 @@ def test_the_command_prints_it_with_the_overrides() -> None:
 
 def test_a_runs_config_json_is_given_back_and_overridden(tmp_path: Path) -> None:
     run = replace(recipe("xlm_mt"), seed=5)
-    write_object(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
+    write_versioned(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
     path = str(tmp_path / "config.json")
     assert settings("--config", path) == run
     assert settings("--config", path, "--seed", "6", "--train.steps", "99999").seed == 6

@@ -30,15 +30,12 @@ GIVEN = {
     ("xlme_ds/engine/engine.py", "train_batch"),
 }
 AFTER = {
-    *(
-        ("data_prep/encode/shared_work.py", name)
-        for name in ("claim", "failed", "finish", "offer", "report", "take_back")
-    ),
+    *(("data_prep/encode/shared_work.py", name) for name in ("claim", "failed", "finish", "offer", "report", "drain")),
     *(
         ("xlme_ds/io/files.py", name)
-        for name in ("file_sha256", "naming", "read_json", "read_signed", "replacing", "to_disk")
+        for name in ("file_sha256", "errors_naming", "read_json", "read_checksummed", "atomic_write", "fsync")
     ),
-    *(("xlme_ds/io/files.py", name) for name in ("write_json", "write_signed")),
+    *(("xlme_ds/io/files.py", name) for name in ("write_json", "write_checksummed")),
     ("xlme_ds/io/folders.py", "make_folder"),
     ("xlme_ds/engine/engine.py", "_backward"),
     ("xlme_ds/engine/engine.py", "_update"),

@@ -10,7 +10,7 @@ from . import __version__
 from .cli import fail, note
 from .io.arguments import HELP_FLAGS
 from .io.errors import no_such
-from .io.output import open_output
+from .io.output import guard_stdout
 from .run_commands import LAUNCHED
 
 # For each command, in the order of use: the module whose `main` takes the arguments, and a line for the help.
@@ -43,7 +43,7 @@ _GROUPS = ("prep", "launch", "checkpoint", "evaluate", "report", "bench")  # com
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; without arguments, list all commands. Returns the exit code."""
-    open_output()
+    guard_stdout()
     argv = sys.argv[1:] if arguments is None else arguments
     if argv[:1] == ["help"]:
         words = list(takewhile(lambda word: not word.startswith("-"), argv[1:]))

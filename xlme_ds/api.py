@@ -25,7 +25,7 @@ from .engine.build import require_kernels, resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
-from .io.argument_types import checked
+from .io.argument_types import check_argument_types
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
@@ -47,7 +47,7 @@ MASK = "<mask>"
 Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
 
 
-@checked
+@check_argument_types
 def pretrain(
     config: RunConfig,
     data: Path | str | Sequence[Path | str],
@@ -166,7 +166,7 @@ class TextModel:
     device: torch.device
     """The device that the model runs on."""
 
-    @checked
+    @check_argument_types
     def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
         """Raises ValueError if `folder` has no model, or torch cannot use the `device`."""
         self.folder = Path(folder)
@@ -207,7 +207,7 @@ class TextModel:
     def _discriminator(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
-    @checked
+    @check_argument_types
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
         (XLM-E section 4.6). A sentence that is too long for the model is cut without a message.
@@ -229,7 +229,7 @@ class TextModel:
         vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
-    @checked
+    @check_argument_types
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
         """For every `<mask>` in `text`, a list of the `top` most likely pieces with their probabilities, the likeliest
@@ -253,7 +253,7 @@ class TextModel:
             for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
 
-    @checked
+    @check_argument_types
     @torch.no_grad()
     def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
         """The tokens of `text`, each with the discriminator's `probability` that the token was replaced.

@@ -19,7 +19,7 @@ from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .io.folders import require_folder
-from .io.help import read_command
+from .io.help import call_from_command_line
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
@@ -30,7 +30,7 @@ _MAX_PRINTED = 10  # largest number of faults that are printed
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. The exit code is 1 if a row was not read, was read twice or was read with other tokens."""
     try:
-        faults, summary = read_command(examine, program("audit"), arguments)
+        faults, summary = call_from_command_line(examine, program("audit"), arguments)
     except (ValueError, OSError) as error:
         fail("xlme audit", error)
     for fault in faults[:_MAX_PRINTED]:

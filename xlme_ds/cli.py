@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 from .config import RunConfig
 from .io.arguments import HELP_FLAGS
 from .io.errors import in_words, no_such
-from .io.output import open_output
+from .io.output import guard_stdout
 from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, LAUNCHER_VARIABLES
@@ -53,7 +53,7 @@ def program(command: str) -> str:
     launcher's variables in the environment are left from another process. They are removed, because `note` would print
     nothing if they named another rank than 0.
     """
-    open_output()
+    guard_stdout()
     if command not in LAUNCHED:
         for name in LAUNCHER_VARIABLES:
             os.environ.pop(name, None)
@@ -84,7 +84,7 @@ def run_subcommand(
     one of the functions, such as `command`."""
     import tyro
 
-    from .io.help import read_command, wrapped_help
+    from .io.help import call_from_command_line, wrapped_help
 
     argv = sys.argv[1:] if arguments is None else arguments
     if not argv or argv[0] in HELP_FLAGS:
@@ -96,7 +96,7 @@ def run_subcommand(
         fail(prog, no_such(kind, argv[0], functions))
     else:
         try:
-            read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
+            call_from_command_line(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
         except (ValueError, OSError) as error:
             fail(f"{prog} {argv[0]}", error)
 
@@ -113,7 +113,7 @@ def parse(
     """
     import tyro
 
-    from .io.help import READABLE, checked, wrapped_help
+    from .io.help import READABLE, checked_arguments, wrapped_help
 
     rest, recipe_name = take_flag(without_local_rank(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
@@ -136,7 +136,7 @@ def parse(
         print(_short_help(prog, command, description, run))
         sys.exit(0)
     if not asks_for_help:
-        rest = checked(command, rest, optional=["--name"])  # the settings have a name already
+        rest = checked_arguments(command, rest, optional=["--name"])  # the settings have a name already
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"

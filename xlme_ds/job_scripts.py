@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cli import fail, program
-from .io.help import read_command
+from .io.help import call_from_command_line
 
 # A wheel has the scripts in the package, a clone next to the package.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
@@ -21,7 +21,7 @@ class SlurmSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
-    folder = read_command(SlurmSettings, program("slurm"), arguments).out / "slurm"
+    folder = call_from_command_line(SlurmSettings, program("slurm"), arguments).out / "slurm"
     source = next(folder for folder in _FOLDERS if folder.is_dir())
     try:
         if folder.exists():

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cli import fail, program
-from .io.folders import LOCK, empty, lock
-from .io.help import read_command
+from .io.folders import LOCK_FILE, clear_folder, lock_folder
+from .io.help import call_from_command_line
 from .recipes import recipe
 from .run_commands import child_environment, launch_command, run
 from .train.run_folder import fixed_settings
@@ -82,11 +82,11 @@ def begin(out: Path, fresh: bool) -> None:
 
     Raises ValueError if `out` has content but no mark, or if its run has other settings than the quickstart.
     """
-    content = {path.name for path in out.iterdir()} - {LOCK}
+    content = {path.name for path in out.iterdir()} - {LOCK_FILE}
     if content and _MARK not in content:
         raise ValueError(f"{out} has files that the quickstart did not make (no {_MARK}): name another --out")
     if fresh:
-        empty(out, keep=[_MARK])
+        clear_folder(out, keep=[_MARK])
     (out / _MARK).touch()
     if (out / "config.json").exists():
         from .trained.settings import read_run_config  # imported only here, because it loads torch
@@ -206,7 +206,7 @@ def next_steps(out: Path) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run every stage that is not done yet."""
-    options = read_command(Quickstart, program("quickstart"), arguments, __doc__)
+    options = call_from_command_line(Quickstart, program("quickstart"), arguments, __doc__)
     out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
                 f"--processes is {options.processes}: choose one of {', '.join(map(str, possible))}, which divide the "
                 f"{rows} rows of each task in a step"
             )
-        with lock(out):
+        with lock_folder(out):
             begin(out, options.fresh)
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .config import Range, Settings
 from .io.errors import near_settings, no_such
-from .io.files import read_json, read_object
+from .io.files import read_json, read_versioned
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def read_values(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
         if "config" in values:
-            values = dict(read_object(path)["config"])  # a run's file: `read_object` also checks its format version
+            values = dict(read_versioned(path)["config"])  # a run's file: `read_versioned` also checks its format
         return values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None

@@ -19,7 +19,7 @@ from typing import Any
 from xlme_ds.cli import fail
 from xlme_ds.evaluate.output import ResultTable, percent, terminal
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    options = read_command(Bitext, "xlme bench peers.mteb", arguments, __doc__)
+    options = call_from_command_line(Bitext, "xlme bench peers.mteb", arguments, __doc__)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
     try:

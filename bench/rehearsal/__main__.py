@@ -34,7 +34,7 @@ from bench.measure import ROOT, listing, markdown, stamp
 from bench.rehearsal.text import check_planted, files
 from xlme_ds.cli import fail
 from xlme_ds.io.files import write_json
-from xlme_ds.io.help import read_command
+from xlme_ds.io.help import call_from_command_line
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
@@ -281,7 +281,7 @@ def report(done: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rehearse, and print the table; a user's mistake ends it with one sentence and exit code 2."""
-    rehearsal = read_command(Rehearsal, "xlme bench rehearsal", arguments, __doc__)
+    rehearsal = call_from_command_line(Rehearsal, "xlme bench rehearsal", arguments, __doc__)
     rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
     try:
         if shutil.which("sbatch") is None:

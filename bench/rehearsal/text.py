@@ -29,12 +29,12 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from data_prep.languages import canonical, letters, scripts_of
+from data_prep.languages import cc100_code, count_letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from xlme_ds.data.schema import read_manifest
-from xlme_ds.io.files import replacing, write_json
-from xlme_ds.io.help import read_command
+from xlme_ds.io.files import atomic_write, write_json
+from xlme_ds.io.help import call_from_command_line
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
@@ -102,11 +102,11 @@ class Language:
     def __init__(self, lines: Sequence[str], language: str):
         """Cut `lines` into words, and leave out words with letters of another script. A longer text without spaces is
         cut every 64 characters, because as one word it could fill a training row."""
-        language = canonical(language)
+        language = cc100_code(language)
         word_pattern = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
         split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
-        letters_in_script, all_letters = letters(distinct, scripts_of(language))
+        letters_in_script, all_letters = count_letters(distinct, scripts_of(language))
         has_one_script = letters_in_script == all_letters
         self.words = [word for word, keep in zip(distinct, has_one_script, strict=True) if keep]
         kept_words = set(self.words)
@@ -222,7 +222,7 @@ def write_text(file: TextFile, out: Path) -> None:
     languages = read(file, 2_000 + file.text_bytes // 100)  # enough lines that a small file repeats few of them
     foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
     planter = Planter(random.Random(file.path), languages, _DAMAGE[file.corpus], foreign)
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         for block in planter.blocks(file.text_bytes):
             stream.write(lzma.compress(b"\n".join([*block, b""]), preset=0))
     write_json(note, planter.planted())
@@ -235,7 +235,7 @@ def check_planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[
     total = Counter[str]()
     for file in files:
         task, lines_key, dropped_key = TASKS[file.corpus]
-        name = "-".join(map(canonical, file.name.split("-")))
+        name = "-".join(map(cc100_code, file.name.split("-")))
         counts = read_manifest(encoded / task).counts["by_language"][name]
         counted = Counter({"lines": counts[lines_key]}) + Counter(counts[dropped_key]) + Counter(counts["repaired"])
         expected = Counter[str](json.loads(note_of(file, text).read_text()))
@@ -261,8 +261,8 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
     """
     corpus = files(gigabytes, source)
     run_tasks(partial(write_text, out=out), corpus, [file.text_bytes for file in corpus], processes, "text")
-    on_root(lambda: say(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
+    on_root(lambda: print_stdout(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
 
 
 if __name__ == "__main__":
-    read_command(write_corpus, "python -m bench.rehearsal.text", None, __doc__)
+    call_from_command_line(write_corpus, "python -m bench.rehearsal.text", None, __doc__)

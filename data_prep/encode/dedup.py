@@ -40,7 +40,7 @@ class BlockHashes:
         self._hashes: list[bytes] = []
         self._lengths: list[np.ndarray] = []
 
-    def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
+    def find_repeats(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
         """Find paragraphs or pairs that repeat an earlier one of the block, in this batch or an earlier batch.
 
         `forms[side][i]` is the normal form of one side of paragraph or pair i, and `candidates` (bool [paragraphs]) is
@@ -59,7 +59,7 @@ class BlockHashes:
     def add(
         self, hashes: Sequence[bytes], texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
     ) -> None:
-        """Store the `hashes` (from `repeated`) and lengths of written paragraphs or pairs.
+        """Store the `hashes` (from `find_repeats`) and lengths of written paragraphs or pairs.
 
         `texts[side][i]` is the text of paragraph or pair i, `tokens[i]` its number of tokens, and `documents[i]` the
         index of its record in the shard.
@@ -120,7 +120,7 @@ def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out:
     )
 
 
-def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
+def load_duplicates(block: int, slices: Sequence[Path]) -> np.ndarray:
     """Read the positions of the duplicates in block number `block` from all slices: int64 [duplicates]."""
     positions = [np.zeros(0, np.int64)]
     for path in slices:

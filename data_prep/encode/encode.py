@@ -19,18 +19,18 @@ from typing import Any, Literal
 from data_prep.encode.encode_input import (
     STAGED,
     EncodeTask,
-    discard,
+    discard_blocks,
     discard_changed,
     encode_inputs,
-    forget_encoded,
+    forget_lost_blocks,
     moved_shards,
 )
-from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
-from data_prep.encode.remove_duplicates import is_final, remove_duplicates
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines
+from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import on_root, run_tasks, same_on_all_ranks, world_size
-from data_prep.progress import say, warn
+from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks, world_size
+from data_prep.progress import print_stdout, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
@@ -72,7 +72,7 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    with same_on_all_ranks():
+    with raised_by_all_ranks():
         if config.max_pair_tokens < 2 or config.block_bytes < 1:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:
@@ -88,14 +88,14 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the tasks of
     all its inputs. Raises ValueError on bad input."""
     vocabulary = Vocabulary(config.vocab)
-    HeldOutText.read(config.without, vocabulary)  # raises for a bad file before anything is written
+    ExcludedLines.read(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_kind = find_sources(config)
     if config.sentences and "mono" not in sources_by_kind:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
     inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
-    if not any(path.pipe or path.size for source in inputs for path in source.paths):
+    if not any(path.is_pipe or path.size for source in inputs for path in source.paths):
         raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         for source in sources.inputs:
             for path in source.paths:
-                parents = path.local.resolve().parents if path.local else ()
+                parents = path.local_path.resolve().parents if path.local_path else ()
                 if stage.folder.resolve() in parents:
                     raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
                 if config.out.resolve() in parents[:1]:
@@ -133,19 +133,19 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
-    if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
-        return on_root(lambda: say(f"{stage.folder} is complete"))
+    if stage.check_finished(config.processes, on_root(lambda: moved_shards(stage))):
+        return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
     # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
     encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
-    members = world_size() if world_size() > 1 else config.processes
+    workers = world_size() if world_size() > 1 else config.processes
     if open_tasks:
         on_root(lambda: discard_changed(stage, open_tasks))
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
-        run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
+        run_tasks(work, range(workers), [1] * workers, config.processes, f"encode {kind}", show_progress=False)
     if to_deduplicate:
         remove_duplicates(stage, to_deduplicate, config.processes)
     on_root(lambda: shutil.rmtree(shared))
@@ -170,12 +170,14 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
     the results of finished tasks that are done again."""
     unfinished = [task for task in tasks if stage.task_result(task.name) is None]
     for task in unfinished:
-        forget_encoded(stage, task)
-    languages = {task.source.name for task in unfinished if task.filters.exact_duplicates and not is_final(stage, task)}
+        forget_lost_blocks(stage, task)
+    languages = {
+        task.source.name for task in unfinished if task.filters.exact_duplicates and not is_deduplicated(stage, task)
+    }
     names = {task.name for task in unfinished}
     deduplicated = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
     again = [task for task in deduplicated if task.name not in names]
-    discard(stage, again)
+    discard_blocks(stage, again)
     stage.forget_tasks(task.name for task in again)
     names.update(task.name for task in again)
     return [task for task in tasks if task.name in names]
@@ -200,7 +202,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
         if not result["shards"] and not left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+        lines = counts["paragraphs_in"] if task.is_mono else 2 * counts["pairs_in"]
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
@@ -219,4 +221,4 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         ),
     )
     inputs = f"{len(tasks)} input{'s' * (len(tasks) != 1)}"
-    say(f"{stage.folder}: {inputs}, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")
+    print_stdout(f"{stage.folder}: {inputs}, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.encode.dedup import BlockHashes
-from data_prep.encode.held_out import HeldOutText, Split
+from data_prep.encode.held_out import ExcludedLines, Split
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
@@ -53,14 +53,14 @@ class EncodeTask:
         return f"{self.source.name}-{self.index:03d}"
 
     @property
-    def mono(self) -> bool:
+    def is_mono(self) -> bool:
         """True if the input has documents, False if it has pairs."""
         return len(self.source.languages) == 1
 
     @property
     def filters(self) -> Filters:
         """The filters that the input's corpus description names."""
-        return make_filters(self.source.filters, "mono" if self.mono else "para", self.source.corpus)
+        return make_filters(self.source.filters, "mono" if self.is_mono else "para", self.source.corpus)
 
     def block_name(self, number: int) -> str:
         """Name of the marker of the input's block `number`."""
@@ -77,18 +77,18 @@ def encode_inputs(
     vocab: Path,
     shared_folder: Path,
     without: tuple[Path, ...],
-    member: int,
+    worker: int,
 ) -> None:
-    """Encode the inputs of `tasks` together with other processes or ranks (members). `member` is the number of this
-    one. Returns when all inputs are encoded, or when a member has failed.
+    """Encode the inputs of `tasks` together with other processes or ranks (workers). `worker` is the number of this
+    one. Returns when all inputs are encoded, or when a worker has failed.
 
     `without` are files whose text is left out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
     """
-    shared = SharedWork(shared_folder, member)
+    shared = SharedWork(shared_folder, worker)
     by_name = {task.name: task for task in tasks}
     vocabulary = _vocabulary(vocab)
-    held_out = HeldOutText.read(without, vocabulary) if without else None
+    held_out = ExcludedLines.read(without, vocabulary) if without else None
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
         changed = " or ".join(map(str, (vocab, *without)))
@@ -98,7 +98,7 @@ def encode_inputs(
         encode_block(stage, by_name[name], vocabulary, number, block, held_out)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
-    with shared.stopping_all():
+    with shared.abort_on_error():
         for task in sorted(tasks, key=lambda task: -task.source.size):
             if not shared.failed and shared.claim(task.name):
                 _read_input(stage, task, shared, encode_and_report)
@@ -106,8 +106,8 @@ def encode_inputs(
 
 
 def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
-    """Read one input; each block is encoded here or offered to other members. Returns when all blocks are encoded, or
-    when a member has failed."""
+    """Read one input; each block is encoded here or offered to other workers. Returns when all blocks are encoded, or
+    when a worker has failed."""
     begin_input(stage, task)
     block_count = 0
     try:
@@ -119,14 +119,14 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
             if shared.failed:
                 return
     except ValueError:
-        shared.take_back(task.name, lambda *_: None)  # waits for other members, and throws away the blocks on offer
-        discard(stage, [task])  # the user will fetch the file again, and may get another version
+        shared.drain(task.name, lambda *_: None)  # waits for other workers, and throws away the blocks on offer
+        discard_blocks(stage, [task])  # the user will fetch the file again, and may get another version
         raise
-    if shared.take_back(task.name, encode):
+    if shared.drain(task.name, encode):
         if task.filters.exact_duplicates:
             stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": block_count})
         else:
-            finish(stage, task, [stage.task_result(task.block_name(number)) for number in range(block_count)])
+            finish_input(stage, task, [stage.task_result(task.block_name(number)) for number in range(block_count)])
         shared.finish(task.name)
 
 
@@ -136,7 +136,7 @@ def encode_block(
     vocabulary: Vocabulary,
     number: int,
     block: TextBlock,
-    without: HeldOutText | None = None,
+    without: ExcludedLines | None = None,
 ) -> None:
     """Write the shard of one block, then the block's marker. `without` is text to leave out."""
     filters = task.filters
@@ -144,7 +144,7 @@ def encode_block(
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, without)
-    counts = Counts("documents" if task.mono else "pairs")
+    counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]
     if isinstance(reader, CC100):
         paragraphs = reader.paragraphs(task.source, block, counts)
@@ -183,10 +183,10 @@ def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Discard the blocks of those unfinished `tasks` whose input files changed since an interrupted run. Only one
     process calls this function, before any block is encoded."""
     begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
-    discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
+    discard_blocks(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
 
 
-def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Remove the block files and the markers of `tasks`, except <task>.json. Lists each folder once for all tasks."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
@@ -214,7 +214,7 @@ def moved_shards(stage: Stage) -> set[str]:
     return moved
 
 
-def forget_encoded(stage: Stage, task: EncodeTask) -> None:
+def forget_lost_blocks(stage: Stage, task: EncodeTask) -> None:
     """If a block of an encoded input lacks its marker or shard, remove the markers of the block and the marker that all
     blocks are encoded, so that the block is encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
@@ -226,9 +226,9 @@ def forget_encoded(stage: Stage, task: EncodeTask) -> None:
             stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
-def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
+def finish_input(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
     """Mark an input as finished. Its result has the shards and the summed counts of its blocks' results."""
-    counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
+    counts = Counts("documents" if task.is_mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
     for number, block_result in enumerate(block_results):
         markers += [task.block_name(number), f"{task.block_name(number)}.final"]

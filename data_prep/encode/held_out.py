@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.filters.clean import clean_lines, text_warnings
-from data_prep.readers.corpus_files import Place, read_text
+from data_prep.readers.corpus_files import CorpusPath, read_decompressed
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import require_line_feeds
 
@@ -39,13 +39,13 @@ class Split:
 
 
 @dataclass(frozen=True)
-class HeldOutText:
+class ExcludedLines:
     """Lines that encoded text must not have, such as those of a test set; `digests` are hashes of their token ids."""
 
     digests: frozenset[bytes]
 
     @staticmethod
-    def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
+    def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "ExcludedLines":
         """Read the lines of UTF-8 files, compressed or not.
 
         Raises ValueError for a file that is not UTF-8 or does not have one sentence per line. Raises ValueError for a
@@ -53,12 +53,12 @@ class HeldOutText:
         """
         digests: set[bytes] = set()
         for path in paths:
-            place = Place(str(path.absolute().parent), path.name)
-            if place.pipe:
+            corpus_path = CorpusPath(str(path.absolute().parent), path.name)
+            if corpus_path.is_pipe:
                 raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
-            lines = _clean_sentences(path, b"".join(read_text(place)))
+            lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
-        return HeldOutText(frozenset(digests))
+        return ExcludedLines(frozenset(digests))
 
     def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
         """bool [lines]: True for each line (given as the bytes of its ids) that is held out."""

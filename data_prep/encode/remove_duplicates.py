@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encode.dedup import duplicates_of, find_duplicates, load_lengths, number_of_slices
-from data_prep.encode.encode_input import STAGED, EncodeTask, finish
+from data_prep.encode.dedup import find_duplicates, load_duplicates, load_lengths, number_of_slices
+from data_prep.encode.encode_input import STAGED, EncodeTask, finish_input
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
 from data_prep.inspect.shard_faults import count_text
@@ -53,7 +53,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     on_root(lambda: _finish(stage, tasks))
 
 
-def is_final(stage: Stage, task: EncodeTask) -> bool:
+def is_deduplicated(stage: Stage, task: EncodeTask) -> bool:
     """True if all blocks of an input are written without their duplicates, and only the input's marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
@@ -101,7 +101,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
     if result["shard"] is not None:
         path, staged = stage.folder / task.shard_name(number), language.staged[index]
         keep = np.ones(result["paragraphs"], bool)
-        keep[duplicates_of(index, language.slices)] = False
+        keep[load_duplicates(index, language.slices)] = False
         if not keep.all():
             result |= _rewrite(stage, task, staged, path, keep, result["counts"])
         else:
@@ -120,11 +120,13 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
     """
     lengths = load_lengths(staged)
     batches = list(read_arrow(staged))
-    kept_batches = _kept_documents(batches, lengths, keep) if task.mono else _kept_pairs(batches, keep)
+    kept_batches = _kept_documents(batches, lengths, keep) if task.is_mono else _kept_pairs(batches, keep)
     before = sum(map(count_text, batches), Counter[str]())
     after = sum(map(count_text, kept_batches), Counter[str]())
-    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept_batches, stage.folder) if kept_batches else None
-    unit, sides = ("documents", 1) if task.mono else ("pairs", 2)
+    shard = (
+        write_arrow(path, DOCUMENTS if task.is_mono else PAIRS, kept_batches, stage.folder) if kept_batches else None
+    )
+    unit, sides = ("documents", 1) if task.is_mono else ("pairs", 2)
     removed_lengths, dropped_records = lengths[~keep], before["records"] - after["records"]
     reduced = {
         unit: counts[unit] - dropped_records,
@@ -135,7 +137,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
         "tokens": after["tokens"],
         "unknown": counts["unknown"] - before["unknown"] + after["unknown"],
     }
-    if task.mono:
+    if task.is_mono:
         reduced["removed"] = _add_duplicates(counts["removed"], len(removed_lengths))
     return {"shard": shard and asdict(shard), "counts": counts | reduced}
 
@@ -183,4 +185,4 @@ def _add_duplicates(reasons: dict[str, int], duplicates: int) -> dict[str, int]:
 def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
         blocks = range(_result(stage, f"{task.name}.encoded")["blocks"])
-        finish(stage, task, [stage.task_result(f"{task.block_name(number)}.final") for number in blocks])
+        finish_input(stage, task, [stage.task_result(f"{task.block_name(number)}.final") for number in blocks])

@@ -10,42 +10,42 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_prep.progress import Status
+from data_prep.progress import StatusLine
 from data_prep.readers.reader import TextBlock
-from xlme_ds.io.files import naming
+from xlme_ds.io.files import errors_naming
 
 _WORK_FOLDER = re.compile(r"work-\d+-\d+")
-# A waiting member looks for work at intervals of 1/8 of the time that it has waited, but within these bounds (seconds).
+# A waiting worker looks for work at intervals of 1/8 of the time that it has waited, but within these bounds (seconds).
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
-_OFFERS_PER_MEMBER = 2  # at most so many blocks are on offer for each waiting member
-_NO_FAILURE = "no-failure"  # a file that exists as long as no member has failed
+_OFFERS_PER_WORKER = 2  # at most so many blocks are on offer for each waiting worker
+_NO_FAILURE = "no-failure"  # a file that exists as long as no worker has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
 
 @dataclass(frozen=True)
 class SharedWork:
-    """The inputs that several processes or ranks (members) encode together; each member has an object of its own.
+    """The inputs that several processes or ranks (workers) encode together; each worker has an object of its own.
 
     Corpora are often a few large compressed files. One process must decompress a whole file, so dividing only the files
-    among members would leave most members idle. Therefore:
+    among workers would leave most workers idle. Therefore:
 
-    1. Each member claims inputs, the largest first, and reads them block by block (`claim`).
-    2. A member that finds no input left waits for blocks (`take_until_all_finished`).
-    3. A member that reads an input offers each block to the waiting members (`offer`). If nobody waits, or enough
+    1. Each worker claims inputs, the largest first, and reads them block by block (`claim`).
+    2. A worker that finds no input left waits for blocks (`take_until_all_finished`).
+    3. A worker that reads an input offers each block to the waiting workers (`offer`). If nobody waits, or enough
        blocks are on offer, it encodes the block itself.
     4. At the end of the input, it encodes the blocks that nobody took, and waits until the taken ones are encoded
-       (`take_back`).
+       (`drain`).
 
-    Each of these actions creates, renames or removes one file in `folder`, which is atomic. So members need only a
+    Each of these actions creates, renames or removes one file in `folder`, which is atomic. So workers need only a
     shared file system:
 
-        claimed/<input>           a member reads this input
-        waiting/<member>          this member found no input left to read
-        offered/<input>.<block>   a pickled block that any member may take
-        taken/<input>.<block>     the same file, renamed by the member that encodes it, until its shard is written
+        claimed/<input>           a worker reads this input
+        waiting/<worker>          this worker found no input left to read
+        offered/<input>.<block>   a pickled block that any worker may take
+        taken/<input>.<block>     the same file, renamed by the worker that encodes it, until its shard is written
         finished/<input>          all blocks of this input are encoded
-        done-<member>             bytes of text that this member has encoded
-        no-failure                removed by a member that fails, so that the others stop
+        done-<worker>             bytes of text that this worker has encoded
+        no-failure                removed by a worker that fails, so that the others stop
 
     The output does not depend on who encodes a block. A killed run leaves its folder, which the next run removes.
     `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work, so it would have to read
@@ -53,13 +53,13 @@ class SharedWork:
     """
 
     folder: Path
-    member: int = 0
-    status: Status = field(default_factory=Status, compare=False)
+    worker: int = 0
+    status: StatusLine = field(default_factory=StatusLine, compare=False)
 
     @staticmethod
     def begin(parent: Path) -> Path:
         """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before any
-        member begins.
+        worker begins.
 
         Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """
@@ -73,7 +73,7 @@ class SharedWork:
         return folder
 
     def claim(self, name: str) -> bool:
-        """Claim input `name`. Returns False if another member has claimed it."""
+        """Claim input `name`. Returns False if another worker has claimed it."""
         try:
             (self.folder / "claimed" / name).touch(exist_ok=False)
         except FileExistsError:
@@ -86,12 +86,12 @@ class SharedWork:
 
     @property
     def failed(self) -> bool:
-        """True if any member has failed."""
+        """True if any worker has failed."""
         return not (self.folder / _NO_FAILURE).exists()
 
     @contextmanager
-    def stopping_all(self) -> Iterator[None]:
-        """If the `with` block raises an error, set `failed` for all members, so that no member waits for this one."""
+    def abort_on_error(self) -> Iterator[None]:
+        """If the `with` block raises an error, set `failed` for all workers, so that no worker waits for this one."""
         try:
             yield
         except BaseException:
@@ -101,13 +101,13 @@ class SharedWork:
             self.status.stop()
 
     def offer(self, name: str, number: int, block: TextBlock) -> bool:
-        """Offer a block to the waiting members. Returns False, and offers nothing, if no member waits or if enough
+        """Offer a block to the waiting workers. Returns False, and offers nothing, if no worker waits or if enough
         blocks are on offer already."""
         waiting = len(os.listdir(self.folder / "waiting"))
-        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERS_PER_MEMBER * waiting:
+        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERS_PER_WORKER * waiting:
             return False
-        temporary = self.folder / f".{self.member}.tmp"
-        with naming(temporary), open(temporary, "wb") as file:
+        temporary = self.folder / f".{self.worker}.tmp"
+        with errors_naming(temporary), open(temporary, "wb") as file:
             pickle.dump((name, number, block), file)
         os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
         return True
@@ -130,17 +130,17 @@ class SharedWork:
         return False
 
     def take_until_all_finished(self, inputs: int, encode: EncodeBlock) -> None:
-        """Wait for blocks and encode them, until `inputs` inputs are finished or a member has failed."""
-        (self.folder / "waiting" / str(self.member)).touch()
+        """Wait for blocks and encode them, until `inputs` inputs are finished or a worker has failed."""
+        (self.folder / "waiting" / str(self.worker)).touch()
         self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, encode)
 
-    def take_back(self, name: str, encode: EncodeBlock) -> bool:
-        """Encode the blocks of input `name` that are still on offer, and wait until other members have encoded the
-        blocks that they took. Returns False if a member has failed."""
+    def drain(self, name: str, encode: EncodeBlock) -> bool:
+        """Encode the blocks of input `name` that are still on offer, and wait until other workers have encoded the
+        blocks that they took. Returns False if a worker has failed."""
         return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), encode, name)
 
     def _take_until(self, is_done: Callable[[], bool], encode: EncodeBlock, name: str = "") -> bool:
-        """Encode offered blocks (only of input `name`, if given) until `is_done()`. Returns False if a member has
+        """Encode offered blocks (only of input `name`, if given) until `is_done()`. Returns False if a worker has
         failed."""
         idle_since = time.monotonic()
         while not self.failed:
@@ -153,12 +153,12 @@ class SharedWork:
         return False
 
     def report(self, encoded_bytes: int, inputs: int, label: str) -> None:
-        """Add `encoded_bytes` to the bytes of text that this member has encoded. Member 0 displays the sum over all
-        members."""
-        path = self.folder / f"done-{self.member}"
-        with naming(path):
+        """Add `encoded_bytes` to the bytes of text that this worker has encoded. Worker 0 displays the sum over all
+        workers."""
+        path = self.folder / f"done-{self.worker}"
+        with errors_naming(path):
             path.write_text(str(_read_number(path) + encoded_bytes))
-        if self.member == 0:
+        if self.worker == 0:
             self.status.show(lambda: self._progress(inputs, label))
 
     def _progress(self, inputs: int, label: str) -> str:
@@ -169,5 +169,5 @@ class SharedWork:
 
 
 def _read_number(path: Path) -> int:
-    """Read the number of bytes that a member has encoded; 0 if it has not reported any."""
-    return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it
+    """Read the number of bytes that a worker has encoded; 0 if it has not reported any."""
+    return int(path.read_text() or 0) if path.exists() else 0  # empty while another worker writes it

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.dedup import BlockHashes
-from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines, Split, lines_of
 from data_prep.filters.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
@@ -38,7 +38,7 @@ class IdEncoder:
     filters: Filters = Filters()  # noqa: RUF009 - frozen
     hashes: BlockHashes | None = None
     split: Split | None = None
-    without: HeldOutText | None = None
+    without: ExcludedLines | None = None
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
@@ -128,7 +128,7 @@ class IdEncoder:
             reasons.add(name, text_filter(sides))
         if self.hashes is None:
             return []
-        is_repeated, hashes = self.hashes.repeated(forms, reasons.kept)
+        is_repeated, hashes = self.hashes.find_repeats(forms, reasons.kept)
         reasons.add(EXACT_DUPLICATES, is_repeated)
         return hashes
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from data_prep.filters.columns import COLUMN, column_filters, is_number
 from data_prep.filters.language_id import in_another_language
-from data_prep.languages import LANGUAGES, letters, scripts_of
+from data_prep.languages import CC100_LANGUAGES, count_letters, scripts_of
 from xlme_ds.io.errors import no_such
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -205,8 +205,8 @@ def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
     letters, or in a language that CC-100 does not have, is not dropped."""
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
-        if language in LANGUAGES:
-            in_scripts, all_letters = letters(side, scripts_of(language))
+        if language in CC100_LANGUAGES:
+            in_scripts, all_letters = count_letters(side, scripts_of(language))
             dropped |= in_scripts < share * all_letters
     return dropped
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from data_prep.languages import language_of
 from data_prep.parallel import on_root
 from data_prep.progress import printable, warn
-from data_prep.store import is_whole, read_arrow
+from data_prep.store import is_intact, read_arrow
 from xlme_ds.data.masking import draw_masks
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -126,7 +126,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
             rows_before += shard.rows
             continue
         path, advice = folder / shard.name, "check the folder with `xlme prep verify`"
-        if not is_whole(folder, shard):
+        if not is_intact(folder, shard):
             raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
         for batch in read_arrow(path):
             if batch.schema != row_schema(manifest.settings["row_tokens"]):

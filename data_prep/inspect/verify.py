@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from data_prep.filters.clean import add_counts
 from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
-from data_prep.languages import LANGUAGES
+from data_prep.languages import CC100_LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
 from data_prep.store import finished_results, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
@@ -46,7 +46,7 @@ def run(config: VerifyConfig) -> None:
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
         count = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
-        on_root(partial(say, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
+        on_root(partial(print_stdout, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
 
 
 def _raise_first(checks: Checks) -> None:
@@ -165,7 +165,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
     languages = sorted(settings.get("languages", ()))
     expected = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
-        codes, inputs = sorted({*LANGUAGES, *manifest.languages}), settings.get("inputs", ())
+        codes, inputs = sorted({*CC100_LANGUAGES, *manifest.languages}), settings.get("inputs", ())
         languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
     yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
@@ -174,10 +174,10 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
     )
     yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, shard_counts)
-    yield from _record_checks(folder, manifest)
+    yield from _marker_checks(folder, manifest)
 
 
-def _record_checks(folder: Path, manifest: Manifest) -> Checks:
+def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     path = folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)

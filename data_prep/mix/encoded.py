@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from data_prep.languages import in_order
+from data_prep.languages import english_first
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
-from xlme_ds.io.files import naming
+from xlme_ds.io.files import errors_naming
 
 # `mix` samples examples. With unit "slices", an example is a slice of a shard's token stream, and becomes a training
 # row. With all other units, an example is a record or a piece of a record, and a training row packs several examples.
@@ -173,7 +173,7 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     data = np.empty(int(sizes.sum()), dtype=np.int32)
     data_bytes = data.view(np.uint8).data
     filled = 0
-    with naming(path), open(path, "rb", buffering=0) as file:
+    with errors_naming(path), open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # keeps the kernel from reading ahead
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [data_bytes[filled : filled + size]], start) < size:
@@ -251,15 +251,15 @@ def survey(
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of the languages of a group: one index for a language, two for a pair `a-b`.
 
-    Raises ValueError for an unknown group, and for a pair `b-a` whose name in the order of `in_order` is `a-b`: if the
-    data have groups of both names, the pair's text would count twice.
+    Raises ValueError for an unknown group, and for a pair `b-a` whose name in the order of `english_first` is `a-b`: if
+    the data have groups of both names, the pair's text would count twice.
     """
     if group in languages:
         return (languages.index(group),)
     hyphens = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
     for left, right in ((group[:i], group[i + 1 :]) for i in hyphens):
         if left in languages and right in languages:
-            if (left, right) != in_order((left, right)):
+            if (left, right) != english_first((left, right)):
                 raise ValueError(f"{group} is another name of the pair {right}-{left}: encode the data again")
             return languages.index(left), languages.index(right)
     raise ValueError(

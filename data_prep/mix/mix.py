@@ -2,7 +2,7 @@
 the requested number of rows, in training order.
 
 The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own,
-because the example at each position of the order is computed, never stored (see `sampling.Order`).
+because the example at each position of the order is computed, never stored (see `sampling.SampledOrder`).
 """
 
 import difflib
@@ -17,19 +17,19 @@ from data_prep.languages import language_of
 from data_prep.mix.encoded import EncodedShard, Unit, group_languages, survey
 from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
-    BLOCK,
-    ORDER,
-    STRETCH,
-    WINDOW,
+    BLOCK_SLOTS,
+    ORDER_DESCRIPTION,
+    STRETCH_IDS,
+    WINDOW_SLOTS,
     MixPlan,
     plan_rows,
     with_total,
     write_shard,
 )
 from data_prep.mix.packed_amount import enough_examples, fill_rows
-from data_prep.parallel import on_root, run_tasks, same_on_all_ranks
-from data_prep.progress import say, warn
-from data_prep.sampling import Order
+from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks
+from data_prep.progress import print_stdout, warn
+from data_prep.sampling import SampledOrder
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
@@ -193,7 +193,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
             f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
             "encode it without"
         )
-    for group in Sampling(config.alpha, config.share).set_shares():
+    for group in Sampling(config.alpha, config.share).parse_entries():
         for name in group:
             if name not in all_names:
                 # The other order of the same languages, such as de-en for en-de, is the best suggestion.
@@ -234,8 +234,8 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "encoded": encoded.fingerprint(),
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
-        "window": WINDOW,
-        "order": ORDER.format(BLOCK["cut" if unit == "slices" else "packed"], STRETCH),
+        "window": WINDOW_SLOTS,
+        "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     settings |= {unit: True} if unit in ("sentences", "documents") else {}
@@ -244,14 +244,14 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
-    on_root(stage.begun)
+    on_root(stage.check_settings)
     plan = None
     if not on_root((stage.folder / "manifest.json").exists):  # plan before `open`, so that an error leaves no folder
-        with same_on_all_ranks():
+        with raised_by_all_ranks():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
-        if stage.finished(config.processes):
-            on_root(lambda: say(f"{stage.folder} is complete"))
+        if stage.check_finished(config.processes):
+            on_root(lambda: print_stdout(f"{stage.folder} is complete"))
         else:
             _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
@@ -287,7 +287,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     on_root(partial(write_manifest, stage.folder, manifest))
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
     summary = f"{rows:,} rows in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
-    on_root(lambda: say(f"{stage.folder}: {summary}"))
+    on_root(lambda: print_stdout(f"{stage.folder}: {summary}"))
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
@@ -309,24 +309,26 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else enough_examples(plan, rows)
-    on_root(lambda: _say_shares(plan.order, "rows" if unit == "slices" else unit))
+    on_root(lambda: _print_shares(plan.order, "rows" if unit == "slices" else unit))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
     return plan
 
 
-def _say_shares(order: Order, examples_name: str) -> None:
+def _print_shares(order: SampledOrder, examples_name: str) -> None:
     """Print the shares of the largest languages or pairs; `xlme prep stats` shows all. `examples_name` names the
     examples in the heading."""
-    available, heading = sum(order.examples), "language" if order.label == "mono" else "pair"
+    available, heading = sum(order.examples), "language" if order.task == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
-    say(f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}")
+    print_stdout(
+        f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}"
+    )
     for j in largest[:_TABLE_ROWS]:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
-        say(f"{order.names[j]:<12} {examples:>19,} {shares}")
+        print_stdout(f"{order.names[j]:<12} {examples:>19,} {shares}")
     if len(largest) > _TABLE_ROWS:
-        say(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
+        print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:

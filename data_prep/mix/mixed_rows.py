@@ -12,7 +12,7 @@ import pyarrow as pa
 from data_prep.encode.token_ids import list_array
 from data_prep.mix.encoded import EncodedShard, Unit, copy_words, group_languages, starts_of
 from data_prep.mix.packing import pack_shuffled
-from data_prep.sampling import Order, hashed, key_of
+from data_prep.sampling import SampledOrder, derive_key, keyed_hash
 from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
@@ -20,15 +20,15 @@ from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 # A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
 # of a packed row. A block is this number of consecutive slots, which are shuffled together; their examples fill about
 # 30,000 rows or more.
-BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
+BLOCK_SLOTS = {"cut": 1 << 16, "packed": 1 << 18}
 # A stretch is a run of neighbouring examples of a file, with about this many ids of each side. It usually goes into one
 # block, so that one read gets its examples.
-STRETCH = 8192
+STRETCH_IDS = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
-ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
+ORDER_DESCRIPTION = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024  # rows per record batch of a shard
-WINDOW = 8192  # number of consecutive slots whose items are packed into rows together
+WINDOW_SLOTS = 8192  # number of consecutive slots whose items are packed into rows together
 _IDS_IN_MEMORY = 1 << 25  # most ids that are read at once (128 MiB)
 
 
@@ -47,7 +47,7 @@ class MixPlan:
     shards: tuple[EncodedShard, ...]
     tokens: tuple[int, ...]
     mean_tokens: float
-    order: Order
+    order: SampledOrder
     sampling: Sampling
     into: int | None = None  # index of a language: it becomes the second side of every pair that has it
 
@@ -97,9 +97,9 @@ def plan_rows(
     shares = tuple(sampling.shares(tuple(by_group), examples))
     language_indices = tuple(group_languages(group, languages) for group in by_group)
     mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
-    block = BLOCK["cut" if unit == "slices" else "packed"]
-    neighbours = max(int(STRETCH * len(language_indices[0]) / mean_tokens), 1)
-    order = Order(tuple(by_group), examples, shares, (), seed, task, block, neighbours)
+    block_slots = BLOCK_SLOTS["cut" if unit == "slices" else "packed"]
+    max_stretch = max(int(STRETCH_IDS * len(language_indices[0]) / mean_tokens), 1)
+    order = SampledOrder(tuple(by_group), examples, shares, (), seed, task, block_slots, max_stretch)
     return MixPlan(
         row_tokens, LAYOUTS[layout], language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
     )
@@ -182,7 +182,7 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
     slice is left out.
     """
-    rows_at_once = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+    rows_at_once = min(plan.order.block_slots, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.find(np.arange(first, min(first + rows_at_once, stop)))
@@ -249,15 +249,15 @@ def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, 
     array of the indices of its items in the chunk. The ids of a chunk fit into memory. Its items are in one or two
     blocks of the order, so that their ids are near one another in the files.
     """
-    windows_at_once = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
-    key = key_of(plan.order.seed, plan.order.label, "rows")
+    windows_at_once = int(min(plan.order.block_slots, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW_SLOTS or 1
+    key = derive_key(plan.order.seed, plan.order.task, "rows")
     while first < end:
         stop = min(first - first % windows_at_once + windows_at_once, end)
-        sampled = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        sampled = _find_items(plan, np.arange(first * WINDOW_SLOTS, min(stop * WINDOW_SLOTS, plan.order.total)))
         packed = []
         for window in range(first, stop):
-            begin = (window - first) * WINDOW
-            rows = pack_shuffled(sampled.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, window))
+            begin = (window - first) * WINDOW_SLOTS
+            rows = pack_shuffled(sampled.tokens[begin : begin + WINDOW_SLOTS], plan.row_tokens, keyed_hash(key, window))
             packed.append([begin + row for row in rows])
         yield first, sampled, packed
         first = stop

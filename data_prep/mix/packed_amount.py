@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.mix.mixed_rows import WINDOW, MixPlan, count_rows, with_total
+from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, count_rows, with_total
 from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
-_WINDOWS_PER_TASK = 64  # a window is `WINDOW` consecutive examples of the sampled order, which are packed together
+_WINDOWS_PER_TASK = 64  # a window is `WINDOW_SLOTS` consecutive examples of the sampled order, packed together
 _MAX_ROUNDS = 20  # rounds of refining the total
 
 
@@ -26,8 +26,8 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
         possible = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
         if possible < rows:
             raise ValueError(
-                f"--{order.label}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
-                f"{'pairs' if order.label == 'para' else 'texts'} fill {possible:,} rows without gaps: raise "
+                f"--{order.task}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
+                f"{'pairs' if order.task == 'para' else 'texts'} fill {possible:,} rows without gaps: raise "
                 "--max-repeats, or ask for fewer rows"
             )
     # With limits, the shares depend on the total, and the total on the shares. Repeat until the total stays the same.
@@ -49,11 +49,11 @@ def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[M
     """
     while True:
         total = plan.order.total
-        windows = -(-total // WINDOW)
+        windows = -(-total // WINDOW_SLOTS)
         first_windows = range(0, windows, _WINDOWS_PER_TASK)
         sizes = [min(_WINDOWS_PER_TASK, windows - first) for first in first_windows]
         count = partial(_count_rows, stage, plan, windows)
-        results = run_tasks(count, first_windows, sizes, processes, f"pack {plan.order.label}")
+        results = run_tasks(count, first_windows, sizes, processes, f"pack {plan.order.task}")
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import all_listed, in_order, language_of, may_be_pair
+from data_prep.languages import all_listed, english_first, language_of, may_be_pair
 from data_prep.progress import warn
-from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.corpus_files import CorpusPath, list_folder
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader
-from data_prep.readers.reader import CC100, COMPRESSED, Input, Lines, PairReader, check_unique_texts, named_code
+from data_prep.readers.reader import CC100, COMPRESSED, Input, Lines, PairReader, check_unique_texts, require_language
 from data_prep.readers.record_files import arrow_records, json_records, parquet_records
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
@@ -49,11 +49,11 @@ _PAIR_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 _BLOCK_BYTES = 1 << 18  # bytes of a block in `documents`
 
 
-def make_input(codes: Sequence[str], paths: tuple[Place, ...], file_format: str, **described: Any) -> Input:
+def make_input(codes: Sequence[str], paths: tuple[CorpusPath, ...], file_format: str, **described: Any) -> Input:
     """The input of a set of files. `codes` are the files' languages as the file names spell them; `described` are
     further fields of `Input`, from a corpus description."""
     reader, languages = READERS[file_format], tuple(map(language_of, codes))
-    ordered = in_order(languages)
+    ordered = english_first(languages)
     return Input(
         name="-".join(ordered),
         languages=ordered,
@@ -73,7 +73,7 @@ def find_documents(folder: Path | str) -> list[Input]:
     such files.
     """
     inputs = []
-    for path in files_in(str(folder)):
+    for path in list_folder(str(folder)):
         match = _DOCUMENT.fullmatch(path.name)
         if match is None:
             warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_DOCUMENT_NAMES}'}")
@@ -83,7 +83,7 @@ def find_documents(folder: Path | str) -> list[Input]:
                 f"{path} may be of a pair of languages: put it into --para's folder, or name it after one "
                 "language, with a country in capital letters"
             )
-        named_code(match["code"], path)  # raises for an unknown code
+        require_language(match["code"], path)  # raises for an unknown code
         inputs.append(make_input((match["code"],), (path,), str(match.lastgroup)))
     check_unique_texts((source.paths[0], source.paths[0].name) for source in inputs)
     return _sorted(inputs, folder, _DOCUMENT_NAMES)
@@ -97,9 +97,9 @@ def find_pairs(folder: Path | str) -> list[Input]:
     and a folder without such files.
     """
     inputs = []
-    sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
-    files: list[tuple[Place, str]] = []  # each file, and a name that two files of one text share
-    for path in files_in(str(folder)):
+    sides: dict[tuple[str, str], dict[str, CorpusPath]] = {}  # (X.a-b, a-b) -> code -> file
+    files: list[tuple[CorpusPath, str]] = []  # each file, and a name that two files of one text share
+    for path in list_folder(str(folder)):
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):
             inputs.append(make_input(split_pair(zipped["pair"], path), (path,), "moses_zip"))

@@ -10,10 +10,10 @@ from typing import Any
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
-from data_prep.languages import LANGUAGES, in_order
+from data_prep.languages import CC100_LANGUAGES, english_first
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, make_input
-from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.corpus_files import CorpusPath, list_folder
 from data_prep.readers.description import CorpusDescription, read_corpora
 from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
 from xlme_ds.data.schema import TASKS
@@ -110,7 +110,7 @@ def _language_model(inputs: list[Input], model: str) -> str:
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
     """Warn of languages that CC-100 does not have: their codes may be typing errors. If such a language has the filter
     `script`, also warn that the filter keeps all its text, because its script is not known."""
-    unknown = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
+    unknown = sorted({language for source in inputs for language in source.languages} - set(CC100_LANGUAGES))
     if unknown:
         warn(f"not among CC-100's languages: {', '.join(unknown)}. Text is read under these codes: check the spelling")
     filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
@@ -147,12 +147,12 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     `exact_duplicates` removes the copy."""
     by_sizes: dict[tuple[object, ...], list[Input]] = {}  # only files of equal size need checksums
     for source in inputs:
-        if source.size and all(path.local and not path.pipe for path in source.paths):
+        if source.size and all(path.local_path and not path.is_pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
     for same_size in (sources for sources in by_sizes.values() if len(sources) > 1):
         by_text: dict[tuple[object, ...], Input] = {}
         for source in same_size:
-            checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
+            checksums = sorted(file_sha256(path.local_path) for path in source.paths if path.local_path)
             first = by_text.setdefault((*checksums, source.columns, _chosen_rows(source)), source)
             if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
                 files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
@@ -167,13 +167,13 @@ def _chosen_rows(source: Input) -> str:
     return repr(source.filters.get(COLUMN))
 
 
-def _file_identity(place: Place) -> str:
+def _file_identity(path: CorpusPath) -> str:
     """A string that is the same for all names of a local file, such as symbolic and hard links."""
-    path = place.local
-    if path is None or not path.exists():
-        return str(path or place)
-    status = path.stat()
-    return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(path.resolve())
+    local = path.local_path
+    if local is None or not local.exists():
+        return str(local or path)
+    status = local.stat()
+    return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(local.resolve())
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
@@ -183,16 +183,16 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     Raises ValueError if no file name fits the description, or if a language or pair that it lists has no file. With
     `allow_missing` such a language or pair only gives a warning.
     """
-    places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
+    paths = {path.name: path for path in list_folder(corpus.where, recursive=any("/" in name for name in corpus.files))}
     wanted = None if corpus.codes is None else [*chain.from_iterable(corpus.codes)]
-    names = FileNames(corpus.files, places, wanted)
+    names = FileNames(corpus.files, paths, wanted)
     searched = [[codes] for codes in names.wanted] if corpus.codes is None else corpus.codes
     inputs_found: list[Input] = []
     missing = []
     for spellings in searched:
         for codes in spellings:  # the first spelling that has files is taken
             if files := names.files_of(codes):
-                inputs_found += [_input(corpus, codes, tuple(places[name] for name in group)) for group in files]
+                inputs_found += [_input(corpus, codes, tuple(paths[name] for name in group)) for group in files]
                 break
         else:
             missing.append("-".join(spellings[0]))
@@ -214,16 +214,16 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     return inputs_found
 
 
-def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
-    if corpus.format.startswith("arrow") and places[0].name.rpartition("/")[2].startswith("cache-"):
+def _input(corpus: CorpusDescription, codes: Codes, paths: tuple[CorpusPath, ...]) -> Input:
+    if corpus.format.startswith("arrow") and paths[0].name.rpartition("/")[2].startswith("cache-"):
         # `map` and `filter` of Hugging Face's datasets write such a copy of the data into the same folder.
         raise ValueError(
-            f"{places[0]} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
+            f"{paths[0]} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
             "data-*.arrow, or save the dataset by save_to_disk and read that folder"
         )
     return make_input(
         codes,
-        places,
+        paths,
         corpus.format,
         corpus=corpus.name,
         columns=tuple(filled(column, codes) for column in corpus.columns),
@@ -235,14 +235,14 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
     """Warn of the corpus's files that are not read. If no file of a language or pair is read, the warning has its codes
     in place of the files."""
-    read = {place.name for source in inputs for place in source.paths}
+    read = {path.name for source in inputs for path in source.paths}
     languages = {source.languages for source in inputs}
     other_files, other_codes = [], set[str]()
-    for name, place in names.places.items():
-        if name in read or place.is_folder:
+    for name, path in names.paths.items():
+        if name in read or path.is_folder:
             continue
         codes = next(iter(names.readings(name)), ())
-        if not codes or in_order(languages_of(codes)) in languages:
+        if not codes or english_first(languages_of(codes)) in languages:
             other_files.append(name)
         else:
             other_codes.add("-".join(codes))

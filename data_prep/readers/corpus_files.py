@@ -24,17 +24,17 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
-from data_prep.store import unfinished
+from data_prep.store import is_unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
-WINDOW = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
+MAX_EXCESS = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
 @dataclass(frozen=True)
-class Place:
-    """The file `name` in `folder`. `name` may begin with subfolders; `folder` is a local path or a URI. A place holds
+class CorpusPath:
+    """The file `name` in `folder`. `name` may begin with subfolders; `folder` is a local path or a URI. It holds
     no connection, so it can be pickled."""
 
     folder: str
@@ -44,28 +44,28 @@ class Place:
         return f"{self.folder.rstrip('/')}/{self.name}"
 
     @property
-    def local(self) -> Path | None:
+    def local_path(self) -> Path | None:
         """The file's path on the local file system; None on a remote one."""
         system, root = filesystem(self.folder)
         return Path(root) / self.name if isinstance(system, fs.LocalFileSystem) else None
 
     @cached_property
     def size(self) -> int:
-        """The file's size in bytes. Raises ValueError if the place is neither a file nor a named pipe."""
-        if self.local is None:
+        """The file's size in bytes. Raises ValueError if it is neither a file nor a named pipe."""
+        if self.local_path is None:
             system, root = filesystem(self.folder)
             info = system.get_file_info(f"{root}/{self.name}")
             if info.type != fs.FileType.File:
                 raise ValueError(f"{self} is a folder or does not exist: remove the folder, or restore the file")
             return int(info.size)
         try:
-            status = self.local.stat()
+            status = self.local_path.stat()
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
+            if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local_path.is_symlink():
                 raise
             raise ValueError(
-                f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
-                "link"
+                f"{self} is a link to {os.readlink(self.local_path)}, where no file is: restore that file, or remove "
+                "the link"
             ) from None
         if not (S_ISREG(status.st_mode) or S_ISFIFO(status.st_mode)):
             kind = "a folder" if S_ISDIR(status.st_mode) else "a socket or device"
@@ -74,19 +74,19 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder: `files_in` lists folders too."""
+        """Whether this is a folder: `list_folder` lists folders too."""
         system, root = filesystem(self.folder)
         return bool(system.get_file_info(f"{root}/{self.name}").type == fs.FileType.Directory)
 
     @property
-    def pipe(self) -> bool:
+    def is_pipe(self) -> bool:
         """Whether this is a named pipe, which can be read only once and has no known size."""
-        return self.local is not None and self.local.is_fifo()
+        return self.local_path is not None and self.local_path.is_fifo()
 
     def open(self) -> Any:
         """Open the file for reading bytes. The result is seekable, unless it is a named pipe."""
-        if self.local is not None:
-            return open(self.local, "rb")
+        if self.local_path is not None:
+            return open(self.local_path, "rb")
         system, root = filesystem(self.folder)
         return system.open_input_file(f"{root}/{self.name}")
 
@@ -107,19 +107,19 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
     return system, path.rstrip("/") or "/"
 
 
-def files_in(folder: str, deep: bool = False) -> list[Place]:
-    """All entries of a folder and, if `deep`, of its subfolders, sorted by name. Hidden files and folders, whose names
-    begin with a dot, are left out.
+def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
+    """All entries of a folder and, if `recursive`, of its subfolders, sorted by name. Hidden files and folders, whose
+    names begin with a dot, are left out.
 
-    Named pipes, broken links and subfolders are listed too; `Place.size` raises an error for entries that cannot be
-    read. Raises ValueError if `folder` is no folder, or if the stage `minhash` was writing it and did not finish.
+    Named pipes, broken links and subfolders are listed too; `CorpusPath.size` raises an error for entries that cannot
+    be read. Raises ValueError if `folder` is no folder, or if the stage `minhash` was writing it and did not finish.
     """
     system, root = filesystem(folder)
     try:
         if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out broken links
-            names = list(_local_names(root, deep))
+            names = list(_local_names(root, recursive))
         else:
-            infos = system.get_file_info(fs.FileSelector(root, recursive=deep))
+            infos = system.get_file_info(fs.FileSelector(root, recursive=recursive))
             names = [info.path[len(root) :].lstrip("/") for info in infos]
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
@@ -128,16 +128,18 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
     for stage_folder in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
-        if unfinished(stage_folder, "minhash"):
+        if is_unfinished(stage_folder, "minhash"):
             raise ValueError(
                 f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"
             )
-    return [Place(folder, name) for name in sorted(names) if not any(part.startswith(".") for part in Path(name).parts)]
+    return [
+        CorpusPath(folder, name) for name in sorted(names) if not any(part.startswith(".") for part in Path(name).parts)
+    ]
 
 
-def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. A link to a folder
-    is followed, unless it leads to a folder that contains the link: otherwise the walk would never end."""
+def _local_names(root: str, recursive: bool) -> Iterator[str]:
+    """Yield the names in a local folder and, if `recursive`, in its subfolders, relative to the folder. A link to a
+    folder is followed, unless it leads to a folder that contains the link: otherwise the walk would never end."""
     # folder -> the real paths of the folders from the root down to this folder
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
@@ -155,23 +157,23 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
         circular = {name for name in folders for path in passed if os.path.commonpath([real[name], path]) == real[name]}
         # os.walk visits only the folders that stay in this list.
-        folders[:] = [name for name in folders if deep and name[0] != "." and name not in circular]
+        folders[:] = [name for name in folders if recursive and name[0] != "." and name not in circular]
         paths_to |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
 
 
-def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
+def read_decompressed(path: CorpusPath, member: str | None = None) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, or of a member of a zip file, in pieces.
 
     Raises ValueError if the file is damaged, OSError if it cannot be read for another reason.
     """
     lines_read = 0
     try:
-        for piece in _pieces(place, member):
+        for piece in _pieces(path, member):
             yield piece
             lines_read += piece.count(b"\n")
     except _READ_ERRORS as error:
-        name = f"{place}:{member}" if member else str(place)
-        if is_network_error(place, error):
+        name = f"{path}:{member}" if member else str(path)
+        if is_network_error(path, error):
             raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
         # The disk failed or access was denied: the file may be undamaged.
         if isinstance(error, OSError) and error.errno is not None:
@@ -180,36 +182,37 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         if "requires too much memory" in str(error):  # part of libzstd's message
             advice = "its window is over 128 MiB. Pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {lines_read} ({error}): {advice}") from None
-    check_unchanged(place)
+    check_unchanged(path)
 
 
-def check_unchanged(place: Place) -> None:
+def check_unchanged(path: CorpusPath) -> None:
     """Raise ValueError for a file whose size changed while it was read."""
-    now = place.size if place.pipe else Place(place.folder, place.name).size  # a new Place, because `size` is cached
-    if now != place.size:
+    # A new CorpusPath, because `size` is cached.
+    now = path.size if path.is_pipe else CorpusPath(path.folder, path.name).size
+    if now != path.size:
         raise ValueError(
-            f"{place} had {place.size} bytes before it was read, and has {now} after it: give the command again when "
+            f"{path} had {path.size} bytes before it was read, and has {now} after it: give the command again when "
             "nothing writes to it"
         )
 
 
-def is_network_error(place: Place, error: BaseException) -> bool:
+def is_network_error(path: CorpusPath, error: BaseException) -> bool:
     """Whether an error comes from a remote file system, not from damaged bytes, so that a retry may succeed. Remote
     file systems raise OSError without an `errno`."""
-    return place.local is None and type(error) is OSError and error.errno is None
+    return path.local_path is None and type(error) is OSError and error.errno is None
 
 
-def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
+def _pieces(path: CorpusPath, member: str | None) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file or member. The ending of the file's name gives the format of compression.
     A file of zero bytes is empty text, whatever its ending."""
     if member is not None:
-        with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
+        with path.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
             yield from iter(partial(text.read, CHUNK), b"")
         return
-    if place.size == 0 and not place.pipe:
+    if path.size == 0 and not path.is_pipe:
         return
-    ending = Path(place.name).suffix
-    with place.open() as file:
+    ending = Path(path.name).suffix
+    with path.open() as file:
         if ending in ENDINGS:
             yield from decompressed(file, ending)
         else:
@@ -235,11 +238,11 @@ def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Yield (block, is_cut): the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes.
 
-    If the WINDOW bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
+    If the MAX_EXCESS bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
     `is_cut` is true. If no line ends in them, it is cut at the `cut_point` of the bytes after `size`. The blocks depend
     on the bytes alone, not on how they are divided into parts.
     """
-    buffer, limit = bytearray(), size + WINDOW
+    buffer, limit = bytearray(), size + MAX_EXCESS
     for part in chain(parts, [None]):  # None: the text has ended
         buffer += part or b""
         while len(buffer) >= size or (part is None and buffer):

@@ -35,7 +35,7 @@ from data_prep.filters.columns import column_filters
 from data_prep.readers import READERS, split_pair
 from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import Reader, named_code
+from data_prep.readers.reader import Reader, require_language
 from data_prep.readers.records import RecordDocuments
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
@@ -165,7 +165,7 @@ def _spellings(code: str, task: str, label: str) -> list[Codes]:
     unknown codes, or for spellings of several languages."""
     if task == "para":
         return [split_pair(code, label)]
-    languages = {named_code(spelling, label) for spelling in code.split("|")}
+    languages = {require_language(spelling, label) for spelling in code.split("|")}
     if len(languages) > 1:
         raise ValueError(
             f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: list the spellings of one language"

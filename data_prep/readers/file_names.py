@@ -11,8 +11,8 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from data_prep.languages import all_listed, canonical, is_code, language_of
-from data_prep.readers.corpus_files import Place
+from data_prep.languages import all_listed, cc100_code, is_code, language_of
+from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.reader import same_text_error, without_compression
 
 Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a file name spells them
@@ -35,19 +35,19 @@ _Reading = dict[str, _Code]  # one way to read a name: placeholder (without its 
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places` are all files of the corpus's folder, by name. `wanted` are the codes whose files are read; None means all
+    `paths` are all files of the corpus's folder, by name. `wanted` are the codes whose files are read; None means all
     codes of CC-100 languages in the names. Raises ValueError if `wanted` is None and a name may be of several languages
     or pairs.
     """
 
-    def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
-        self.places = places
+    def __init__(self, patterns: Sequence[str], paths: Mapping[str, CorpusPath], wanted: Sequence[Codes] | None):
+        self.paths = paths
         listed = frozenset(code for codes in wanted or () for code in codes)
         # Both map pattern -> name -> codes: `every` has those of every reading of the name, `whole` only the likely
         # ones.
         self.every, self.whole = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
         for pattern in patterns:
-            readings = {name: _readings(pattern, name, listed) for name in places}
+            readings = {name: _readings(pattern, name, listed) for name in paths}
             self.every[pattern] = {name: list(map(_codes, of_name)) for name, of_name in readings.items()}
             self.whole[pattern] = {name: _whole_codes(of_name) for name, of_name in readings.items()}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
@@ -76,21 +76,21 @@ class FileNames:
                     tuple(map(without_compression, names)), (pattern, names)
                 )
                 if first_pattern == pattern and first_names != names:
-                    raise ValueError(same_text_error(self.places[first_names[0]], self.places[names[0]]))
+                    raise ValueError(same_text_error(self.paths[first_names[0]], self.paths[names[0]]))
                 both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
                 reverse = _reversed_names(pattern, names, codes) if both_wanted else names
-                if set(reverse) != set(names) and all(name in self.places for name in reverse):
-                    raise ValueError(same_text_error(self.places[names[0]], self.places[reverse[0]]))
+                if set(reverse) != set(names) and all(name in self.paths for name in reverse):
+                    raise ValueError(same_text_error(self.paths[names[0]], self.paths[reverse[0]]))
         return [names for _, names in by_text.values()]
 
     def _all_codes(self) -> list[Codes]:
         all_codes = set[Codes]()
-        for name, place in self.places.items():
+        for name, path in self.paths.items():
             codes = self.readings(name)
             cc100 = list(filter(_in_cc100, codes))
             if cc100 and len(codes) > 1:
                 raise ValueError(
-                    f"{place} may be of {' or of '.join(' and '.join(pair) for pair in codes)}: rename it, or list the "
+                    f"{path} may be of {' or of '.join(' and '.join(pair) for pair in codes)}: rename it, or list the "
                     f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
                 )
             all_codes.update(cc100)
@@ -100,7 +100,7 @@ class FileNames:
         inputs: _Inputs = {}
         for codes in self.wanted:
             names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
-            if all(name in self.places for name in names):
+            if all(name in self.paths for name in names):
                 inputs[codes] = [names]
         return inputs
 
@@ -116,7 +116,7 @@ class FileNames:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             wanted.setdefault(in_name, []).append(codes)
         inputs: _Inputs = {}
-        for name in self.places:
+        for name in self.paths:
             if name in taken:
                 continue
             whole = self.whole[pattern][name]
@@ -155,7 +155,7 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
 def _in_cc100(codes: Codes) -> bool:
     """Whether all codes are of languages of CC-100, each of a different one."""
     try:
-        return len(set(map(canonical, codes))) == len(codes)
+        return len(set(map(cc100_code, codes))) == len(codes)
     except ValueError:
         return False
 

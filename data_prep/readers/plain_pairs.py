@@ -13,11 +13,11 @@ from data_prep.filters.columns import ColumnFilter, column_filters, first_reason
 from data_prep.readers.corpus_files import (
     MAX_LINE,
     MAX_ROW,
-    Place,
+    CorpusPath,
     clip_lines,
     cut_blocks,
     is_network_error,
-    read_text,
+    read_decompressed,
     split_lines,
 )
 from data_prep.readers.reader import AlignedReader, Input, PairReader, ScoredPair, TextBlock, Unit, pieces
@@ -36,7 +36,7 @@ class Moses(AlignedReader):
         """Yield each pair of lines, or the reason to drop it. Raises ValueError if one side has more lines."""
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
-        sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
+        sides = [split_lines(read_decompressed(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
         line_counts = [0, 0]  # lines read of each side
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
             line_counts[0] += a != _NO_LINE
@@ -55,37 +55,37 @@ class Moses(AlignedReader):
 class MosesZip(Moses):
     """Two line-aligned members of a zip file, one for each side."""
 
-    def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
+    def members(self, path: CorpusPath, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the members X.a-b.a and X.a-b.b. Raises ValueError if a side has no member or several, or if the
         zip file is damaged."""
-        if place.size == 0:
-            raise ValueError(f"{place} is empty: fetch it again")
+        if path.size == 0:
+            raise ValueError(f"{path} is empty: fetch it again")
         try:
-            with place.open() as file, zipfile.ZipFile(file) as archive:
+            with path.open() as file, zipfile.ZipFile(file) as archive:
                 leading_bytes = min((member.header_offset for member in archive.infolist()), default=0)
                 if leading_bytes:
                     raise ValueError(
-                        f"{place} begins with {leading_bytes} bytes of no member, as two joined zip files do: fetch "
+                        f"{path} begins with {leading_bytes} bytes of no member, as two joined zip files do: fetch "
                         "it again"
                     )
                 file.seek(-len(archive.comment) - len(_END_SIGNATURE) - _END_FIELD_BYTES, 2)
                 if file.read(len(_END_SIGNATURE)) != _END_SIGNATURE:
-                    raise ValueError(f"{place} has bytes after the end of the archive: fetch it again")
-                return tuple(_member(archive, place, f".{'-'.join(codes)}.{code}") for code in codes)
+                    raise ValueError(f"{path} has bytes after the end of the archive: fetch it again")
+                return tuple(_member(archive, path, f".{'-'.join(codes)}.{code}") for code in codes)
         except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
             raise ValueError(
-                f"{place} cannot be read ({error}): unpack it and pack it with deflate, without a password"
+                f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password"
             ) from None
         except (zipfile.BadZipFile, OSError) as error:
-            if isinstance(error, OSError) and (error.errno is not None or is_network_error(place, error)):
+            if isinstance(error, OSError) and (error.errno is not None or is_network_error(path, error)):
                 raise
-            raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
+            raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
 
 
-def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
+def _member(archive: zipfile.ZipFile, path: CorpusPath, ending: str) -> str:
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
-        raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have exactly one")
+        raise ValueError(f"{path} has {len(names)} members named X{ending}: it must have exactly one")
     archive.open(names[0]).close()  # raises zipfile's error if the member cannot be read
     return names[0]
 
@@ -116,7 +116,7 @@ class TableReader(PairReader):
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;
         `scored` drops it."""
-        for data, _ in cut_blocks(clip_lines(read_text(source.paths[0]), MAX_ROW), size, self.boundary):
+        for data, _ in cut_blocks(clip_lines(read_decompressed(source.paths[0]), MAX_ROW), size, self.boundary):
             yield TextBlock((data,))
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.filters.clean import Counts, clean_line, clean_lines
 from data_prep.languages import language_of
-from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, read_text
+from data_prep.readers.corpus_files import MAX_LINE, CorpusPath, cut_blocks, cut_line, read_decompressed
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
 _PIECE_BYTES = 1 << 20  # about this many bytes are cleaned and tokenized in one step
@@ -29,7 +29,7 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or a file for each side of the pairs. `members`: the names of both sides in a zip file. The codes
-    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.in_order`. `swapped`: in the
+    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.english_first`. `swapped`: in the
     files, the sides are in the opposite order to `languages`. `columns`: the columns to read, in formats with columns
     (`Reader.read_columns`). `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF
     does.
@@ -37,7 +37,7 @@ class Input:
 
     name: str
     languages: tuple[str, ...]
-    paths: tuple[Place, ...]
+    paths: tuple[CorpusPath, ...]
     members: tuple[str, ...] = ()
     format: str = "cc100"
     corpus: str = ""
@@ -95,7 +95,7 @@ class Reader(ABC):
             raise ValueError(f"columns are {columns}: list their names")
         return tuple(columns)
 
-    def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
+    def members(self, path: CorpusPath, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the two sides' files in an archive; empty if the format is no archive."""
         return ()
 
@@ -118,7 +118,7 @@ class CC100(Reader):
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks that end after a document, if one ends near enough (see `cut_blocks`)."""
-        for data, is_cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
+        for data, is_cut in cut_blocks(read_decompressed(source.paths[0]), size, self.boundary):
             yield TextBlock((data,), is_cut=is_cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
@@ -292,7 +292,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def named_code(code: str, where: object) -> str:
+def require_language(code: str, where: object) -> str:
     """The language of a code, by `language_of`. The ValueError for an unknown code names the file `where`."""
     try:
         return language_of(code)
@@ -305,9 +305,9 @@ def without_compression(name: str) -> str:
     return re.sub(COMPRESSED + "$", "", name)
 
 
-def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
+def check_unique_texts(files: Iterable[tuple[CorpusPath, str]]) -> None:
     """Raise ValueError if two files or members of files have the same name apart from folder, compression and case."""
-    by_name: dict[str, Place] = {}
+    by_name: dict[str, CorpusPath] = {}
     for path, name in files:
         key = without_compression(name.rpartition("/")[2]).lower()
         if key in by_name:
@@ -315,7 +315,7 @@ def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
         by_name[key] = path
 
 
-def same_text_error(first: Place, second: Place) -> str:
+def same_text_error(first: CorpusPath, second: CorpusPath) -> str:
     """Error message for two files that seem to be the same text."""
     return (
         f"{first} and {second} have names of the same text, which would be read twice: remove one of them, or rename "

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.readers.corpus_files import Place, check_unchanged, is_network_error, read_text, split_lines
+from data_prep.readers.corpus_files import CorpusPath, check_unchanged, is_network_error, read_decompressed, split_lines
 
 _NAME_COLUMN = 'name the column that has the text by columns = ["NAME"] in a corpus description'
 _REPAIR_LINE = "it is truncated or damaged. Fetch it again or repair the line"
@@ -28,21 +28,21 @@ Record = tuple[list[str], list[Any]]
 # A function of (file, names of the columns of text, names of other columns) that yields each record of the file. A
 # record without a value in one of the other columns has None there. The function raises ValueError if a column is
 # missing, a text is no string or the file is damaged.
-ReadRecords = Callable[[Place, Sequence[str], Sequence[str]], Iterator[Record]]
+ReadRecords = Callable[[CorpusPath, Sequence[str], Sequence[str]], Iterator[Record]]
 # A function of names of columns. It yields the parts of a file (row groups or record batches) in order, each as batches
 # of rows that have at least these columns.
 _Parts = Callable[[list[str]], Iterator[Iterable[pa.RecordBatch]]]
 
 
-def json_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+def json_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
     """Read JSON Lines: one object per line; blank lines are skipped. A column `a.b` is a field of a nested object."""
     # Column of `others` -> error message for the first record without it, raised if no record has the column.
     absent = dict[str, str]()
     columns_seen = set[str]()
-    for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
+    for line_number, line in enumerate(split_lines(read_decompressed(path), _MAX_JSON_LINE), 1):
         if not line or line.isspace():
             continue
-        where = f"{place}, line {line_number}"
+        where = f"{path}, line {line_number}"
         if len(line) > _MAX_JSON_LINE:
             raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, one object per line?")
         try:
@@ -109,9 +109,9 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
     return text
 
 
-def parquet_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+def parquet_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
     """Read the rows of a Parquet file, one row group after another."""
-    return _table_records(place, texts, others, _open_parquet, "a Parquet", "row group")
+    return _table_records(path, texts, others, _open_parquet, "a Parquet", "row group")
 
 
 def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
@@ -125,9 +125,9 @@ def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
     return file.schema_arrow, parts
 
 
-def arrow_records(place: Place, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
+def arrow_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
     """Read the rows of an Arrow stream, such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
-    return _table_records(place, texts, others, _open_arrow, "an Arrow", "record batch")
+    return _table_records(path, texts, others, _open_arrow, "an Arrow", "record batch")
 
 
 def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:
@@ -144,7 +144,7 @@ def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:
 
 
 def _table_records(
-    place: Place,
+    path: CorpusPath,
     texts: Sequence[str],
     others: Sequence[str],
     open_table: Callable[[Any], tuple[pa.Schema, _Parts]],
@@ -152,20 +152,20 @@ def _table_records(
     part_name: str,
 ) -> Iterator[Record]:
     """Yield the values of each row, part by part. `kind` and `part_name` name the format and its parts in messages."""
-    if place.pipe:
-        raise ValueError(f"{place} is a named pipe, but {kind} file is read from its end: store it as a file")
-    where = str(place)
+    if path.is_pipe:
+        raise ValueError(f"{path} is a named pipe, but {kind} file is read from its end: store it as a file")
+    where = str(path)
     try:
-        with place.open() as stream:
+        with path.open() as stream:
             schema, parts_of = open_table(stream)
-            paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
-            parts = parts_of(list(dict.fromkeys(path[0] for path in paths)))
+            field_paths = [_path(schema, column, path, column in texts) for column in (*texts, *others)]
+            parts = parts_of(list(dict.fromkeys(path[0] for path in field_paths)))
             for index in count():  # not `for part in parts`: `where` must name a part before it is read
-                where = f"{place}, {part_name} {index}"
+                where = f"{path}, {part_name} {index}"
                 if (part := next(parts, None)) is None:
                     break
-                for row, values in enumerate(_rows(part, paths), 1):
-                    where = f"{place}, {part_name} {index}, row {row}"
+                for row, values in enumerate(_rows(part, field_paths), 1):
+                    where = f"{path}, {part_name} {index}, row {row}"
                     row_values = [_value(value) for value in values]
                     for column, text in zip(texts, row_values, strict=False):
                         if text is None:
@@ -175,13 +175,13 @@ def _table_records(
         names = ", ".join(map(repr, texts))
         raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write this row again") from None
     except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None or is_network_error(place, error):
+        if getattr(error, "errno", None) is not None or is_network_error(path, error):
             raise
         raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
-    check_unchanged(place)
+    check_unchanged(path)
 
 
-def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[str, ...]:
+def _path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool) -> tuple[str, ...]:
     """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
 
     Raises ValueError if the column is missing or ambiguous or, with `is_text`, if the column's type is not string.
@@ -191,16 +191,16 @@ def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[
         types = {field.name: field.type for field in fields}
         names = [field.name for field in fields]
         if repeated := [name for name in (rest, rest.partition(".")[0]) if names.count(name) > 1]:
-            raise ValueError(f"{place} has several columns {'.'.join((*outer, repeated[0]))!r}: rename all but one")
+            raise ValueError(f"{path} has several columns {'.'.join((*outer, repeated[0]))!r}: rename all but one")
         if rest in types:
             break
         name, dot, rest = rest.partition(".")
         if not dot or name not in types or not pa.types.is_struct(types[name]):
-            raise ValueError(f"{place} has no column {column!r}, but {', '.join(schema.names)}: {_NAME_COLUMN}")
+            raise ValueError(f"{path} has no column {column!r}, but {', '.join(schema.names)}: {_NAME_COLUMN}")
         outer, fields = (*outer, name), list(types[name].fields)
     dtype = types[rest].value_type if pa.types.is_dictionary(types[rest]) else types[rest]
     if is_text and not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype)):
-        raise ValueError(f"{place}: column {column!r} has type {dtype}, not string: {_NAME_COLUMN}")
+        raise ValueError(f"{path}: column {column!r} has type {dtype}, not string: {_NAME_COLUMN}")
     return (*outer, rest)
 
 
@@ -222,13 +222,13 @@ def _value(scalar: pa.Scalar) -> Any:
     return value if float_type is None or value is None else float(str(float_type(value)))
 
 
-def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield for each row its Arrow scalars, one for each of the `paths` (see `_path`)."""
+def _rows(batches: Iterable[pa.RecordBatch], field_paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield for each row its Arrow scalars, one for each of the `field_paths` (see `_path`)."""
     for batch in batches:
         for column in batch.columns:
             _check_offsets(column)
         columns = [
             pc.struct_field(batch.column(outermost), list(nested)) if nested else batch.column(outermost)
-            for outermost, *nested in paths
+            for outermost, *nested in field_paths
         ]
         yield from zip(*columns, strict=True)

@@ -17,7 +17,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from data_prep.languages import language_of
-from data_prep.readers.corpus_files import MAX_LINE, Place, read_text
+from data_prep.readers.corpus_files import MAX_LINE, CorpusPath, read_decompressed
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Elements in a segment that hold codes of other tools, not text. Text nested in them, in <sub>, is left out too.
@@ -173,14 +173,14 @@ def _language(tag: str) -> str:
     return ""
 
 
-def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
+def _texts(path: CorpusPath, repaired: Counter[str]) -> Iterator[str]:
     """Yield the file's text in pieces, repaired to be legal in XML. No piece ends inside a numeric character
     reference, so that the repair sees each reference complete."""
-    chunks = read_text(place)
+    chunks = read_decompressed(path)
     head = b""
     while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
-    decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
+    decoder = codecs.getincrementaldecoder(_encoding(head, path))(_replace.__name__)
     held = ""  # the start of a character reference that may continue in the next chunk
     for chunk in chain([head], chunks, [b""]):
         _replaced.clear()
@@ -200,7 +200,7 @@ def _legal_reference(reference: re.Match[str]) -> str:
     return reference[0] if code < 0x110000 and not _FORBIDDEN.match(chr(code)) else "\0"
 
 
-def _encoding(head: bytes, place: Place) -> str:
+def _encoding(head: bytes, path: CorpusPath) -> str:
     """The encoding of a file, by its first bytes or else by its XML declaration; without either, UTF-8. Raises
     ValueError if the declared encoding is unknown."""
     for start, encoding in _STARTS.items():
@@ -214,7 +214,7 @@ def _encoding(head: bytes, place: Place) -> str:
         # but declares UTF-16 or UTF-32 was converted after the declaration was written, most likely to UTF-8.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
-        raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
+        raise ValueError(f"{path} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
 _replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts and clears them

@@ -28,8 +28,8 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import CC100, READERS, Input
 from data_prep.readers.corpus import TextConfig, find_sources
-from data_prep.sampling import SmallestHashes, hashed, key_of
-from data_prep.store import Stage, is_whole, new_file
+from data_prep.sampling import SmallestHashes, derive_key, keyed_hash
+from data_prep.store import Stage, is_intact, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
@@ -52,7 +52,7 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
     for path in chain.from_iterable(source.paths for source in inputs):
-        if path.pipe:
+        if path.is_pipe:
             raise ValueError(
                 f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as a file"
             )
@@ -84,9 +84,9 @@ def sample_lines(
     chosen lines, which are in input order. Raises ValueError if the inputs have no text.
     """
     indices, sizes = range(len(inputs)), [source.size for source in inputs]
-    bounds = _first_bounds(inputs, quotas, max_quota)
+    candidate_counts = _candidate_counts(inputs, quotas, max_quota)
     while True:
-        read = partial(_read_lines, stage, inputs, bounds, seed)
+        read = partial(_read_lines, stage, inputs, candidate_counts, seed)
         results = run_tasks(read, indices, sizes, processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
@@ -102,11 +102,13 @@ def sample_lines(
             return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
         # In rare cases an input wrote too few candidates, or a file is damaged. Read these inputs again.
         unread = set(chain.from_iterable(missing))
-        bounds = [{code: max(bound, quota.get(code, 0)) for code, bound in by_code.items()} for by_code in bounds]
+        candidate_counts = [
+            {code: max(count, quota.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
+        ]
         on_root(partial(stage.forget_tasks, map(_read_task, unread)))
 
 
-def _first_bounds(
+def _candidate_counts(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
     """One dict per input: for each language, the number of smallest hashes whose lines are candidates. This number
@@ -183,7 +185,7 @@ def _sample_file(stage: Stage, language: str) -> Path:
 
 
 def _read_lines(
-    stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, index: int
+    stage: Stage, inputs: Sequence[Input], candidate_counts: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
     """Read input `index`, and write its candidates and their hashes. Returns a dict of four dicts by language:
 
@@ -195,8 +197,8 @@ def _read_lines(
         return result
     source = inputs[index]
     line_counts, read = Counter[str](), Counts("lines")
-    keys = {code: key_of(seed, "lines", code) for code in source.languages}
-    smallest = {code: SmallestHashes(bounds[index][code]) for code in source.languages}
+    keys = {code: derive_key(seed, "lines", code) for code in source.languages}
+    smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in source.languages}
     text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
     hash_paths = [path.with_suffix(".hashes") for path in text_paths]
     with ExitStack() as stack:
@@ -230,7 +232,7 @@ def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.n
     """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. BLAKE2b is slow, so
     the lower half stays 0 where the upper half alone is over `limit`."""
     texts = [line.encode() for line in lines]
-    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
+    hashes = keyed_hash(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
         hashes[i] |= np.frombuffer(blake2b(texts[i], digest_size=4).digest(), "<u4")[0]
     return hashes
@@ -249,7 +251,7 @@ def _choose_lines(
         return result["lines"], []
     by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
     files = {index: [Shard(**file) for file in read["candidates"][code]] for index, read in by_input.items()}
-    if damaged := [index for index, shards in files.items() if not all(map(partial(is_whole, stage.folder), shards))]:
+    if damaged := [index for index, shards in files.items() if not all(map(partial(is_intact, stage.folder), shards))]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_prep.filters.clean import Counts
 from data_prep.parallel import on_root
-from data_prep.progress import say
+from data_prep.progress import print_stdout
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import apportion, temperature_shares
@@ -83,15 +83,15 @@ def run(config: VocabConfig) -> None:
         source = on_root(partial(Vocabulary, config.model))
         stage = Stage(config.out, "vocab", {"model": source.sha256})
         with stage.open():
-            if not stage.finished(config.processes):
+            if not stage.check_finished(config.processes):
                 on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
-    on_root(lambda: say_size(config.out))
+    on_root(lambda: print_size(config.out))
 
 
-def say_size(out: Path) -> None:
+def print_size(out: Path) -> None:
     """Print how many ids the vocabulary in `out` has."""
     vocabulary = Vocabulary(out)
-    say(f"{vocabulary.path}: {vocabulary.size:,} ids")
+    print_stdout(f"{vocabulary.path}: {vocabulary.size:,} ids")
 
 
 def _train(config: VocabConfig) -> None:
@@ -111,7 +111,7 @@ def _train(config: VocabConfig) -> None:
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 
     with stage.open():
-        if not stage.finished(config.processes):
+        if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
                 stage, inputs, quotas, config.sentences, config.seed, config.processes
             )
@@ -157,7 +157,7 @@ def _write_extended(
     for code, read in readers.items():
         before, after = segmentation(old_model, read()), segmentation(model, read())
         changes[code] = {"before": before, "after": after}
-        say(describe_change(code, before, after))
+        print_stdout(describe_change(code, before, after))
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 

@@ -37,9 +37,9 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool
 from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
+from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size
 from data_prep.vocab.word_counts import WordCounts, thinned_words
-from xlme_ds.io.files import write_object
+from xlme_ds.io.files import write_versioned
 
 if TYPE_CHECKING:
     from data_prep.vocab.unigram import Unigrams
@@ -111,7 +111,7 @@ def run(config: VocapConfig) -> None:
         return {code: min(number, config.sentences) for code, number in lines.items()}
 
     with stage.open():
-        if not stage.finished(config.processes):
+        if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
                 stage, inputs, quotas, config.sentences, config.seed, config.processes
             )
@@ -119,7 +119,7 @@ def run(config: VocapConfig) -> None:
             results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
             on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
-    on_root(lambda: say_size(config.out))
+    on_root(lambda: print_size(config.out))
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
         }
         for code in chosen
     }
-    write_object(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
+    write_versioned(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
     write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
     finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
 

@@ -30,7 +30,7 @@ from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.io.folders import lock
+from xlme_ds.io.folders import lock_folder
 
 BUDGETS = (2e8, 4e8)
 SETTINGS = (
@@ -186,7 +186,7 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
 def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
     done = run(*compared[1])
     assert done.returncode == 0 and "$ " not in done.stdout
-    with lock(compared[0] / "out"):
+    with lock_folder(compared[0] / "out"):
         done = run(*compared[1])
     assert done.returncode == 2 and "another process is still working in" in done.stderr and "$ " not in done.stdout
     assert (compared[0] / "out/compare.md").exists()

@@ -13,7 +13,7 @@ import pytest
 from tests.rows import LANGUAGES, write_data, write_index
 from xlme_ds.data.schema import Manifest, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import Rows, RowStore
-from xlme_ds.io.files import file_sha256, write_signed
+from xlme_ds.io.files import file_sha256, write_checksummed
 
 ROWS = 53  # three shards of 16 rows in batches of 8, and a last one of 5
 
@@ -201,7 +201,7 @@ def test_a_manifest_of_other_types_is_one_sentence(tmp_path: Path, changes: dict
     fields = json.loads((folder / "manifest.json").read_text())
     del fields["sha256"]
     if isinstance(changes, dict):
-        write_signed(folder / "manifest.json", fields | changes)
+        write_checksummed(folder / "manifest.json", fields | changes)
     else:
         (folder / "manifest.json").write_text(changes or "null")
     with pytest.raises(ValueError, match=r"mono/manifest\.json is not a readable manifest \(.*" + re.escape(words)):

@@ -19,10 +19,10 @@ import pytest
 
 from data_prep.filters.clean import Counts, Sides, make_filters
 from data_prep.filters.columns import column_filters
-from data_prep.languages import LANGUAGES
+from data_prep.languages import CC100_LANGUAGES
 from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
-from data_prep.readers.corpus_files import Place, files_in, filesystem
+from data_prep.readers.corpus_files import CorpusPath, filesystem, list_folder
 from data_prep.readers.description import read_corpora, ready_descriptions
 from data_prep.readers.reader import ScoredPair
 from tests.data_prep.conftest import pairs
@@ -114,7 +114,7 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
 
 def read_tmx(folder: Path, data: bytes, name: str = "en-de.tmx") -> tuple[list[tuple[str, str]], Counts]:
     (folder / name).write_bytes(data)
-    place = Place(str(folder), name)
+    place = CorpusPath(str(folder), name)
     return read_pairs(Input("en-de", ("en", "de"), (place,), (), "tmx"))
 
 
@@ -142,7 +142,7 @@ def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monk
     found, counts = read_tmx(tmp_path, text.encode(encoding))
     assert found == [(f"{i} {words} ™", f"<{words} {i}") for i in range(3000)]
     assert not counts.repaired and not counts.dropped
-    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
+    source = Input("en-de", ("en", "de"), (CorpusPath(str(tmp_path), "en-de.tmx"),), (), "tmx")
     sizes = [sum(map(len, block.sides)) for block in READERS[source.format].blocks(source, 10_000)]
     assert len(sizes) > 10 and max(sizes) < 10_100
 
@@ -247,7 +247,7 @@ def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None
     found, counts = read_tmx(tmp_path, tmx(unit("Würde", "für")).encode("latin-1"))
     assert (found, counts.repaired["invalid_utf8"]) == ([("W\ufffdrde", "f\ufffdr")], 2)
     (tmp_path / "en-de.tmx").write_bytes(tmx(unit("Würde", "für") + unit("one", "eins") * 3).encode("latin-1"))
-    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
+    source = Input("en-de", ("en", "de"), (CorpusPath(str(tmp_path), "en-de.tmx"),), (), "tmx")
     repaired = [block.repaired["invalid_utf8"] for block in READERS["tmx"].blocks(source, 1)]
     assert repaired == [2, 0, 0, 0], "in the block that has the damage, once"
 
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
     head, tail = tmx("|").encode().split(b"|")
     with gzip.open(tmp_path / "en-de.tmx.gz", "wb", compresslevel=1) as file:
         file.write(head + many * 10 + long + b"</seg></tuv>" + b"<tuv xml:lang='fr'/>" * 100_000 + b"</tu>" + tail)
-    place = Place(str(tmp_path), "en-de.tmx.gz")
+    place = CorpusPath(str(tmp_path), "en-de.tmx.gz")
     source = Input("en-de", ("en", "de"), (place,), (), "tmx")
     counts = Counts("pairs")
     tracemalloc.start()
@@ -564,11 +564,11 @@ def test_a_damaged_file_behind_a_uri_is_named() -> None:
     data = lzma.compress("".join(f"{i * 7919}\n" for i in range(200_000)).encode())
     with system.open_output_stream(f"{root}/de.txt.xz", compression=None) as stream:
         stream.write(data[: len(data) // 2])
-    source = Input("de", ("de",), (Place("mock:///damaged", "de.txt.xz"),))
+    source = Input("de", ("de",), (CorpusPath("mock:///damaged", "de.txt.xz"),))
     with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read after line \d+"):
         list(documents(source, Counts("documents")))
     with pytest.raises(ValueError, match="cannot be reached"):
-        files_in("nonsense://x")
+        list_folder("nonsense://x")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "mock://"])
@@ -597,13 +597,13 @@ def test_the_ready_descriptions(tmp_path: Path) -> None:
         *("cc100", "ccaligned", "ccmatrix", "culturax", "fineweb2", "hplt2", "iitb", "madlad400", "multiun", "nllb"),
         *("opus", "wikimatrix"),
     ]
-    for code in LANGUAGES:
+    for code in CC100_LANGUAGES:
         (tmp_path / f"{code}.txt.xz").write_bytes(b"")
-    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
+    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(CC100_LANGUAGES)
     (tmp_path / "zh-Hant.txt.xz").rename(tmp_path / "zh_TW.txt.xz")
     for code, ending in (("af", "txt"), ("am", "txt.gz"), ("ar", "txt.bz2"), ("as", "txt.zst")):
         (tmp_path / f"{code}.txt.xz").rename(tmp_path / f"{code}.{ending}")
-    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
+    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(CC100_LANGUAGES)
     corpora = read_corpora(ready_descriptions(), [f"{name}=x" for name in ready_descriptions()])
     assert {corpus.task for corpus in corpora} == {"mono", "para"}
     of_documents = {"boilerplate_length": {"min_bytes": 20}, "script": {"share": 0.5}, "exact_duplicates": {}}

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import dedup
-from data_prep.encode.dedup import BlockHashes, duplicates_of, find_duplicates, number_of_slices
+from data_prep.encode.dedup import BlockHashes, find_duplicates, load_duplicates, number_of_slices
 from data_prep.encode.encode import EncodeConfig, run
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -163,7 +163,7 @@ def test_paragraphs_without_tokens_go_with_the_last_text_of_their_document(
 def test_where_one_side_ends_makes_another_pair() -> None:
     sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
     forms = [[text.encode() for text in side] for side in sides]
-    is_repeated, _ = BlockHashes().repeated(forms, np.ones(8, bool))
+    is_repeated, _ = BlockHashes().find_repeats(forms, np.ones(8, bool))
     assert is_repeated.tolist() == [False] * 7 + [True]
 
 
@@ -173,7 +173,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     runs = []
     for number, block in enumerate(texts):
         stored = BlockHashes()
-        is_repeated, hashes = stored.repeated([[text.encode() for text in block]], np.ones(len(block), bool))
+        is_repeated, hashes = stored.find_repeats([[text.encode() for text in block]], np.ones(len(block), bool))
         fresh = ~is_repeated
         texts[number] = [text for text, keep in zip(block, fresh, strict=True) if keep]
         assert len(texts[number]) == len(set(block))
@@ -191,7 +191,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
         found = [tmp_path / f"{i}-of-{total}" for i in range(total)]
         for number, path in enumerate(found):
             find_duplicates(runs, number, total, path, tmp_path)
-        assert [sorted(duplicates_of(block, found).tolist()) for block in range(len(runs))] == expected
+        assert [sorted(load_duplicates(block, found).tolist()) for block in range(len(runs))] == expected
     assert [number_of_slices(number) for number in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
 
 

@@ -413,7 +413,7 @@ def test_one_file_is_shared_by_all_processes_and_ranks(
     assert len(expected) > 60
     helped: list[int] = []
     monkeypatch.setattr(
-        SharedWork, "offer", lambda shared, *_: helped.append(shared.member)
+        SharedWork, "offer", lambda shared, *_: helped.append(shared.worker)
     )  # nobody waits where one is alone
     run(EncodeConfig(vocab, tmp_path / "alone", mono=huge, block_bytes=50_000))
     assert set(helped) == {0}
@@ -427,7 +427,7 @@ def test_one_file_is_shared_by_all_processes_and_ranks(
 def test_every_rank_encodes_and_begins_with_the_largest_input(
     vocab: Path, tmp_path: Path, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the members that the ranks are; and, of a process alone, by the order of the inputs' markers, whose files may
+    """By the workers that the ranks are; and, of a process alone, by the order of the inputs' markers, whose files may
     have the same time."""
     (tmp_path / "in").mkdir()
     for code, times in (("de", 1), ("en", 90), ("fr", 10)):
@@ -469,14 +469,14 @@ def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:
     assert [reader.offer("a", number, f"block {number}") for number in range(3)] == [True, True, False]
     done: list[tuple[str, int, str]] = []
     assert helper.take(lambda *block: done.append(block))
-    assert reader.take_back("a", lambda *block: done.append(block))
+    assert reader.drain("a", lambda *block: done.append(block))
     assert done == [("a", 0, "block 0"), ("a", 1, "block 1")]
     reader.finish("a")
     helper.take_until_all_finished(1, lambda *block: done.append(block))  # all inputs are finished
-    with pytest.raises(KeyError), helper.stopping_all():
+    with pytest.raises(KeyError), helper.abort_on_error():
         raise KeyError("a mistake")
     assert reader.failed
-    assert not reader.take_back("a", lambda *block: done.append(block))
+    assert not reader.drain("a", lambda *block: done.append(block))
 
 
 def test_a_reader_waits_for_the_blocks_that_others_encode(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_a_reader_waits_for_the_blocks_that_others_encode(tmp_path: Path) -> Non
     reader, helper = SharedWork(folder, 0), SharedWork(folder, 1)
     (folder / "waiting" / "1").touch()
     assert reader.offer("a", 0, "block")
-    back = Thread(target=reader.take_back, args=("a", lambda *_: None))
+    back = Thread(target=reader.drain, args=("a", lambda *_: None))
 
     def encode(*_: object) -> None:
         back.start()

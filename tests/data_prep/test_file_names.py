@@ -14,10 +14,10 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import LANGUAGES, language_of
+from data_prep.languages import CC100_LANGUAGES, language_of
 from data_prep.readers import Input, documents, find_documents, find_pairs
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
-from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.corpus_files import CorpusPath, list_folder
 from data_prep.readers.description import read_corpora
 from data_prep.readers.file_names import FileNames
 from tests.data_prep.conftest import pairs
@@ -200,7 +200,7 @@ def test_a_text_that_is_packed_and_unpacked_is_read_once(tmp_path: Path, capsys:
 @pytest.mark.parametrize("pattern", ["{src}-{tgt}_*.x", "*_*_{src}-{tgt}*_*.x"])
 def test_the_work_grows_with_the_number_of_names(pattern: str) -> None:
     """Calls of functions, for eight times as many pairs; and for a name in which stars may end at many places."""
-    codes = [code for code in LANGUAGES if code.isalpha()]
+    codes = [code for code in CC100_LANGUAGES if code.isalpha()]
 
     def calls(number: int, more: str = "0") -> int:
         pairs = list(combinations(codes, 2))[:number]
@@ -209,7 +209,7 @@ def test_the_work_grows_with_the_number_of_names(pattern: str) -> None:
         gc.disable()  # else what it finalizes of other tests' would be counted
         sys.setprofile(lambda frame, event, argument: counted.append(event))
         try:
-            found = FileNames([pattern], {name: Place("in", name) for name in names}, pairs)
+            found = FileNames([pattern], {name: CorpusPath("in", name) for name in names}, pairs)
             assert sum(len(found.files_of(pair)) for pair in pairs) == number
         finally:
             sys.setprofile(None)
@@ -224,10 +224,11 @@ def test_the_work_grows_with_the_number_of_names(pattern: str) -> None:
 def test_hidden_folders_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["de/0.x", "de/.snapshot/0.x", ".cache/de/0.x", "de/a/.b/c/1.x", "de/.2.x"]
     assert by_name(inputs(tmp_path, "cc100", "{lang}/*.x", '"any"', *names)) == {"de": ["de/0.x"]}
-    assert {place.name for place in files_in(f"file://{tmp_path / 'in'}", deep=True)} == {"de", "de/0.x", "de/a"}
+    entries = list_folder(f"file://{tmp_path / 'in'}", recursive=True)
+    assert {place.name for place in entries} == {"de", "de/0.x", "de/a"}
     assert capsys.readouterr().err == ""
     hidden = tmp_path / "in" / ".cache"
-    assert [place.name for place in files_in(str(hidden), deep=True)] == ["de", "de/0.x"]  # for who names it
+    assert [place.name for place in list_folder(str(hidden), recursive=True)] == ["de", "de/0.x"]  # for who names it
 
 
 def lay_out_pairs(folder: Path, name: str) -> None:

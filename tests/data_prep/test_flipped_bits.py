@@ -19,7 +19,7 @@ from data_prep.filters.clean import Counts
 from data_prep.inspect.stats_tables import length_histograms
 from data_prep.mix.encoded import Unit, copy_words, survey
 from data_prep.readers import READERS, Input, documents
-from data_prep.readers.corpus_files import Place
+from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.plain_pairs import MosesZip
 from data_prep.readers.records import RecordDocuments
 from data_prep.store import write_arrow
@@ -67,13 +67,15 @@ def read_records(path: Path) -> None:
     reader = READERS["parquet" if path.suffix == ".parquet" else "arrow"]
     assert isinstance(reader, RecordDocuments)
     for column in TABLE.column_names[:-1] if path.suffix == ".arrow" else ("text", "few"):
-        list(reader.records(Place(str(path.parent), path.name), [column], []))
-    source = Input("en", ("en",), (Place(str(path.parent), path.name),), (), path.suffix[1:], columns=("inside.text",))
+        list(reader.records(CorpusPath(str(path.parent), path.name), [column], []))
+    source = Input(
+        "en", ("en",), (CorpusPath(str(path.parent), path.name),), (), path.suffix[1:], columns=("inside.text",)
+    )
     list(documents(source, Counts("documents")))
 
 
 def read_zip(path: Path) -> None:
-    place = Place(str(path.parent), path.name)
+    place = CorpusPath(str(path.parent), path.name)
     members = MosesZip().members(place, ("de", "en"))
     list(pairs(Input("de-en", ("de", "en"), (place,), members, "moses_zip"), Counts("pairs")))
 

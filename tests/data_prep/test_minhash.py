@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
-from data_prep.languages import LANGUAGES, scripts_of
+from data_prep.languages import CC100_LANGUAGES, scripts_of
 from data_prep.minhash import _NO_SPACES, MinhashConfig, run
 from xlme_ds.data.schema import read_manifest
 
@@ -166,4 +166,4 @@ def test_without_datatrove_a_sentence_says_how_to_get_it(corpus: Path, tmp_path:
 
 def test_characters_are_words_in_scripts_without_spaces() -> None:
     spaceless = {"Thai", "Lao", "Khmer", "Myanmar", "Han", "Kana"}
-    assert {*_NO_SPACES} == {code for code in LANGUAGES if spaceless & {*scripts_of(code)} and code != "ko"}
+    assert {*_NO_SPACES} == {code for code in CC100_LANGUAGES if spaceless & {*scripts_of(code)} and code != "ko"}

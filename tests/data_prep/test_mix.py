@@ -24,9 +24,9 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.encoded import Unit, survey
-from data_prep.mix.mix import MixConfig, _say_shares, run
+from data_prep.mix.mix import MixConfig, _print_shares, run
 from data_prep.mix.mixed_rows import _rechunked
-from data_prep.sampling import Order
+from data_prep.sampling import SampledOrder
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
 from data_prep.vocab.vocab import VocabConfig
@@ -43,7 +43,7 @@ from xlme_ds.data.schema import (
     row_schema,
     write_manifest,
 )
-from xlme_ds.io.files import file_sha256, write_signed
+from xlme_ds.io.files import file_sha256, write_checksummed
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16
@@ -286,13 +286,13 @@ def test_the_printed_table_has_the_five_largest(capsys: pytest.CaptureFixture[st
     """By the examples that there are, then by name; shares and repeats by hand."""
     examples = (5, 90, 5, 10, 20, 30, 40, 50, 60, 90)
     names = tuple("bcadefghij")
-    order = Order(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
-    _say_shares(order, "pairs")
+    order = SampledOrder(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
+    _print_shares(order, "pairs")
     heading, *lines, rest = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["pair", "pairs", "available"] and rest == "… 5 more (`xlme prep stats` shows all)"
     assert [line.split()[0] for line in lines] == list("cjihg")
     assert lines[2].split() == ["i", "60", "15.000%", "10.000%", "1.67×"]
-    _say_shares(replace(order, names=names[:5], examples=examples[:5], quotas=(9,) * 5, label="mono"), "rows")
+    _print_shares(replace(order, names=names[:5], examples=examples[:5], quotas=(9,) * 5, task="mono"), "rows")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[0] == "language" and len(printed) == 6 and printed[-1].split()[0] == "b"
 
@@ -603,7 +603,7 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     settings = tmp_path / "mono" / "settings.json"
     old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}
     del old["settings"]["order"]
-    write_signed(settings, old)
+    write_checksummed(settings, old)
     (tmp_path / "mono" / "manifest.json").unlink()
     with pytest.raises(
         ValueError, match=r'order was null, now "every example of a language once .* delete this folder'

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.mix.packing import pack, pack_shuffled
-from data_prep.sampling import key_of
+from data_prep.sampling import derive_key
 
 
 def best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:
@@ -43,11 +43,11 @@ def test_rows_are_full_at_lengths_of_real_text(mean: int) -> None:
 
 def test_shuffled_rows_hold_every_item_once_in_another_order() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 2000)
-    rows = pack_shuffled(lengths, 128, key_of(0, "a"))
+    rows = pack_shuffled(lengths, 128, derive_key(0, "a"))
     assert sorted(np.concatenate(rows).tolist()) == list(range(2000))
     assert all(0 < lengths[row].sum() <= 128 for row in rows)
     longest = np.array([lengths[row].max() for row in rows])
     assert abs(np.corrcoef(np.arange(len(rows)), longest)[0, 1]) < 0.2, "rows with long items stand together"
-    other = pack_shuffled(lengths, 128, key_of(1, "a"))
+    other = pack_shuffled(lengths, 128, derive_key(1, "a"))
     assert {tuple(row) for row in other} == {tuple(row) for row in rows}
     assert [tuple(row) for row in other] != [tuple(row) for row in rows]

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.parallel import RetryError, TaskError, UserError, _balanced_shares, explain, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, _balanced_shares, run_tasks, user_facing_error
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -35,7 +35,7 @@ def test_results_come_in_task_order(
     assert len(lines) <= 5
     assert run_tasks(tasks.square, [], [], processes, "nothing") == []
     capsys.readouterr()
-    assert run_tasks(tasks.square, numbers, numbers, processes, "silent", visible=False)[1] == 2500
+    assert run_tasks(tasks.square, numbers, numbers, processes, "silent", show_progress=False)[1] == 2500
     assert capsys.readouterr().err == ""
 
 
@@ -113,7 +113,7 @@ def test_too_many_processes_are_named(tasks: ModuleType) -> None:
             run_tasks(tasks.square, [1] * 40, [1] * 40, 40, "test")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert "use fewer processes, or raise the limit of open files" in str(explain(raised.value))
+    assert "use fewer processes, or raise the limit of open files" in str(user_facing_error(raised.value))
     assert not multiprocessing.active_children()
 
 

@@ -17,7 +17,7 @@ from data_prep.__main__ import main
 from data_prep.encode.encode import EncodeConfig, run
 from data_prep.encode.shared_work import SharedWork
 from data_prep.parallel import run_tasks
-from data_prep.progress import Status, tell
+from data_prep.progress import StatusLine, print_stderr
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def test_a_terminal_shows_text_and_inputs(vocab: Path, tmp_path: Path, sentences
     assert len(set(lines)) > 1
 
 
-def test_elsewhere_the_first_member_tells_the_sum(
+def test_elsewhere_the_first_worker_tells_the_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)
@@ -105,8 +105,10 @@ def test_no_terminal_ends_a_stage(
 
 def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
     """As in `xlme prep verify DIR | head`."""
-    imports = "from data_prep.progress import say\nfrom xlme_ds.io.output import open_output\nopen_output()\n"
-    program = f"{imports}for number in range(20_000): say(f'line {{number}}')"
+    imports = (
+        "from data_prep.progress import print_stdout\nfrom xlme_ds.io.output import guard_stdout\nguard_stdout()\n"
+    )
+    program = f"{imports}for number in range(20_000): print_stdout(f'line {{number}}')"
     writer = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -133,7 +135,7 @@ def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], monkeypatc
     """By a clock of the test's own, where stderr is no terminal."""
     times = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: times[-1])
-    status = Status()
+    status = StatusLine()
     for seconds in (5, 10, 11, 19, 20, 21):
         times.append(seconds)
         status.show(lambda: f"at {times[-1]}")
@@ -146,5 +148,5 @@ def test_a_line_on_stderr_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(theirs.fileno(), "wb", buffering=0, closefd=False) as raw:
         monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))
-        tell("a line")
+        print_stderr("a line")
         assert ours.recv(100) == b"a line\n"

@@ -19,10 +19,18 @@ import pytest
 from pyarrow import fs
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import canonical, language_of
-from data_prep.parallel import RetryError, explain
+from data_prep.languages import cc100_code, language_of
+from data_prep.parallel import RetryError, user_facing_error
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, split_pair
-from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, files_in, read_text, split_lines
+from data_prep.readers.corpus_files import (
+    MAX_LINE,
+    CorpusPath,
+    cut_blocks,
+    cut_line,
+    list_folder,
+    read_decompressed,
+    split_lines,
+)
 from data_prep.readers.reader import PairReader, in_blocks
 from tests.data_prep.conftest import pairs
 
@@ -193,7 +201,7 @@ def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending
     if ending == ".gz":
         lines = zlib.decompressobj(31).decompress(path.read_bytes()).count(b"\n")
         with pytest.raises(ValueError, match=rf"after line {lines} \("):
-            list(read_text(Place(str(tmp_path), path.name)))
+            list(read_decompressed(CorpusPath(str(tmp_path), path.name)))
 
 
 def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
@@ -206,8 +214,8 @@ def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
 
 def read_streams(folder: Path, ending: str, data: bytes) -> bytes:
     (folder / f"de.txt{ending}").write_bytes(data)
-    place = Place(str(folder), f"de.txt{ending}")
-    return b"".join(read_text(place))
+    place = CorpusPath(str(folder), f"de.txt{ending}")
+    return b"".join(read_decompressed(place))
 
 
 # What may be between streams and behind the last one: xz pads by fours, gzip(1) ignores zeros, zstd skips such frames.
@@ -239,13 +247,13 @@ class Cut(io.BytesIO):
 def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = COMPRESS.get(ending, lambda text: text)(os.urandom(999).hex().encode() + b"\n")
     (tmp_path / f"de.txt{ending}").write_bytes(data)
-    place = Place(str(tmp_path), f"de.txt{ending}")
+    place = CorpusPath(str(tmp_path), f"de.txt{ending}")
     remote = fs.SubTreeFileSystem("/", fs.LocalFileSystem()), str(tmp_path)  # any that is not this machine's own
     monkeypatch.setattr("data_prep.readers.corpus_files.filesystem", lambda folder: remote)
-    monkeypatch.setattr(Place, "open", lambda self: Cut(data))
+    monkeypatch.setattr(CorpusPath, "open", lambda self: Cut(data))
     with pytest.raises(OSError, match="Couldn't connect") as caught:
-        list(read_text(place))
-    assert isinstance(explain(caught.value), RetryError), "the same command may succeed later"
+        list(read_decompressed(place))
+    assert isinstance(user_facing_error(caught.value), RetryError), "the same command may succeed later"
 
 
 @pytest.mark.parametrize("ending", PADDING)
@@ -293,7 +301,7 @@ def test_a_window_of_zstandard_that_is_too_large(tmp_path: Path) -> None:
     window = (28 - 10) << 3  # a window of 2 ** 28
     (tmp_path / "de.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([window, 5 << 3 | 1, 0, 0]) + b"hallo")
     with pytest.raises(ValueError, match=r"de\.txt\.zst .*: its window is over 128 MiB. Pack it again without"):
-        list(read_text(Place(str(tmp_path), "de.txt.zst")))
+        list(read_decompressed(CorpusPath(str(tmp_path), "de.txt.zst")))
 
 
 def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None:
@@ -313,13 +321,13 @@ def test_codes_of_three_letters_are_known() -> None:
         "kor_Hang kor_Kore ko, bos_Latn bs_Cyrl bs, jpn_Jpan ja"
     )
     for *spellings, code in (line.split() for line in codes.split(",")):
-        assert {canonical(spelling) for spelling in spellings} == {code}, code
+        assert {cc100_code(spelling) for spelling in spellings} == {code}, code
 
 
 @pytest.mark.parametrize("code", ["ast", "sco", "als", "nno", "arz", "bar", "nds", "war", "xq", "german", "pt2", "é"])
 def test_nothing_is_suggested_where_nothing_is_near(code: str) -> None:
     with pytest.raises(ValueError) as caught:
-        canonical(code)
+        cc100_code(code)
     assert str(caught.value) == f"unknown language code {code!r}: write one of CC-100 or ISO 639, such as de or zh-Hant"
 
 
@@ -398,7 +406,7 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.
     assert [source.size for source in find_documents(tmp_path)] == [1]
     told = capsys.readouterr().err.splitlines()  # subfolders are not looked at
     assert told == [f"warning: {tmp_path}/{name} is ignored: it is a folder" for name in ("again", "texts")]
-    names = {place.name for place in files_in(str(tmp_path), deep=True) if not place.is_folder}
+    names = {place.name for place in list_folder(str(tmp_path), recursive=True) if not place.is_folder}
     assert names == {"de.txt", "again/german", "texts/german"}
     (tmp_path / os.fsdecode(b"fr-\xff.txt")).write_text("a")
     with pytest.raises(ValueError, match=r"has the name b'fr-\\xff\.txt', which is not UTF-8: rename that file"):
@@ -418,8 +426,8 @@ def test_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
         for number, one in enumerate(chain)
         for links in range(3)
     }
-    names = [place for place in files_in(str(tmp_path / "top"), deep=True) if not place.is_folder]
-    assert {place.name: (place.local or tmp_path).read_text() for place in names} == expected
+    names = [place for place in list_folder(str(tmp_path / "top"), recursive=True) if not place.is_folder]
+    assert {place.name: (place.local_path or tmp_path).read_text() for place in names} == expected
 
 
 @pytest.mark.parametrize(
@@ -534,7 +542,7 @@ def test_what_follows_the_last_pair_is_counted(tmp_path: Path, size: int) -> Non
     comment = f"<!--{' ' * (1 << 20)}\1-->"
     for rest, dropped, repaired in (("<tu/>", 1, 0), (comment, 0, 1), (f"{comment}<tu/>", 1, 1)):
         (tmp_path / "x.tmx").write_text(f"<tmx><tu>{sides}</tu>{rest}</tmx>")
-        source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "x.tmx"),), format="tmx")
+        source = Input("en-de", ("en", "de"), (CorpusPath(str(tmp_path), "x.tmx"),), format="tmx")
         found, counts = read_blocks(source, size)
         assert found == [("1", "a")]
         assert (counts.units_in, counts.dropped["malformed"]) == (1 + dropped, dropped)

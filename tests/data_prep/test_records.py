@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
-from data_prep.parallel import UserError, explain
+from data_prep.parallel import UserError, user_facing_error
 from data_prep.readers import READERS, Input, documents, find_documents
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
-from data_prep.readers.corpus_files import Place
+from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.description import read_corpora
 from tests.data_prep.conftest import pairs
 from tests.rows import write_records
@@ -50,7 +50,7 @@ def write(path: Path, texts: list[Any], column: str = "text", **options: Any) ->
 
 def source_of(path: Path, *columns: str) -> Input:
     kind = "parquet" if path.suffix == ".parquet" else "jsonl"
-    return Input("de", ("de",), (Place(str(path.parent), path.name),), format=kind, columns=columns)
+    return Input("de", ("de",), (CorpusPath(str(path.parent), path.name),), format=kind, columns=columns)
 
 
 def read(path: Path, *columns: str) -> tuple[list[list[str]], Counts]:
@@ -99,7 +99,7 @@ def test_documents_round_trip_whatever_the_block_size(texts: list[str], size: in
         expected, lines = [], Counts("documents")
         for text in texts:
             Path(name, "one.txt").write_bytes(text.encode())
-            found = documents(Input("de", ("de",), (Place(name, "one.txt"),), format="lines"), lines)
+            found = documents(Input("de", ("de",), (CorpusPath(name, "one.txt"),), format="lines"), lines)
             expected.append([line for document in found for line in document])
         for ending in FORMATS:
             counts = Counts("documents")
@@ -159,7 +159,7 @@ def test_what_is_no_sound_json_lines_is_an_error_with_its_line(tmp_path: Path, d
     (tmp_path / "de.jsonl").write_bytes(data)
     with pytest.raises(ValueError, match=rf"de\.jsonl, {message}") as error:
         read(tmp_path / "de.jsonl")
-    assert isinstance(explain(error.value), UserError)  # else the command ends in a traceback
+    assert isinstance(user_facing_error(error.value), UserError)  # else the command ends in a traceback
 
 
 def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_arrow_files_and_damaged_streams(tmp_path: Path) -> None:
     path, table = tmp_path / "de.arrow", pa.table({"text": [f"Text {i}" for i in range(100)]})
 
     def read_arrow() -> list[list[str]]:
-        source = Input("de", ("de",), (Place(str(tmp_path), path.name),), format="arrow")
+        source = Input("de", ("de",), (CorpusPath(str(tmp_path), path.name),), format="arrow")
         return list(documents(source, Counts("documents")))
 
     with pa.ipc.new_file(path, table.schema) as writer:

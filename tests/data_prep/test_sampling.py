@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sampling import Order, SmallestHashes, _scramble, hashed, key_of, permute
+from data_prep.sampling import SampledOrder, SmallestHashes, _mix64, derive_key, keyed_hash, permute
 from data_prep.shares import Sampling, apportion, bound_shares, temperature_shares
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 1000, 65537])
 def test_permutation_is_a_bijection(size: int) -> None:
     index = np.arange(size)
-    image = permute(index, size, key_of(3, "x"))
+    image = permute(index, size, derive_key(3, "x"))
     assert sorted(image.tolist()) == index.tolist()
 
 
 def test_permutations_of_several_sizes_and_keys_at_once_equal_one_by_one() -> None:
-    sizes, keys = np.array([7, 1000, 1, 2**40]), hashed(key_of(0, "k"), np.arange(4))
+    sizes, keys = np.array([7, 1000, 1, 2**40]), keyed_hash(derive_key(0, "k"), np.arange(4))
     index = np.array([6, 999, 0, 2**39 + 1])
     one_by_one = [int(permute(i, n, k)) for i, n, k in zip(index, sizes, keys, strict=True)]
     assert permute(index, sizes, keys).tolist() == one_by_one
@@ -32,16 +32,16 @@ def test_hashes_are_splitmix64s_of_keys_by_blake2b() -> None:
     """Its first outputs from 1234567, as Rosetta Code lists them; and a key by its definition."""
     outputs = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     state = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert _scramble(state).tolist() == outputs
-    assert hashed(0, 1234567).tolist() == _scramble(_scramble(state[:1])).tolist()
+    assert _mix64(state).tolist() == outputs
+    assert keyed_hash(0, 1234567).tolist() == _mix64(_mix64(state[:1])).tolist()
     digest = blake2b(b'[7, "mono", "sides"]', digest_size=8).digest()
-    assert key_of(7, "mono", "sides") == int.from_bytes(digest, "little")
+    assert derive_key(7, "mono", "sides") == int.from_bytes(digest, "little")
 
 
 def test_orders_are_those_of_the_rows_that_were_written() -> None:
     """Else a mix that was interrupted before would be continued in another order."""
-    assert permute(np.arange(10), 10, key_of(3, "x")).tolist() == [4, 2, 0, 6, 9, 8, 5, 3, 7, 1]
-    order = Order(("a", "b"), (5, 3), (Fraction(1, 2),) * 2, (7, 7), 1, "para", block=4, neighbours=2)
+    assert permute(np.arange(10), 10, derive_key(3, "x")).tolist() == [4, 2, 0, 6, 9, 8, 5, 3, 7, 1]
+    order = SampledOrder(("a", "b"), (5, 3), (Fraction(1, 2),) * 2, (7, 7), 1, "para", block_slots=4, max_stretch=2)
     language, example = order.locate(np.arange(14))
     assert "".join(map("ab".__getitem__, language)) == "baabababaabbab"
     assert example.tolist() == [2, 1, 0, 0, 4, 1, 2, 0, 3, 2, 1, 2, 1, 2]
@@ -53,11 +53,11 @@ def test_permutations_look_random() -> None:
     size, keys = 6, 12000
     counts = np.zeros((size, size))
     for index in range(size):
-        images = permute(index, size, hashed(key_of(1, "chi"), np.arange(keys)))
+        images = permute(index, size, keyed_hash(derive_key(1, "chi"), np.arange(keys)))
         counts[index] = np.bincount(images, minlength=size)
     chi_square = ((counts - keys / size) ** 2 / (keys / size)).sum()
     assert chi_square < 60  # 25 degrees of freedom: exceeded by chance once in 10,000 keys
-    image = permute(np.arange(10000), 10000, key_of(0, "far"))
+    image = permute(np.arange(10000), 10000, derive_key(0, "far"))
     assert abs(np.corrcoef(np.arange(10000), image)[0, 1]) < 0.05
     assert (np.abs(np.diff(image)) < 10).mean() < 0.01
 
@@ -83,19 +83,25 @@ def test_apportion_is_exact_and_within_one() -> None:
     assert apportion(2, [Fraction(1, 3)] * 3) == [1, 1, 0]  # equal remainders: the earlier entries
 
 
-def sampled(examples: tuple[int, ...], alpha: float, total: int, **settings: int) -> Order:
+def sampled(examples: tuple[int, ...], alpha: float, total: int, **settings: int) -> SampledOrder:
     """The order of `total` slots, its languages called 0, 1, 2 …"""
     shares = tuple(temperature_shares(examples, alpha))
     names = tuple(map(str, range(len(examples))))
-    return Order(names, examples, shares, tuple(apportion(total, shares)), **{"seed": 0, "label": "mono", **settings})
+    return SampledOrder(
+        names, examples, shares, tuple(apportion(total, shares)), **{"seed": 0, "task": "mono", **settings}
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize(("total", "block", "neighbours"), [(977, 64, 1), (3000, 512, 5), (200_000, 1 << 14, 16)])
-def test_every_example_comes_once_before_any_comes_again(total: int, block: int, neighbours: int, alpha: float) -> None:
+@pytest.mark.parametrize(
+    ("total", "block_slots", "max_stretch"), [(977, 64, 1), (3000, 512, 5), (200_000, 1 << 14, 16)]
+)
+def test_every_example_comes_once_before_any_comes_again(
+    total: int, block_slots: int, max_stretch: int, alpha: float
+) -> None:
     """Counted along the slots, for languages that are used in part, several times, and of one example or none."""
     examples = (10, 0, 4, 1, 33, 350, 20_000)
-    order = sampled(examples, alpha, total, block=block, neighbours=neighbours)
+    order = sampled(examples, alpha, total, block_slots=block_slots, max_stretch=max_stretch)
     language, example = order.locate(np.arange(total))
     assert np.bincount(language, minlength=len(examples)).tolist() == list(order.quotas)
     passes: list[int] = []
@@ -110,7 +116,7 @@ def test_every_example_comes_once_before_any_comes_again(total: int, block: int,
 
 def test_languages_keep_their_shares_all_along_the_order() -> None:
     """Uses up to a slot against the exact share: at the ends of blocks by rounding alone, inside by chance."""
-    order = sampled((1_000_000, 300_000, 70_000, 5_000, 900, 40, 3, 1), 0.7, 100_000, block=1024)
+    order = sampled((1_000_000, 300_000, 70_000, 5_000, 900, 40, 3, 1), 0.7, 100_000, block_slots=1024)
     language, _ = order.locate(np.arange(order.total))
     seen = np.cumsum(language[:, None] == np.arange(8), axis=0)
     share = np.array(order.quotas) / order.total
@@ -122,7 +128,7 @@ def test_languages_keep_their_shares_all_along_the_order() -> None:
 
 def test_which_side_comes_first_is_drawn_by_the_seed() -> None:
     """A coin for each slot: half of them, others under another seed, and as often the same as two coins are."""
-    order, slots = Order(("a",), (9,), (Fraction(1),), (10_000,), 0, "para"), np.arange(10_000)
+    order, slots = SampledOrder(("a",), (9,), (Fraction(1),), (10_000,), 0, "para"), np.arange(10_000)
     draws = [replace(order, seed=seed).swapped(slots) for seed in (0, 1, 2)]
     for one, other in combinations([*draws, np.zeros(10_000, bool)], 2):
         assert abs(int((one == other).sum()) - 5000) < 250  # five standard deviations
@@ -133,7 +139,9 @@ def test_a_rare_language_may_come_anywhere() -> None:
     """The slot of a language's single use, over seeds: not the same, and in no part of the order more often."""
     at = []
     for seed in range(100):
-        order = Order(("a", "b", "c"), (999, 1, 1), (Fraction(0),) * 3, (998, 1, 1), seed, "mono", block=256)
+        order = SampledOrder(
+            ("a", "b", "c"), (999, 1, 1), (Fraction(0),) * 3, (998, 1, 1), seed, "mono", block_slots=256
+        )
         at += np.flatnonzero(order.locate(np.arange(1000))[0] > 0).tolist()
     assert len(at) == 200
     counts = np.bincount(np.array(at) // 100, minlength=10)
@@ -142,7 +150,7 @@ def test_a_rare_language_may_come_anywhere() -> None:
 
 def test_every_pass_and_seed_has_its_own_order() -> None:
     """A pass is 17 blocks of 59, of whose examples one in 17 is expected in the same block of another pass or seed."""
-    order = Order(("a",), (1003,), (Fraction(1),), (3 * 1003,), 0, "mono", block=59, neighbours=3)
+    order = SampledOrder(("a",), (1003,), (Fraction(1),), (3 * 1003,), 0, "mono", block_slots=59, max_stretch=3)
     passes = []
     for each in (order, replace(order, seed=1)):
         for uses in each.locate(np.arange(3 * 1003))[1].reshape(3, 1003):
@@ -159,7 +167,7 @@ def test_every_pass_and_seed_has_its_own_order() -> None:
 def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
     """Examples of a block, sorted, are stretches; their order in the block, and that of stretches in a pass, is not
     theirs."""
-    order = sampled((50_000, 400_000), 0.0, 80_000, block=8192, neighbours=32)
+    order = sampled((50_000, 400_000), 0.0, 80_000, block_slots=8192, max_stretch=32)
     language, example = order.locate(np.arange(order.total))
     for j in (0, 1):
         uses = example[language == j]
@@ -174,12 +182,12 @@ def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
 
 
 def test_order_of_any_part_is_the_part_of_the_order_and_depends_on_seed_and_label() -> None:
-    order = sampled((1000, 50, 7), 0.5, 2400, block=512, neighbours=4)
+    order = sampled((1000, 50, 7), 0.5, 2400, block_slots=512, max_stretch=4)
     whole = order.locate(np.arange(order.total))
     some = np.random.default_rng(0).permutation(order.total)[:300]
     for slots in (np.arange(700, 900), some, np.array([2399]), np.array([], dtype=np.int64)):
         assert all((p == w[slots]).all() for p, w in zip(order.locate(slots), whole, strict=True))
-    for other in (replace(order, seed=1), replace(order, label="para")):
+    for other in (replace(order, seed=1), replace(order, task="para")):
         changed = other.locate(np.arange(order.total))
         assert other.quotas == order.quotas and (changed[1] != whole[1]).mean() > 0.8
         assert (changed[0] != whole[0]).mean() > 0.2

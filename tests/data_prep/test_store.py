@@ -25,9 +25,9 @@ from data_prep.encode.shared_work import SharedWork
 from data_prep.inspect import stats
 from data_prep.mix import mix
 from data_prep.mix.encoded import index_batches
-from data_prep.parallel import RetryError, UserError, explain
+from data_prep.parallel import RetryError, UserError, user_facing_error
 from data_prep.readers import find_pairs
-from data_prep.readers.corpus_files import Place, files_in, read_text
+from data_prep.readers.corpus_files import CorpusPath, list_folder, read_decompressed
 from data_prep.readers.reader import TextBlock
 from data_prep.store import Stage, new_file, write_file
 from data_prep.vocab import vocab, vocap
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_grow_is_told_and_the_same_command_goes_on(
             pytest.raises((OSError, UserError)) as error,
         ):
             run(out)
-        told = explain(error.value)
+        told = user_facing_error(error.value)
         assert isinstance(told, UserError)
         assert str(told).startswith(str(out)) and "File too large: raise the limit" in str(told)
         run(out)
@@ -219,7 +219,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
         disk = small_disk(room * page)
         with pytest.raises((OSError, UserError)) as error:
             run(disk / "out")
-        told = explain(error.value)
+        told = user_facing_error(error.value)
         assert isinstance(told, UserError)
         assert str(told).startswith(str(disk / "out")) and "No space left on device: make room" in str(told)
         small_disk(10_000 * page)
@@ -371,7 +371,7 @@ def test_files_that_are_lost_are_counted_and_the_first_eight_named(
         for number in range(lost):
             empty(tmp_path / f"{number}.txt")
         capsys.readouterr()
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
     named = ", ".join(f"{number}.txt" for number in range(min(lost, 8))) + " …" * (lost > 8)
     files = "file is" if lost == 1 else "files are"
     words = f"warning: {lost} {files} missing or damaged in {tmp_path}; made again: {named}\n"
@@ -394,19 +394,27 @@ def test_only_an_unfinished_minhash_keeps_its_folder_from_readers(tmp_path: Path
     for stage in ("encode", "minhash"):
         with Stage(tmp_path / stage, stage).open():
             (tmp_path / stage / "mono").mkdir()
-    assert files_in(str(tmp_path / "encode" / "mono")) == []
+    assert list_folder(str(tmp_path / "encode" / "mono")) == []
     for folder in (tmp_path / "minhash" / "mono", tmp_path / "minhash"):
         with pytest.raises(ValueError, match="lacks documents, because minhash did not finish"):
-            files_in(str(folder))
+            list_folder(str(folder))
 
 
 def test_errors_that_a_user_can_act_on() -> None:
     """A sentence for these, with its exit code; a mistake of ours keeps its traceback, whatever it derives from."""
-    assert type(explain(ValueError("a"))) is type(explain(OSError(errno.ENOSPC, "full", "a"))) is UserError
-    assert type(explain(OSError(errno.EIO, "broken", "a"))) is type(explain(RetryError("a"))) is RetryError
-    assert str(explain(OSError())).startswith("OSError: give the same command again")
+    assert (
+        type(user_facing_error(ValueError("a")))
+        is type(user_facing_error(OSError(errno.ENOSPC, "full", "a")))
+        is UserError
+    )
+    assert (
+        type(user_facing_error(OSError(errno.EIO, "broken", "a")))
+        is type(user_facing_error(RetryError("a")))
+        is RetryError
+    )
+    assert str(user_facing_error(OSError())).startswith("OSError: give the same command again")
     ours = (UnicodeDecodeError("utf-8", b"a", 0, 1, "b"), io.UnsupportedOperation("a"), KeyError("a"), TypeError("a"))
-    assert [explain(error) for error in ours] == [None] * 4
+    assert [user_facing_error(error) for error in ours] == [None] * 4
 
 
 def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +465,7 @@ def test_the_manifest_of_other_settings_is_none_of_a_folder(corpus: Corpus, tmp_
 
 def words_of(error: BaseException, kind: type[Exception] = UserError) -> str:
     """The sentence that a user reads, one of those that a retry does not help by default."""
-    told = explain(error)
+    told = user_facing_error(error)
     assert type(told) is kind
     return str(told)
 
@@ -480,7 +488,7 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
     path.chmod(0)
     with without_rights():
         for read in (
-            lambda: list(read_text(Place(str(tmp_path), path.name))),
+            lambda: list(read_decompressed(CorpusPath(str(tmp_path), path.name))),
             lambda: index_batches(path),
         ):
             with pytest.raises(OSError) as error:
@@ -489,8 +497,8 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
             assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
             assert "damaged" not in words
     with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
-        monkeypatch.setattr(Place, "size", 1)
-        list(read_text(Place("/proc/self", "mem")))
+        monkeypatch.setattr(CorpusPath, "size", 1)
+        list(read_decompressed(CorpusPath("/proc/self", "mem")))
     assert words_of(error.value, RetryError).startswith(
         "/proc/self/mem: Input/output error: give the same command again"
     )
@@ -664,9 +672,9 @@ def test_blocks_are_offered_to_those_who_wait(tmp_path: Path) -> None:
     SharedWork.begin(tmp_path)
     folder = SharedWork.begin(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "work-notes"]), "the last one"
-    members = [SharedWork(folder, number) for number in range(3)]
-    reader, *waiting = members
-    assert [members[n].claim("de-000") for n in (0, 1)] == [True, False]
+    workers = [SharedWork(folder, number) for number in range(3)]
+    reader, *waiting = workers
+    assert [workers[n].claim("de-000") for n in (0, 1)] == [True, False]
     assert not reader.offer("de-000", 0, TextBlock((b"a",)))
     taken: list[tuple[str, int, bytes]] = []
 
@@ -674,23 +682,23 @@ def test_blocks_are_offered_to_those_who_wait(tmp_path: Path) -> None:
         taken.append((name, number, block.sides[0]))
         assert [path.name for path in (reader.folder / "taken").iterdir()] == [f"{name}.{number:06d}"]
 
-    for member in waiting:
-        (reader.folder / "waiting" / str(member.member)).touch()
+    for worker in waiting:
+        (reader.folder / "waiting" / str(worker.worker)).touch()
     offers = [(name, number) for number in (10, 2) for name in ("en-000", "de-000")] + [("de-000", 3)]
     assert [reader.offer(*offer, TextBlock((b"b",))) for offer in offers] == [True] * 4 + [False]
     assert waiting[0].take(encode, "en-000") and waiting[1].take(encode)
-    assert reader.take_back("de-000", encode) and not waiting[0].take(encode, "de-000")
+    assert reader.drain("de-000", encode) and not waiting[0].take(encode, "de-000")
     assert waiting[0].take(encode) and not waiting[0].take(encode)
     assert taken == [(name, number, b"b") for name, number in (
         ("en-000", 2), ("de-000", 2), ("de-000", 10), ("en-000", 10),
     )]  # fmt: skip
-    with pytest.raises(KeyError), waiting[1].stopping_all():
+    with pytest.raises(KeyError), waiting[1].abort_on_error():
         raise KeyError
-    assert all(member.failed for member in members) and not reader.take_back("de-000", encode)
+    assert all(worker.failed for worker in workers) and not reader.drain("de-000", encode)
 
 
-def test_idle_members_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of the test's own: for how long a member sleeps between two looks; work that comes is taken soon."""
+def test_idle_workers_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: for how long a worker sleeps between two looks; work that comes is taken soon."""
     waiting = SharedWork(SharedWork.begin(tmp_path), 1)
     reader = SharedWork(waiting.folder, 0)
     slept: list[float] = []

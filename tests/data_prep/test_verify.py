@@ -18,7 +18,7 @@ from data_prep.mix import mix
 from data_prep.store import Stage
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
 from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes
-from xlme_ds.io.files import write_signed
+from xlme_ds.io.files import write_checksummed
 
 ROW = 24
 Change = Callable[[dict[str, list]], None]  # edits the columns of a shard in place
@@ -508,7 +508,7 @@ def test_pairs_sampled_by_another_alpha(prepared: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "para"
     run(VerifyConfig(folder))
     settings = json.loads((folder / "settings.json").read_text())["settings"] | {"alpha": 0.3}
-    write_signed(folder / "settings.json", {"stage": "mix", "settings": settings})
+    write_checksummed(folder / "settings.json", {"stage": "mix", "settings": settings})
     write_manifest(folder, replace(read_manifest(folder), settings=settings))
     with pytest.raises(ValueError, match=r"has other amounts than its alpha 0\.3 samples"):
         run(VerifyConfig(folder))

@@ -17,7 +17,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 import data_prep.vocab.line_sample as line_sample
 from data_prep.readers import Input
-from data_prep.sampling import hashed, key_of
+from data_prep.sampling import derive_key, keyed_hash
 from data_prep.store import Stage
 from data_prep.vocab import unigram
 from data_prep.vocab.extension import describe_change, extend, segmentation
@@ -141,7 +141,7 @@ def read_sample(out: Path, para: Path) -> list[str]:
     inputs, _ = sampled_inputs(VocabConfig(out, para=para))
     stage = Stage(out, "vocab", {})
     with stage.open():
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
         _, chosen, files = sample_lines(stage, inputs, lambda lines: dict.fromkeys(lines, 150), 150, 3, 1)
     assert chosen == {"de": 150, "en": 150}
     return files["en"].read_text(encoding="utf-8").splitlines()
@@ -248,7 +248,7 @@ def few(lines: dict[str, int]) -> dict[str, int]:
 def draw(key: np.uint64, line: str) -> int:
     """Hash of a line: 32 bits of its CRC by the seed, and 32 of its BLAKE2b."""
     second = int.from_bytes(blake2b(line.encode(), digest_size=4).digest(), "little")
-    return int(hashed(key, crc32(line.encode()))[0]) >> 32 << 32 | second
+    return int(keyed_hash(key, crc32(line.encode()))[0]) >> 32 << 32 | second
 
 
 def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], seed: int) -> dict[str, list[str]]:
@@ -258,7 +258,7 @@ def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], se
         numbers = [number for number, source in enumerate(inputs) if code in source.languages]
         keyed = []
         for number, part in zip(numbers, parts, strict=True):
-            draws = [draw(key_of(seed, "lines", code), line) for line in part]
+            draws = [draw(derive_key(seed, "lines", code), line) for line in part]
             keyed += [(draw, number, index, line) for index, (draw, line) in enumerate(zip(draws, part, strict=True))]
         chosen[code] = [line for *_, line in sorted(sorted(keyed)[:1500], key=lambda entry: entry[1:3])]
     return chosen
@@ -282,7 +282,7 @@ def sample(folder: Path, inputs: tuple[Input, ...], seed: int = 3, processes: in
     """The chosen lines by language."""
     stage = Stage(folder, "vocab", {"seed": seed})
     with stage.open():
-        assert not stage.finished(processes)
+        assert not stage.check_finished(processes)
         counted, wanted, files = sample_lines(stage, inputs, few, 1500, seed, processes)
     assert counted == {"de": 8000, "en": 15000, "sw": 90} and wanted == {"de": 1500, "en": 1500, "sw": 90}
     assert sorted((folder / line_sample.SAMPLE).iterdir()) == sorted(files.values())  # and no candidates
@@ -304,7 +304,7 @@ def test_of_a_long_line_the_first_thousand_characters_are_kept(tmp_path: Path) -
     inputs, _ = sampled_inputs(VocabConfig(tmp_path / "out", mono=tmp_path))
     stage = Stage(tmp_path / "out", "vocab", {})
     with stage.open():
-        assert not stage.finished(1)
+        assert not stage.check_finished(1)
         counted, _, files = sample_lines(stage, inputs, few, 1500, 3, 1)
     assert counted == {"en": 3} and files["en"].read_text(encoding="utf-8").split("\n") == [
         *[beginning] * 2,
@@ -356,7 +356,7 @@ def test_every_line_is_chosen_as_often() -> None:
     """4 of 12 lines by 6,000 seeds: chi-squared of the lines, and of neighbours chosen together."""
     counts, together = np.zeros(12), 0
     for seed in range(6000):
-        draws = [draw(key_of(seed, "lines", "en"), f"line {number}") for number in range(12)]
+        draws = [draw(derive_key(seed, "lines", "en"), f"line {number}") for number in range(12)]
         chosen = np.argsort(np.array(draws, np.uint64))[:4]
         counts[chosen] += 1
         together += int((np.diff(np.sort(chosen)) == 1).sum())

@@ -46,7 +46,7 @@ from xlme_ds.export.card import escape
 from xlme_ds.export.export_run import truncate_encoder
 from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.first_weights import _all_parameters
-from xlme_ds.io.folders import lock
+from xlme_ds.io.folders import lock_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
@@ -542,7 +542,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(
 
 
 def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) -> None:
-    lock(tmp_path / "out.partial").close()
+    lock_folder(tmp_path / "out.partial").close()
     (tmp_path / "out.partial" / "model.safetensors").write_bytes(b"half")
     main(["--run", str(run), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out.partial").exists() and len(load_file(tmp_path / "out" / "model.safetensors")) > 10

@@ -16,7 +16,7 @@ from tests.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill
 from tests.faults.forked import ForkedRanks, LaunchedRanks, obey_permissions
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.checkpoints import Checkpoints
-from xlme_ds.train.run_folder import LOCK
+from xlme_ds.train.run_folder import LOCK_FILE
 
 
 def _kill(case: FaultCase, ranks: ForkedRanks, every: bool = False) -> None:
@@ -234,7 +234,7 @@ def no_permission(case: FaultCase) -> None:
     """The run folder or its checkpoints belong to somebody else; then they do not."""
     theirs = case.rng.choice([case.out, case.out / "checkpoints"])
     os.chown(theirs, 65534, 65534)
-    (case.out / LOCK).unlink()
+    (case.out / LOCK_FILE).unlink()
     ended = case.run(patch=lambda rank: obey_permissions())
     os.chown(theirs, 0, 0)
     ended.need_error("Permission denied")
@@ -243,7 +243,7 @@ def no_permission(case: FaultCase) -> None:
 def two_runs_in_one_folder(case: FaultCase) -> None:
     """The second, which may come by a link to the folder, is refused, and the first does not notice."""
     first, case.done = case.start(), True
-    first.until(lambda: (case.out / LOCK).exists())
+    first.until(lambda: (case.out / LOCK_FILE).exists())
     case.moment(first)
     if not first.running():
         case.wait(first)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from tests.rows import train_vocabulary
 from xlme_ds.config import ModelConfig, RunConfig
-from xlme_ds.io.files import write_object
+from xlme_ds.io.files import write_versioned
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 
@@ -27,7 +27,7 @@ def write_base(folder: Path, seed: int = 1) -> Path:
     initialise(model, seed, 0.1)
     save_file(model.state_dict(), folder / "model" / "model.safetensors")
     config = asdict(RunConfig(name="tiny", model=cfg))
-    write_object(folder / "config.json", {"config": config, "data": {"vocabulary_sha256": vocabulary.sha256}})
+    write_versioned(folder / "config.json", {"config": config, "data": {"vocabulary_sha256": vocabulary.sha256}})
     return folder
 
 

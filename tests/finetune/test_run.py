@@ -32,7 +32,7 @@ from xlme_ds.finetune.__main__ import _run, score_table
 from xlme_ds.finetune.finetune_run import _read_inputs
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
-from xlme_ds.io.files import read_object
+from xlme_ds.io.files import read_versioned
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.pipeline import encoder_flops
@@ -283,7 +283,7 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
     assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
     lines = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
-    config = read_object(tmp_path / "one/config.json")["config"]
+    config = read_versioned(tmp_path / "one/config.json")["config"]
     model, tokens = from_json(ModelConfig, config["model"]), lines[-1]["tokens"] / lines[-1]["step"] / 8  # of an input
     forward = encoder_flops(model, model.discriminator_layers, round(tokens))
     assert lines[-1]["flops_per_s"] / lines[-1]["tokens_per_s"] == pytest.approx(3 * forward), "of a token"

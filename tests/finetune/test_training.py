@@ -21,7 +21,7 @@ from xlme_ds.finetune.objective import TaskModel, TaskObjective
 from xlme_ds.finetune.predictions import logits_of, score_predictions
 from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, parse, run_config
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
-from xlme_ds.io.files import write_object
+from xlme_ds.io.files import write_versioned
 
 
 def features(kind: str, count: int = 10) -> list[Feature]:
@@ -246,7 +246,7 @@ def test_settings_of_a_run_or_a_file_are_given_back(tmp_path: Path, capsys: pyte
     run = run_config(
         "ner", tuning, SMALL, EngineConfig("plain", precision="fp32"), TrainConfig(log_every=7), 5, 81, "x"
     )
-    write_object(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
+    write_versioned(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
     (tmp_path / "ours.toml").write_text('task = "ner"\nseeds = [3, 4]\n[tuning]\nheld_out = true\nepochs = 2\n')
 
     def parsed(name: str, more: str = "") -> FinetuneSettings:

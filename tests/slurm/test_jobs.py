@@ -19,7 +19,7 @@ from data_prep.__main__ import STAGES
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, catches, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
-from xlme_ds.io.help import checked
+from xlme_ds.io.help import checked_arguments
 from xlme_ds.recipes import RECIPES
 from xlme_ds.run_commands import child_environment, launch_command
 from xlme_ds.train.run_folder import RunFolder
@@ -483,7 +483,7 @@ def test_settings_of_preparation_are_those_of_its_jobs(tmp_path: Path) -> None:
     stages = [job.partition("slurm/stage.sh ")[2] for job in jobs]
     for name, *flags in map(str.split, stages):
         stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-        assert sorted(checked(getattr(stage, f"{name.capitalize()}Config"), flags)) == sorted(flags)
+        assert sorted(checked_arguments(getattr(stage, f"{name.capitalize()}Config"), flags)) == sorted(flags)
     assert stages == [
         "vocab --model sentencepiece.bpe.model --out ./vocab",
         f"encode {text} --out ./encoded_heldout --split heldout --heldout-share 0.001",

@@ -33,7 +33,7 @@ from xlme_ds.data.rows import PAD
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.io.files import read_object
+from xlme_ds.io.files import read_versioned
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.opening import pretraining_info
@@ -537,7 +537,7 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     trained.train_batch(0, 1e-3, False)
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
     folder = save(Checkpoints(run, 3, 0), trained, 1)
-    listed = read_object(folder / "complete.json")
+    listed = read_versioned(folder / "complete.json")
     # As if two processes had saved.
     write_state_and_marker(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})
     commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])

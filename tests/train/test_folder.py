@@ -31,7 +31,7 @@ from xlme_ds.checkpoint_names import checkpoints_of, run_and_step
 from xlme_ds.config import EngineConfig, ModelConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
-from xlme_ds.io.folders import atomic_folder, in_use, lock
+from xlme_ds.io.folders import atomic_folder, is_locked, lock_folder
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.records import StepLog
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
@@ -249,7 +249,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.C
     with closing(claimed(tmp_path / "run", tiny(**PLAIN))):
         fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is nobody's lock any more
         with pytest.raises(ValueError, match="another process is still working"):
-            lock(tmp_path / "run")
+            lock_folder(tmp_path / "run")
     os.close(waiting)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/.hidden").touch()
@@ -275,7 +275,7 @@ def test_what_is_planted_under_the_locks_name_is_not_touched(tmp_path: Path, pla
     elif planted == "file":
         path.write_text("mine")
     with pytest.raises(ValueError, match=r"run/\.lock is no lock of this package, which needs the name: move it away"):
-        lock(path.parent)
+        lock_folder(path.parent)
     assert victim.exists() == (planted == "link")
     assert planted not in ("link", "file") or path.read_text() == "mine"
 
@@ -288,7 +288,7 @@ def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         ValueError, match=r"\.lock cannot be locked \(No locks available\).* choose a folder on a file system with"
     ):
-        lock(tmp_path / "run")
+        lock_folder(tmp_path / "run")
 
 
 def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
@@ -331,10 +331,10 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with lock(tmp_path):
-        assert in_use(tmp_path)
+    with lock_folder(tmp_path):
+        assert is_locked(tmp_path)
         with pytest.raises(ValueError, match="another process is still working in"):
-            lock(tmp_path)
+            lock_folder(tmp_path)
 
 
 @pytest.mark.parametrize("call", ["open", "unlink", "rename", "fsync"])

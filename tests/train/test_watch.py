@@ -36,7 +36,7 @@ from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.io.folders import LOCK, lock
+from xlme_ds.io.folders import LOCK_FILE, lock_folder
 from xlme_ds.recipes import recipe
 from xlme_ds.train.loop import Profile
 from xlme_ds.train.opening import _changed_from_recipe, opening_lines, pretraining_info, read_inputs
@@ -308,11 +308,11 @@ def test_a_dry_run_of_a_run_that_is_there(
 ) -> None:
     dry_run(config, folder / "data", plain)
     assert f"resuming after step {STEPS} of {STEPS}" in capsys.readouterr().out
-    with lock(plain):
-        held = (plain / LOCK).read_bytes()
+    with lock_folder(plain):
+        held = (plain / LOCK_FILE).read_bytes()
         with pytest.raises(SharedError, match="another process is still working in"):
             dry_run(config, folder / "data", plain)
-        assert (plain / LOCK).read_bytes() == held
+        assert (plain / LOCK_FILE).read_bytes() == held
     for call in (dry_run, pretrain):
         with pytest.raises(SharedError, match="--profile -1 is no number of steps"):
             call(config, folder / "data", plain, profiled=-1)

@@ -39,7 +39,7 @@ from xlme_ds.engine.build import open_loader
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.heldout_perplexity import perplexity
 from xlme_ds.io.files import read_json, write_json
-from xlme_ds.io.folders import lock
+from xlme_ds.io.folders import lock_folder
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
@@ -359,7 +359,7 @@ def test_pairs_of_another_format_fail(tmp_path: Path) -> None:
 def test_one_process_writes_pairs(run: Path, tmp_path: Path) -> None:
     pairs = PairFolder(tmp_path, "de", "en")
     assert pairs.begin({})
-    with lock(pairs.parts), pytest.raises(ValueError, match="another process is still working in"):
+    with lock_folder(pairs.parts), pytest.raises(ValueError, match="another process is still working in"):
         pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
     pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
     assert not pairs.parts.exists() and not pairs.begin({})

@@ -19,7 +19,7 @@ from ..checkpoint_names import checkpoint_name, checkpoints_of, is_checkpoint_na
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks
 from ..io.errors import in_words
-from ..io.files import naming, to_disk, write_object
+from ..io.files import errors_naming, fsync, write_versioned
 from .state_files import (
     MARKER_FILE,
     STATE_JSON,
@@ -145,9 +145,9 @@ class Checkpoints:
         """Complete the checkpoint, write its name into latest.json, and delete checkpoints that the settings do not
         keep."""
         final = complete(partial, state, files)
-        with naming(self.folder / _LATEST_FILE):
-            write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})
-            to_disk(self.folder)
+        with errors_naming(self.folder / _LATEST_FILE):
+            write_versioned(self.folder / _LATEST_FILE, {"checkpoint": final.name})
+            fsync(self.folder)
         ours = [folder for folder in self.all() if not _was_copied(folder, state.get("run"))]
         until_now = [folder for folder in ours if saved_step(folder) <= state["step"]]
         for folder in ours[len(until_now) :]:  # saved for later steps, before the run was resumed at an earlier step
@@ -182,25 +182,25 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
     """Turn the folder `X.partial` into the checkpoint `X`, and return the path of `X`. The state files, listed in
     `files`, are on the disk already."""
     final = partial.with_suffix("")
-    with naming(partial):
+    with errors_naming(partial):
         write_state_and_marker(partial, state, files)
         if final.is_symlink() or final.is_dir():  # a damaged checkpoint of the same step
             _remove(final)
         elif final.exists():  # a user's file
             final.rename(final.with_name(f"{final.name}.moved"))
         partial.rename(final)
-        to_disk(final.parent)
+        fsync(final.parent)
     return final
 
 
 def write_state_and_marker(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
     """Turn `folder` into a checkpoint: write `state` and the marker. The state files, listed in `files`, are on the
     disk already."""
-    write_object(folder / STATE_JSON, state)
+    write_versioned(folder / STATE_JSON, state)
     content = (folder / STATE_JSON).read_bytes()
-    to_disk(folder / STATE_JSON, folder)
-    write_object(folder / MARKER_FILE, {**files, STATE_JSON: {"bytes": len(content), "crc32": zlib.crc32(content)}})
-    to_disk(folder / MARKER_FILE, folder)
+    fsync(folder / STATE_JSON, folder)
+    write_versioned(folder / MARKER_FILE, {**files, STATE_JSON: {"bytes": len(content), "crc32": zlib.crc32(content)}})
+    fsync(folder / MARKER_FILE, folder)
 
 
 def gather_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_names import checkpoint_name, saved_step
-from ..io.files import read_object
+from ..io.files import read_versioned
 
 MASTER_WEIGHTS = "fp32"  # the kind of the master weights
 MARKER_FILE = "complete.json"  # the marker: it lists the files of a complete checkpoint
@@ -343,7 +343,7 @@ def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
     """(bytes, CRC-32) of every file of a checkpoint, by the file's name."""
     path = folder / MARKER_FILE
     try:
-        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_object(path).items())}
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_versioned(path).items())}
     except (KeyError, TypeError):
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
     # A marker from elsewhere must not name files in other folders.
@@ -375,7 +375,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     the probe batch), and what the run that saved it added (`state_after` in `train/run.py`): among others its identity
     `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
-        state = read_object(folder / STATE_JSON)
+        state = read_versioned(folder / STATE_JSON)
         int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):

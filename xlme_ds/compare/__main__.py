@@ -17,9 +17,9 @@ from ..cli import fail, program
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
-from ..io.files import read_object
-from ..io.folders import lock
-from ..io.help import read_command
+from ..io.files import read_versioned
+from ..io.folders import lock_folder
+from ..io.help import call_from_command_line
 from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
@@ -33,11 +33,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
-    settings = read_command(CompareSettings, program("compare"), options[:separator], __doc__)
+    settings = call_from_command_line(CompareSettings, program("compare"), options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}
-        with lock(settings.out):
+        with lock_folder(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
             runs = [RunScores.read(system, settings.data_folder, settings.tuning_seeds) for system in systems]
@@ -99,7 +99,7 @@ def _require_matching(planned: PlannedRun, settings: CompareSettings) -> None:
     )
     if not (planned.folder / "config.json").exists():
         return
-    recorded = read_object(planned.folder / "config.json")["data"]
+    recorded = read_versioned(planned.folder / "config.json")["data"]
     recorded_and_now = {
         "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # fingerprints of the first phase
         "--heldout": (recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints),

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from ..data.schema import TASKS, read_manifest
 from ..evaluate.output import ResultTable, plot_label, save_figure
 from ..evaluate.retrieval import mean_of_directions
-from ..io.files import read_object, write_object, write_text
+from ..io.files import read_versioned, write_text, write_versioned
 from ..recipes import RECIPES
 from .systems import System
 from .trends import CONFIDENCE_LEVEL, Trend, crossing, trends
@@ -113,10 +113,10 @@ def read_scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict
     try:
         for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED_SUFFIX)), ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
-            first = read_object(files[0]) if files else {}
+            first = read_versioned(files[0]) if files else {}
             means = []
             for path in files:
-                content = read_object(path)
+                content = read_versioned(path)
                 for key in ("weights", "training", "files"):
                     if content.get(key) != first.get(key):
                         raise ValueError(
@@ -159,12 +159,12 @@ def _malformed(path: Path, error: Exception) -> ValueError:
 
 def _model_entries(path: Path) -> list[dict[str, Any]]:
     """The models' entries in the file of a test, the trained model first; an empty list if there is no file."""
-    return list(read_object(path)["models"]) if path.exists() else []
+    return list(read_versioned(path)["models"]) if path.exists() else []
 
 
 def read_results(path: Path) -> list[RunScores]:
     """The runs in a compare.json. Raises ValueError for a file of another form."""
-    content = read_object(path)
+    content = read_versioned(path)
     try:
         return [RunScores(**run) for run in content["runs"]]
     except (KeyError, TypeError) as error:
@@ -188,7 +188,7 @@ def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
 
 def write_results(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     """Write compare.json, compare.md and the plot into `out`, and return the tables."""
-    write_object(out / "compare.json", {"runs": [asdict(run) for run in runs]})
+    write_versioned(out / "compare.json", {"runs": [asdict(run) for run in runs]})
     result_tables = [_scores_table(runs), *_trends_tables(runs)]
     write_text(out / "compare.md", "\n".join(table.markdown() for table in result_tables))
     plot(runs, out / "compare")

@@ -19,7 +19,7 @@ from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
-from ..io.files import file_sha256, write_object
+from ..io.files import file_sha256, write_versioned
 from ..objectives import objective_of
 from ..report.files import read_optional
 from .results import LOSSES, SCORES_FOLDER, UNTRAINED_SUFFIX, finetune_score_files
@@ -88,7 +88,7 @@ def record_if_scored(system: System, name: str, command: list[str], settings: Co
     """Record the command of a test that has ended. Returns False, and records nothing, if the test wrote no scores."""
     path = system.model_folder / SCORES_FOLDER / COMMANDS_FILE
     if written := _has_scores(system, name, settings):
-        write_object(path, read_optional(path) | {name: _entry(command)})
+        write_versioned(path, read_optional(path) | {name: _entry(command)})
     return written
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..io.files import FORMAT, read_signed, to_disk, write_signed
+from ..io.files import FORMAT_VERSION, fsync, read_checksummed, write_checksummed
 from ..io.folders import require_folder
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  re-exported: part of the contract
 
@@ -73,7 +73,7 @@ class Manifest:
     languages: tuple[str, ...]  # codes; rows hold indices into them
     shards: tuple[Shard, ...]
     counts: dict[str, Any]
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
 
     @property
     def rows(self) -> int:
@@ -152,8 +152,8 @@ def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Flush the directory entries of the shards to the disk, then write the manifest: it marks `folder` as complete."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
-        to_disk(parent)
-    write_signed(folder / "manifest.json", asdict(manifest))
+        fsync(parent)
+    write_checksummed(folder / "manifest.json", asdict(manifest))
 
 
 def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
@@ -169,7 +169,7 @@ def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
             raise ValueError(f"{parent} has no {Path(folder).name}/: name the folder that {writer} wrote")
         raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or let that command finish")
     try:
-        fields = read_signed(path)
+        fields = read_checksummed(path)
         _require_manifest(fields)
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])

@@ -15,7 +15,7 @@ from ..cli import progress
 from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from ..models.text_encoder import TextEncoder
 from .compared_models import Models, load_encoders
@@ -51,7 +51,7 @@ class Subwords(NamedTuple):
     words: np.ndarray  # index of the word that each subword belongs to
 
 
-@checked
+@check_argument_types
 def align(
     models: Models,
     data: Path | str,

@@ -16,7 +16,7 @@ from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes
 from .heldout_perplexity import check_seed_and_counts, require_readable
@@ -25,7 +25,7 @@ from .output import ResultTable
 _ROWS_PER_BATCH = 16
 
 
-@checked
+@check_argument_types
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
     """Losses on the first `rows` rows of each task in the data folder `data`, overall and by language, with masks
     drawn from `seed`."""

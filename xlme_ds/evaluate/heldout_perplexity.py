@@ -20,7 +20,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_nll_by_id
 from ..data.vocabulary import Vocabulary
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes
 from .output import ResultTable
 
@@ -28,7 +28,7 @@ from .output import ResultTable
 MeanNlls = dict[str, tuple[float, int]]
 
 
-@checked
+@check_argument_types
 def perplexity(
     models: Models,
     data: Path | str,

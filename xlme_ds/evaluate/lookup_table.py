@@ -18,8 +18,8 @@ import torch
 
 from ..config import EncoderName
 from ..data.schema import UNK
-from ..io.argument_types import checked
-from ..io.files import files_below
+from ..io.argument_types import check_argument_types
+from ..io.files import visible_paths
 from ..io.folders import require_folder
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -62,7 +62,7 @@ class JudgedPairs(NamedTuple):
     scores: list[float]
 
 
-@checked
+@check_argument_types
 def words(
     models: Models, data: Path | str, *, which: EncoderName | None = None, random: bool = False
 ) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
     require_folder(folder, "name a folder of word pairs or dictionaries")
-    files = files_below(folder, "*.txt")
+    files = visible_paths(folder, "*.txt")
     pair_files = _by_name((path for path in files if path.name.endswith(_PAIRS_ENDING)), _PAIRS_ENDING)
     dictionary_files = _by_name((path for path in files if _DICTIONARY.fullmatch(path.name)), ".txt")
     judged = {name: _read_judged(path) for name, path in pair_files.items()}

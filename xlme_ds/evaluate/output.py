@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import EncoderName
-from ..io.files import replacing, write_object, write_text
+from ..io.files import atomic_write, write_text, write_versioned
 
 _MAX_PRINTED_ROWS = 25  # if a longer table has means, and a file holds it whole, only its means are printed
 
@@ -101,7 +101,7 @@ class CommonOptions:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_text(self.out / f"{test}.md", "\n".join(table.markdown() for table in tables))
-            write_object(self.out / f"{test}.json", results)
+            write_versioned(self.out / f"{test}.json", results)
             if curves:
                 _plot(curves, measure, self.out / test)
         if self.as_json:
@@ -201,5 +201,5 @@ def terminal(width: int) -> Console:
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
     for extension, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        with replacing(stem.with_suffix(f".{extension}")) as file:
+        with atomic_write(stem.with_suffix(f".{extension}")) as file:
             figure.savefig(file, format=extension, dpi=150, metadata=metadata)

@@ -17,7 +17,7 @@ from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.files import read_object, write_object
+from ..io.files import read_versioned, write_versioned
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..trained.encoders import initial_encoder
@@ -71,7 +71,7 @@ def _write(run: Path, contents: Mapping[str, Any]) -> None:
     """Write each of `contents` (file name -> content) into its file, and the sentences as TensorBoard texts. There a
     prediction is bold, and the original token follows it in parentheses if it differs."""
     for name, content in contents.items():
-        write_object(run / name, content)
+        write_versioned(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
         for sample in contents["samples.json"]["samples"]:
             text = []
@@ -88,7 +88,7 @@ def _finished(run: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.exists() else {}
+    return read_versioned(path) if path.exists() else {}
 
 
 def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:

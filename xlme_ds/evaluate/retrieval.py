@@ -21,7 +21,7 @@ from ..config import EncoderName
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from ..models.effective_rank import effective_rank
 from ..models.text_encoder import TextEncoder
@@ -58,7 +58,7 @@ _PAIR_FILE = re.compile(
 )
 
 
-@checked
+@check_argument_types
 def tatoeba(
     models: Models,
     data: Path | str,
@@ -81,7 +81,7 @@ def tatoeba(
     return {"test": "tatoeba", "models": results}
 
 
-@checked
+@check_argument_types
 def pairs(
     models: Models,
     data: Path | str,

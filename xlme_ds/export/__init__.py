@@ -6,7 +6,7 @@ xlme.export.run("runs/base", "exports/base")
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 
 if TYPE_CHECKING:  # these modules load torch
     from ..config import EncoderName
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # these modules load torch
 __all__ = ["from_hf", "run"]
 
 
-@checked
+@check_argument_types
 def run(
     folder: Path | str,
     out: Path | str,
@@ -39,7 +39,7 @@ def run(
     return Path(out)
 
 
-@checked
+@check_argument_types
 def from_hf(
     folder: Path | str,
     out: Path | str,

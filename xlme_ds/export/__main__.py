@@ -5,13 +5,13 @@ an export.
 """
 
 from ..cli import fail, program
-from ..io.help import read_command
+from ..io.help import call_from_command_line
 from .settings import ExportSettings
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the folder and print its name; a user's mistake ends in one line on stderr and exit code 2."""
-    config = read_command(ExportSettings, program("export"), arguments)
+    config = call_from_command_line(ExportSettings, program("export"), arguments)
     try:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")

@@ -9,13 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.errors import no_such
 
 __all__ = ["run"]
 
 
-@checked
+@check_argument_types
 def run(
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"],
     model: Path | str,

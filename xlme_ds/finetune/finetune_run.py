@@ -16,7 +16,7 @@ from ..config import Training
 from ..data.schema import LAYOUTS
 from ..engine.build import build_data_parallel_engine, resolve_precision
 from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
-from ..io.files import read_object, write_object
+from ..io.files import read_versioned, write_versioned
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_flops
 from ..models.text_encoder import language_index
@@ -112,7 +112,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if rank != 0 or not all_scored:
             return None
         result = _summary(job, config, sets, scores)
-        write_object(job.scores_file, result)
+        write_versioned(job.scores_file, result)
         folder.finish(config.train.steps)
         return result
 
@@ -146,7 +146,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> RunInput
     folder.claim(config)
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     if (job.out / CONFIG_FILE).exists():
-        recorded = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
+        recorded = read_versioned(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
         if recorded not in (None, loader.fingerprints):
             raise ValueError(
                 f"{job.out} was started on other training examples: use the same data, or another output folder"
@@ -168,7 +168,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> RunInput
 def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:
     """The scores that an earlier call wrote. Raises ValueError if they come from other files than this call's."""
     try:
-        scores = read_object(job.scores_file)
+        scores = read_versioned(job.scores_file)
     except ValueError:
         raise ValueError(
             f"{job.scores_file} is damaged: remove it, and the same command scores the model again"

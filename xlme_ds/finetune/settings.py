@@ -27,7 +27,7 @@ from ..config import (
     UpToOne,
 )
 from ..io.arguments import negative, positive
-from ..io.help import read_command, readable
+from ..io.help import call_from_command_line, readable
 from ..io.toml import help_of
 from ..settings_file import read_values
 from ..train.run_folder import flatten
@@ -188,7 +188,7 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
             raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if "--engine.kind=pipeline" in arguments or ("--engine.kind", "pipeline") in pairwise(arguments):
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-    return read_command(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
+    return call_from_command_line(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
 
 
 def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:

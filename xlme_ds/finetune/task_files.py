@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.files import files_below, require_line_feeds
+from ..io.files import require_line_feeds, visible_paths
 from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
@@ -98,7 +98,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
         require_folder(folder, "name the folder of the task's files")
         # If `folder` is XTREME's download, only the task's own folders in it are searched.
         for searched in [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]:
-            paths += files_below(searched)
+            paths += visible_paths(searched)
     for path, (pattern, own) in product(paths, patterns):
         if match := re.fullmatch(pattern, path.name):
             groups = {"language": "en", "split": ""} | match.groupdict()

@@ -24,7 +24,7 @@ _TYPES: dict[Any, tuple[type, str]] = {
 }
 
 
-def checked(function: Callable[P, Result]) -> Callable[P, Result]:
+def check_argument_types(function: Callable[P, Result]) -> Callable[P, Result]:
     """`function` with a check of its arguments before it runs: ValueError for one of the wrong type, TypeError for an
     unknown or missing one. The check knows None, string literals, the types of `_TYPES`, and sequences and unions of
     these; an argument with any other annotation may have any type."""

@@ -155,12 +155,12 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
             raise ValueError(f"{flag} is empty: write a path after it")
         if number is not None and not (value == "None" and NoneType in members):
             try:
-                number_of(value, number)
+                parse_number(value, number)
             except ValueError as error:
                 raise ValueError(f"{flag} {error}") from None
 
 
-def number_of(text: str, kind: type[int] | type[float]) -> int | float:
+def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     """`text` as a number. Raises ValueError if it is not one of this kind. If a whole number is asked for and `text` is
     1e6, the error advises to write 1000000."""
     try:

@@ -13,24 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-FORMAT = 1  # value of the key `format` in our JSON files; readers accept no other
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `replacing`
+FORMAT_VERSION = 1  # value of the key `format` in our JSON files; readers accept no other
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `atomic_write`
 _LONE_CR = re.compile(rb"\r(?!\n|$)")
 _CHECKSUM_KEY = "sha256"
 
 
 @contextmanager
-def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
     """Yield a binary file with a temporary name. When the block ends, the file is flushed to the disk, unless `flush`
     is false, and renamed to `path`.
 
     After an error, such as a full disk, `path` is unchanged. An OSError then names `path`. A crash of the machine may
-    undo the rename until `to_disk` is called on the folder. Files that a manifest lists need that call. The marker of a
+    undo the rename until `fsync` is called on the folder. Files that a manifest lists need that call. The marker of a
     finished task does not need it: if the marker is lost, only this task runs again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), open(temporary, "wb") as file:
+        with errors_naming(path), open(temporary, "wb") as file:
             yield file
             file.flush()
             if flush:
@@ -45,7 +45,7 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_naming(path: Path) -> Iterator[None]:
     """Add the name `path` to an OSError in the block: Python names no file in errors of reads and writes."""
     try:
         yield
@@ -55,7 +55,7 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def to_disk(*paths: Path) -> None:
+def fsync(*paths: Path) -> None:
     """Flush the content of files, and the names in folders, to the disk (fsync), so that no crash loses them."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
@@ -70,7 +70,7 @@ def to_disk(*paths: Path) -> None:
 
 def write_text(path: Path, text: str, flush: bool = True) -> None:
     """Write a text file under a temporary name, then rename: a reader sees the old file or the new one."""
-    with replacing(path, flush) as file:
+    with atomic_write(path, flush) as file:
         file.write(text.encode())
 
 
@@ -79,29 +79,29 @@ def write_json(path: Path, value: Any, flush: bool = True) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
-def write_object(path: Path, value: Mapping[str, Any]) -> None:
+def write_versioned(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object: `value` and the key `format`."""
-    write_json(path, {"format": FORMAT, **value})
+    write_json(path, {"format": FORMAT_VERSION, **value})
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The `value` that `write_object` wrote. Raises ValueError in one sentence for any other content."""
+def read_versioned(path: Path) -> dict[str, Any]:
+    """The `value` that `write_versioned` wrote. Raises ValueError in one sentence for any other content."""
     value: dict[str, Any] = read_json(path, dict)
     file_format = value.pop("format", None)
-    if file_format != FORMAT:
-        raise ValueError(f"{path} has format {file_format}, this version reads {FORMAT}: make it again")
+    if file_format != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {file_format}, this version reads {FORMAT_VERSION}: make it again")
     return value
 
 
-def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
+def write_checksummed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
     """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`. The file does not hold
     `context`, and only readers that give the same one accept the file."""
-    content = {"format": FORMAT, **value}
+    content = {"format": FORMAT_VERSION, **value}
     write_json(path, content | {_CHECKSUM_KEY: _checksum(content, context)}, flush)
 
 
-def read_signed(path: Path, context: str = "") -> dict[str, Any]:
-    """The `value` that `write_signed` wrote. Raises ValueError if the file is damaged, has another format, or was
+def read_checksummed(path: Path, context: str = "") -> dict[str, Any]:
+    """The `value` that `write_checksummed` wrote. Raises ValueError if the file is damaged, has another format, or was
     written with another `context`; the message does not name the file."""
     try:
         value = json.loads(path.read_bytes())
@@ -111,8 +111,8 @@ def read_signed(path: Path, context: str = "") -> dict[str, Any]:
         raise ValueError("it holds no object")
     if value.pop(_CHECKSUM_KEY, None) != _checksum(value, context):
         raise ValueError("its content does not match its checksum")
-    if (file_format := value.pop("format", None)) != FORMAT:
-        raise ValueError(f"it has format {file_format}, this version reads {FORMAT}")
+    if (file_format := value.pop("format", None)) != FORMAT_VERSION:
+        raise ValueError(f"it has format {file_format}, this version reads {FORMAT_VERSION}")
     return value
 
 
@@ -160,7 +160,7 @@ def require_line_feeds(data: bytes, name: object) -> None:
         raise ValueError(f"{name} ends its lines by carriage returns alone: end them by line feeds")
 
 
-def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+def visible_paths(folder: Path, pattern: str = "*") -> list[Path]:
     """The sorted paths of files and folders below `folder` whose names fit `pattern`. Hidden ones (whose names start
     with a dot), and all that hidden folders contain, are left out."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
@@ -169,5 +169,5 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file in hexadecimal digits."""
-    with naming(path), open(path, "rb") as file:
+    with errors_naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from io import FileIO
 from pathlib import Path
 
-from .files import to_disk
+from .files import fsync
 
-LOCK = ".lock"  # a process that works in a folder locks the folder's file of this name
+LOCK_FILE = ".lock"  # a process that works in a folder locks the folder's file of this name
 _SIGNATURE = b"xlme_ds: "  # the start of a lock file that this package wrote
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
@@ -24,7 +24,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        to_disk(folder.parent)
+        fsync(folder.parent)
 
 
 def require_folder(folder: Path, advice: str) -> None:
@@ -33,10 +33,10 @@ def require_folder(folder: Path, advice: str) -> None:
         raise ValueError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: {advice}")
 
 
-def in_use(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process holds the lock of `folder`. This makes no lock file."""
     try:
-        with open(folder / LOCK, "rb") as file:
+        with open(folder / LOCK_FILE, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -45,7 +45,7 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-class Lock(AbstractContextManager["Lock"]):
+class FolderLock(AbstractContextManager["FolderLock"]):
     """A lock on a folder, held until `close` or the end of the process. The lock file says which process holds it."""
 
     def __init__(self, file: FileIO):
@@ -64,15 +64,15 @@ class Lock(AbstractContextManager["Lock"]):
         self.close()
 
 
-def lock(folder: Path) -> Lock:
+def lock_folder(folder: Path) -> FolderLock:
     """Make `folder` if it does not exist, and lock it against other processes; returns the lock.
 
     The lock file lies in the folder itself, so that every path to the folder leads to it. Raises ValueError when
-    another process holds the lock, when another program's file has the name `LOCK`, and when the file system cannot
-    lock.
+    another process holds the lock, when another program's file has the name `LOCK_FILE`, and when the file system
+    cannot lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     foreign_file_error = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
         # These flags follow no link, do not wait for the other end of a pipe, and do not truncate an existing file.
@@ -90,8 +90,8 @@ def lock(folder: Path) -> Lock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(path) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return lock(folder)  # the last holder removed the file after we had opened it
-            new_lock = Lock(file)
+                return lock_folder(folder)  # the last holder removed the file after we had opened it
+            new_lock = FolderLock(file)
         except BlockingIOError:
             process = content.removeprefix(_SIGNATURE).decode("ascii", "backslashreplace").strip() or "unknown process"
             raise ValueError(
@@ -154,25 +154,25 @@ def atomic_folder(to: Path) -> Iterator[Path]:
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another output folder")
     partial = to.with_name(to.name + ".partial")
-    # A lock file or an empty folder is from a killed process, or from one that still runs: then `lock` raises.
-    abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
+    # A lock file or an empty folder is from a killed process, or from one that still runs: then `lock_folder` raises.
+    abandoned = partial.is_dir() and ((partial / LOCK_FILE).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another output folder")
-    with lock(partial):
+    with lock_folder(partial):
         try:
-            empty(partial)
+            clear_folder(partial)
             yield partial
-            to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
+            fsync(*(path for path in partial.rglob("*") if path.name != LOCK_FILE), partial)
             partial.rename(to)
-            (to / LOCK).unlink()
+            (to / LOCK_FILE).unlink()
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    to_disk(to.parent)
+    fsync(to.parent)
 
 
-def empty(folder: Path, keep: Sequence[str] = ()) -> None:
+def clear_folder(folder: Path, keep: Sequence[str] = ()) -> None:
     """Delete the content of a locked folder except for the lock and the names in `keep`; links are not followed."""
     for path in folder.iterdir():
-        if path.name not in (LOCK, *keep):
+        if path.name not in (LOCK_FILE, *keep):
             path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)

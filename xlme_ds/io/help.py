@@ -37,7 +37,7 @@ _INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # an error suggest
 _inner_calls: list[StructTypeInfo] = []
 
 
-def read_command(
+def call_from_command_line(
     command: Callable[..., Command],
     prog: str,
     arguments: Sequence[str] | None,
@@ -49,7 +49,7 @@ def read_command(
 
     `command` is a dataclass or a function. The usage line that --help prints names the required flags, unless `usage`
     replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A mistake
-    that `checked` finds ends the process with a sentence and exit code 2.
+    that `checked_arguments` finds ends the process with a sentence and exit code 2.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
@@ -60,7 +60,7 @@ def read_command(
         with READABLE, wrapped_help(usage):
             return tyro.cli(command, prog=prog, description=description, args=["--help"], **options)
     try:
-        arguments = checked(command, arguments)
+        arguments = checked_arguments(command, arguments)
     except ValueError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -94,7 +94,7 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
                 print(textwrap.fill(line, width, break_on_hyphens=False) if len(line) > width else line)
 
 
-def checked(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
+def checked_arguments(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
     """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, for a
     mistake that `refuse_mistakes` names, and if a required flag that is not in `optional` is missing."""
     flags = list(flags_of(command))

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 
-def open_output() -> None:
+def guard_stdout() -> None:
     """Make a failed write to stdout end the program. Characters that stdout's encoding lacks, such as ▁ on an ASCII
     terminal, are printed as `\\u2581`.
 

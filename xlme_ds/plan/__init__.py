@@ -8,7 +8,7 @@ operations and bytes, not measured.
 
 from typing import TYPE_CHECKING, Any
 
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-@checked
+@check_argument_types
 def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
 ) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Recipes: published runs by name. A recipe is the complete settings of a run."""
 
 from ..config import RunConfig
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 from ..io.errors import no_such
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
@@ -18,7 +18,7 @@ SUMMARIES = {run.name: summary for summary, run in _ALL}
 """A dictionary of one line for every recipe, by its name: what it trains, and the GPUs whose memory it fits."""
 
 
-@checked
+@check_argument_types
 def recipe(name: str) -> RunConfig:
     """The settings of the recipe `name`. Raises ValueError for an unknown name; the error suggests the nearest name or
     lists all."""

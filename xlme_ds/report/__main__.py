@@ -14,7 +14,7 @@ from pathlib import Path
 from ..cli import fail, note, program
 from ..io.errors import in_words
 from ..io.files import require_regular
-from ..io.help import read_command
+from ..io.help import call_from_command_line
 from .files import require_run
 from .run_page import write_report
 from .runs_page import write_comparison
@@ -29,13 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = sys.argv[1:] if arguments is None else arguments
     try:
         if options[:1] == ["xtreme"]:
-            print(read_command(write_xtreme, program("report xtreme"), options[1:]))
+            print(call_from_command_line(write_xtreme, program("report xtreme"), options[1:]))
         elif options and not options[0].startswith("-"):
             raise ValueError(
                 f"unexpected argument {options[0]}: did you mean --run {options[0]}, or `xlme report xtreme`?"
             )
         else:
-            print(read_command(write_page, program("report"), options, usage=_USAGE))
+            print(call_from_command_line(write_page, program("report"), options, usage=_USAGE))
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 
@@ -74,7 +74,7 @@ def write_report_in_child(folder: str, parent: str) -> None:
     run = Path(folder)
 
     def stop(*_: object) -> None:
-        sys.exit(143)  # an exception, so that `replacing` deletes the temporary file that it is writing
+        sys.exit(143)  # an exception, so that `atomic_write` deletes the temporary file that it is writing
 
     def end_with_parent() -> None:
         while os.getppid() == int(parent):

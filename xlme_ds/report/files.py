@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from ..io.files import read_object
+from ..io.files import read_versioned
 from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
 
@@ -48,7 +48,7 @@ def require_run(folder: Path) -> None:
 def read_optional(path: Path) -> dict[str, Any]:
     """The object in a JSON file that a run wrote; empty if there is no file. Raises ValueError if the file holds
     anything else."""
-    return read_object(path) if path.exists() else {}
+    return read_versioned(path) if path.exists() else {}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

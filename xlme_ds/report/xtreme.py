@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..io.files import files_below, read_object
+from ..io.files import read_versioned, visible_paths
 from ..io.folders import require_folder
 
 ENGLISH = "en"
@@ -68,7 +68,7 @@ def read_models(folders: Iterable[Path]) -> list[ModelScores]:
     damaged file, and for several files with scores for the same cells of the tables.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
-    contents = {path: read_object(path) for path in sorted(paths.values())}
+    contents = {path: read_versioned(path) for path in sorted(paths.values())}
     names = _Names(contents.values())
     models: dict[str, ModelScores] = {}
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # (name of the model, task) -> its runs
@@ -102,7 +102,7 @@ def read_models(folders: Iterable[Path]) -> list[ModelScores]:
 def _result_files(folder: Path) -> list[Path]:
     """The result files in a folder and below it. Raises ValueError if there are none."""
     require_folder(folder, f"--runs takes folders that hold {', '.join(RESULT_FILES)}")
-    paths = [path for name in RESULT_FILES for path in files_below(folder, name)]
+    paths = [path for name in RESULT_FILES for path in visible_paths(folder, name)]
     if not paths:
         raise ValueError(f"{folder} holds no {', '.join(RESULT_FILES)}: fine-tune or evaluate a model into it first")
     return paths

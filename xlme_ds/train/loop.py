@@ -29,7 +29,7 @@ from ..config import TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
-from ..io.files import naming, write_text
+from ..io.files import errors_naming, write_text
 from ..run_commands import child_environment
 from .records import Console, MetricsLog, StepLog, peak_memory
 from .run_folder import flatten
@@ -211,7 +211,7 @@ class Profile(Callback):
         self.written = True
         trace, partial = self.folder / "trace.json.gz", self.folder / ".trace.json.gz"
         try:
-            with naming(self.folder):
+            with errors_naming(self.folder):
                 self.folder.mkdir(exist_ok=True)
                 finished.export_chrome_trace(str(partial))
                 partial.replace(trace)

@@ -24,7 +24,7 @@ from ..data.loader import Loader
 from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
-from ..io.files import naming, replacing, to_disk
+from ..io.files import atomic_write, errors_naming, fsync
 from .run_folder import step_of
 
 
@@ -48,7 +48,7 @@ class StepLog:
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
         unreadable: dict[int, bytes] = {}  # line number -> line, since the last record; damaged if a record follows
-        with naming(self.path):
+        with errors_naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for line_number, line in enumerate(lines, start=1):
             step = step_of(line)
@@ -64,7 +64,7 @@ class StepLog:
                 unreadable = {}
         if damaged:
             moved_to = self.path.with_suffix(".damaged")
-            with naming(moved_to), open(moved_to, "ab") as file:
+            with errors_naming(moved_to), open(moved_to, "ab") as file:
                 file.write(b"".join(line + b"\n" for line in damaged.values()))
             line_numbers = ", ".join(map(str, damaged))
             print(
@@ -72,21 +72,21 @@ class StepLog:
                 flush=True,
             )
         self.line_count = len(records)
-        with replacing(self.path) as file:
+        with atomic_write(self.path) as file:
             file.write(b"".join(line + b"\n" for line in records))
 
     def sync(self) -> int:
         """Flush the file to the disk; returns the number of its lines."""
-        with naming(self.path):
+        with errors_naming(self.path):
             if self.path.exists():
-                to_disk(self.path)
+                fsync(self.path)
         return self.line_count
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line with `values`, one of which is `step`."""
         if self.error is None:
             try:
-                with naming(self.path):
+                with errors_naming(self.path):
                     self._write(values)
             except OSError as error:
                 self.error = error
@@ -135,7 +135,7 @@ class MetricsLog(StepLog):
     def close(self) -> None:
         """Write what TensorBoard still has in its buffers."""
         try:
-            with naming(self.path.parent / "tensorboard"):
+            with errors_naming(self.path.parent / "tensorboard"):
                 self.board.close()
         except OSError as error:
             self.error = self.error or error
@@ -338,5 +338,5 @@ def _record_rows(path: Path, attempt: int, step: int, micro_batches: list[TaskRo
 
 
 def _append_line(path: Path, line: dict[str, Any]) -> None:
-    with naming(path), open(path, "a", encoding="utf-8") as file:
+    with errors_naming(path), open(path, "a", encoding="utf-8") as file:
         file.write("\n" + json.dumps(line))  # the line break ends a line that a killed process left half-written

@@ -17,7 +17,7 @@ from ..data.loader import Loader
 from ..engine.build import build_engine, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, process_group
-from ..io.files import to_disk
+from ..io.files import fsync
 from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
@@ -89,7 +89,7 @@ def train(
         """The run's own state after `done` steps, stored next to the engine's. Flushes the records, so that they are
         not older than the checkpoint."""
         if audited is not None and audited.exists():
-            to_disk(audited)
+            fsync(audited)
         return {
             "run": saved["run"],
             "settings": fixed_settings(config),

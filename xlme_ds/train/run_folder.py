@@ -18,8 +18,8 @@ from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step,
 from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..io.files import read_json, read_object, write_object
-from ..io.folders import LOCK, in_use, lock, require_folder
+from ..io.files import read_json, read_versioned, write_versioned
+from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder
 from .schedule import learning_rate
 
 # Prefixes of the settings that may change on resume. They change the loss curve only by rounding, except `spike_sigma`,
@@ -71,11 +71,11 @@ class RunFolder:
             self._check_usable()
         if self.root and self.writes:
             self._created = not self.path.exists()
-            self._lock = lock(self.path)
+            self._lock = lock_folder(self.path)
         stored = self._stored()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
-            if (self.path / FINISHED).exists() and done != read_object(self.path / FINISHED)["steps"]:
+            if (self.path / FINISHED).exists() and done != read_versioned(self.path / FINISHED)["steps"]:
                 done = None  # the finished run has lost its last checkpoint, so no setting may change
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
@@ -83,7 +83,7 @@ class RunFolder:
         """Raise ValueError if the folder is an export or cannot be made or written, and, if no rank writes, if it is in
         use. Print a remark if it holds files but no run."""
         nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not self.writes and in_use(self.path):
+        if not self.writes and is_locked(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
         if not nearest.is_dir():
             raise ValueError(f"{nearest} is a file, not a folder: choose another output folder")
@@ -98,8 +98,8 @@ class RunFolder:
         """Unlock the folder before the process ends; remove the folder if `claim` made it and it is empty."""
         if self._lock is None:
             return
-        if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
-            (self.path / LOCK).unlink()
+        if self._created and [path.name for path in self.path.iterdir()] == [LOCK_FILE]:
+            (self.path / LOCK_FILE).unlink()
             self.path.rmdir()
         self._lock.close()
         self._lock = None
@@ -151,13 +151,13 @@ class RunFolder:
             "command": command_line(),
         }
         marker = self.path / FINISHED
-        finished_steps = read_object(marker)["steps"] if marker.exists() else None
+        finished_steps = read_versioned(marker)["steps"] if marker.exists() else None
         # If there is a model already, the run was made longer, or it was killed between writing the model and writing
         # the marker. The model can be removed, because the last checkpoint has its weights.
         if finished_steps != config.train.steps and checkpoints_of(self.path):
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)
             marker.unlink(missing_ok=True)
-        write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
+        write_versioned(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def last_logged_step(self) -> int:
         """The step of the last record in `metrics.jsonl`; 0 if there is no record."""
@@ -184,13 +184,13 @@ class RunFolder:
 
     def finish(self, steps: int) -> None:
         """Mark the run finished; the last thing that a run does."""
-        write_object(self.path / FINISHED, {"steps": steps})
+        write_versioned(self.path / FINISHED, {"steps": steps})
 
     def _stored(self) -> dict[str, Any] | None:
         """The content of `config.json`; None if it does not exist."""
         path = self.path / "config.json"
         try:
-            content = read_object(path)
+            content = read_versioned(path)
             if not isinstance(content["config"], dict):
                 raise ValueError
         except FileNotFoundError:

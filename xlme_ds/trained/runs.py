@@ -16,7 +16,7 @@ from ..cli import note
 from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
-from ..io.files import replacing, to_disk
+from ..io.files import atomic_write, fsync
 from ..io.folders import require_folder
 from ..models.encoder import block_sizes
 from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
@@ -210,12 +210,12 @@ def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], v
     weights = folder / WEIGHTS_FILE
     partial = weights.with_name(f"{weights.name}.tmp")
     save_weights(state, partial, {SETTINGS_KEY: json.dumps(settings, sort_keys=True)})
-    to_disk(partial)
+    fsync(partial)
     partial.rename(weights)
 
 
 def write_vocabulary(folder: Path, vocabulary: Path) -> None:
     """Copy the SentencePiece file into the folder `model` of a run; a run does this at its start."""
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / MODEL_FILE) as file:
+    with atomic_write(folder / MODEL_FILE) as file:
         file.write(vocabulary.read_bytes())

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checkpoint_names import is_checkpoint_name, run_and_step, saved_step
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from ..data.vocabulary import Vocabulary
-from ..io.files import read_json, read_object
+from ..io.files import read_json, read_versioned
 
 CONFIG_FILE = "config.json"
 SENTENCEPIECE_FILE = "sentencepiece.bpe.model"  # the vocabulary of an export
@@ -31,8 +31,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     folder, step = run_and_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
-        if "config" in content:  # a run's file has our format number, which read_object checks; an export's has none
-            content = read_object(folder / CONFIG_FILE)
+        if "config" in content:  # a run's file has our format number, which read_versioned checks; an export's has none
+            content = read_versioned(folder / CONFIG_FILE)
         elif step is not None:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
         return content

@@ -6,12 +6,12 @@ xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..io.argument_types import checked
+from ..io.argument_types import check_argument_types
 
 __all__ = ["lines"]
 
 
-@checked
+@check_argument_types
 def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
 ) -> list[str]:

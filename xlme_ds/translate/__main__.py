@@ -9,7 +9,7 @@ import tyro
 
 from ..cli import fail, note, program
 from ..io.files import require_regular, write_text
-from ..io.help import read_command
+from ..io.help import call_from_command_line
 
 if TYPE_CHECKING:
     from .text import Translator
@@ -51,7 +51,7 @@ class TranslateSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the translation; a user's mistake ends in one line on stderr and exit code 2, with nothing written."""
-    settings = read_command(TranslateSettings, program("translate"), arguments)
+    settings = call_from_command_line(TranslateSettings, program("translate"), arguments)
     try:
         run(settings)
     except (ValueError, OSError) as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..io.files import read_object, write_object, write_text
-from ..io.folders import lock
+from ..io.files import read_versioned, write_text, write_versioned
+from ..io.folders import lock_folder
 from .text import Translator, translate_lines
 
 _PART_LINES = 2000
@@ -43,8 +43,8 @@ class PairFolder:
         record = self.folder / f".{self.path('json').name}"
         if not complete and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_object(record, settings)
-        if not record.exists() or read_object(record) != settings:
+            write_versioned(record, settings)
+        if not record.exists() or read_versioned(record) != settings:
             raise ValueError(
                 f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
                 "delete it"
@@ -59,7 +59,7 @@ class PairFolder:
         """Translate the missing parts, and write both files. Raises ValueError if another process is writing these
         pairs."""
         part_files = {first: self.parts / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}
-        with lock(self.parts):
+        with lock_folder(self.parts):
             for first, file in part_files.items():
                 if not file.exists():
                     part_lines = lines[first : first + _PART_LINES]
@@ -71,8 +71,8 @@ class PairFolder:
                         if number not in cut and all(side.strip() for side in pair)
                     ]
                     empty = sum(not line.strip() for line in part_lines)
-                    write_object(file, {"pairs": part_pairs, "cut": len(cut), "empty": empty})
-            parts = [read_object(file) for file in part_files.values()]
+                    write_versioned(file, {"pairs": part_pairs, "cut": len(cut), "empty": empty})
+            parts = [read_versioned(file) for file in part_files.values()]
             pairs = [pair for part in parts for pair in part["pairs"]]
             # The file of the translations is written last: it marks the pairs as complete.
             for side, code in enumerate((self.source, self.target)):
