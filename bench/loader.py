@@ -1,4 +1,4 @@
-"""Compares our loader with Hugging Face's `datasets` (the peer): rows per second, and the time to the first batch.
+"""Compare our loader with Hugging Face's `datasets` (the peer): rows per second, and the time to the first batch.
 
     xlme bench loader --data DIR [--quick] [--json]     # DIR: a folder that `xlme prep mix` wrote
 

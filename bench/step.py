@@ -1,4 +1,4 @@
-"""Compares one training step (forward, backward, optimizer) of ours, of a Hugging Face loop and of plain torch.
+"""Compare one training step (forward, backward, optimizer) of ours, of a Hugging Face loop and of plain torch.
 
     xlme bench step [--json] [--quick] [--rounds 5] [--sizes base middle]
 

@@ -1,4 +1,4 @@
-"""Compares the speed of our whole stage encode with that of SentencePiece alone.
+"""Compare the speed of our whole stage encode with that of SentencePiece alone.
 
     xlme bench tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 

@@ -25,12 +25,12 @@ from xlme_ds.io.output import guard_stdout
 STAGES = {
     "sample": ("sample", "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages"),
     "minhash": ("minhash", "remove near duplicates among documents, with datatrove"),
-    "vocab": ("vocab.vocab", "train a SentencePiece vocabulary, or take one that exists"),
+    "vocab": ("vocab.vocab", "train a SentencePiece vocabulary, or use one that exists"),
     "vocap": ("vocab.vocap", "train a vocabulary with a share for every language (VoCap)"),
-    "encode": ("encode.encode", "text files to token ids"),
-    "mix": ("mix.mix", "token ids to rows in training order, sampled by language"),
+    "encode": ("encode.encode", "turn text files into token ids"),
+    "mix": ("mix.mix", "put token ids into rows in training order, sampled by language"),
     "verify": ("inspect.verify", "check checksums, counts and every token id"),
-    "stats": ("inspect.stats", "a page of tables: languages, dropped text, repetition"),
+    "stats": ("inspect.stats", "write a page of tables: languages, dropped text, repetition"),
     "show": ("inspect.show", "print rows as text"),
 }
 
@@ -127,9 +127,10 @@ def _message(stage: str, error: BaseException, user_facing: Exception | None) ->
 
 
 def _usage() -> str:
-    lines = ["usage: xlme prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
-    lines += [f"  {name:<8}{about}" for name, (_, about) in STAGES.items()]
-    lines += ["for example, with texts such as mono/en.txt and para/en-de.txt.zip:"]
+    lines = ["usage: xlme prep STAGE --flags    (xlme prep STAGE --help lists the flags)\n"]
+    lines += ["Stages in the order of use (sample and minhash are optional; vocab or vocap):\n"]
+    lines += [f"  {name:<9}{about}" for name, (_, about) in STAGES.items()]
+    lines += ["\nFor example, with texts such as mono/en.txt and para/en-de.txt.zip:\n"]
     return "\n".join(lines + [f"  xlme prep {example}" for example in _EXAMPLES])
 
 

@@ -183,6 +183,8 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--config", "none.toml"],
          "error: none.toml does not exist: `xlme config --recipe NAME > none.toml` writes such a file\n"),
         (["slurm", "mine", "--out", "o"], "error: unexpected argument mine: did you mean --out mine?\n"),
+        (["pretrain", "--recipe", "base", "extra", "--data", "d", "--out", "o"],
+         "error: unexpected argument extra: every value follows its flag\n"),
         (["slurm", "--out"], "xlme slurm: error: --out has no value: write one after it\n"),
         (["plan", "--recipe", "base", "--gpus", "--json"], "error: --gpus has no value: write one after it\n"),
         (["prep", "mix", "--layout=bert"], "error: there is no --layout 'bert': choose one of xlme, xlm\n"),

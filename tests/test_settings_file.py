@@ -166,7 +166,7 @@ def test_a_setting_by_almost_its_name(flag: str, message: str) -> None:
 
 def test_help_shows_the_settings_that_people_set() -> None:
     short = python("-m", "xlme_ds", "pretrain", "--help").stdout
-    assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 8 + 15
+    assert len(short.splitlines()) < 75 + len(RECIPES) and short.count("\n  --") == 8 + 15
     assert "--train.steps 125000" in short and "--help-all" in short
     assert short.count("--data DIR [DIR ...] ") == 2 and "  --branch RUN@STEP " in short
     assert "--heldout DIR " in short and "the loss curve stays the same.\n" in short
@@ -174,10 +174,17 @@ def test_help_shows_the_settings_that_people_set() -> None:
         "relative-buckets" not in short and "--engine.deepspeed zero1            auto, a file of ds_configs/" in short
     )
     assert "Recipes, and the GPU memory they need without offloading:" in short
-    assert "their defaults. `xlme pretrain --recipe NAME --help` shows that recipe's values.\n" in short
+    assert "their defaults. With --recipe NAME, --help shows that recipe's values.\n" in short
+    sources = "usage: xlme pretrain (--recipe NAME | --config FILE | --branch RUN@STEP) "
+    assert short.startswith(f"{sources}--data DIR [DIR ...] --out DIR [")
+    narrow = python("-m", "xlme_ds", "plan", "--help", COLUMNS=80).stdout
+    assert max(map(len, narrow.splitlines()[1:])) <= 80
+    assert "  --gpu NAME " in narrow and "another. Default: a100-80g." in " ".join(narrow.split())
+    assert narrow.startswith("usage: xlme plan (--recipe NAME | --config FILE | --budget DOLLARS) [")
     of_recipe = python("-m", "xlme_ds", "pretrain", "--recipe", "quickstart", "-h").stdout
     assert f"--train.steps {recipe('quickstart').train.steps} " in of_recipe
     for name, summary in SUMMARIES.items():
-        assert re.search(rf"^  {name} +{re.escape(summary)}$", short, re.M), name
+        assert f" {name} {summary} " in " ".join([*short.split(), ""]), name
     whole = python("-m", "xlme_ds", "pretrain", "--help-all").stdout
     assert "--model.relative-buckets" in whole and len(whole.splitlines()) > 300
+    assert whole.startswith(sources) and "--config FILE: file of settings" in whole

@@ -17,7 +17,10 @@ from .run_commands import LAUNCHED
 COMMANDS = {
     "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
-    "plan": ("xlme_ds.plan.__main__", "time, memory and cost of a recipe on given GPUs, and the command to train it"),
+    "plan": (
+        "xlme_ds.plan.__main__",
+        "estimate time, memory and cost on GPUs, and print the command to train",
+    ),
     "config": ("xlme_ds.print_config", "print the settings of a recipe as a commented file for --config"),
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
     "launch": ("xlme_ds.launch", "run pretrain or finetune on several GPUs, by DeepSpeed's launcher"),
@@ -26,8 +29,11 @@ COMMANDS = {
         "xlme_ds.checkpoint.__main__",
         "list, check, convert and average checkpoints, or write their weights",
     ),
-    "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
-    "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, losses, perplexity and word similarity"),
+    "audit": ("xlme_ds.audit", "check that a run with --train.audit read every row exactly once"),
+    "evaluate": (
+        "xlme_ds.evaluate.__main__",
+        "score models: retrieval, word alignment, losses, perplexity, similar words",
+    ),
     "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
     "translate": ("xlme_ds.translate.__main__", "translate a file with a model that has a decoder, and score it"),
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),

@@ -3,6 +3,7 @@ file; and print errors, remarks, progress and numbers in the form that all comma
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .config import RunConfig
 from .io.arguments import HELP_FLAGS
@@ -25,8 +26,7 @@ Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
 _RANK_0_SECONDS = 30.0  # the time that other ranks give rank 0 to read its command line and find the mistake there
-_RECIPES = f"Recipes: {', '.join(RECIPES)}."
-_CONFIG_HELP = "File of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
+_CONFIG_HELP = "file of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
 _OFTEN_SET = (
     "train.steps",
     "data.mono_rows",
@@ -122,6 +122,7 @@ def parse(
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
     asks_for_help = not HELP_FLAGS.isdisjoint(rest)
+    usage = f"{prog} ({' | '.join(_sources(command))})"
     if not sources and not asks_for_help:
         if rest[:1] and rest[0] in RECIPES:
             raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
@@ -133,20 +134,19 @@ def parse(
     else:
         run = base or RunConfig(name="custom")
     if asks_for_help and "--help-all" not in rest:
-        print(_short_help(prog, command, description, run))
+        print(_short_help(usage, command, description, run))
         sys.exit(0)
     if not asks_for_help:
         rest = checked_arguments(command, rest, optional=["--name"])  # the settings have a name already
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
-    source = sources[0] if sources else "--recipe"
     with READABLE, wrapped_help():
         return tyro.cli(
             command,
-            prog=f"{prog} {source} {values_shown[source]}",
+            prog=usage,
             default=command(**defaults | {"run": run}),
             args=["--help" if argument == "--help-all" else argument for argument in rest],
-            description=f"{description.rstrip()}\n\n{_RECIPES}",
+            description=f"{description.rstrip()}\n\n--recipe NAME: one of {', '.join(RECIPES)}.\n\n--config FILE: "
+            + _CONFIG_HELP,
             config=(tyro.conf.OmitSubcommandPrefixes,),
         )
 
@@ -160,11 +160,17 @@ def config_from_file(path: Path) -> RunConfig:
     return with_values(base, values, path)
 
 
-def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
+def _sources(command: type) -> list[str]:
+    """The options of which a command line needs one: each says where the settings come from."""
+    others = {"branch": "--branch RUN@STEP", "budget": "--budget DOLLARS"}
+    return ["--recipe NAME", "--config FILE", *(others[x.name] for x in fields(command) if x.name in others)]
+
+
+def _short_help(usage: str, command: type, description: str, run: RunConfig) -> str:
     """Usage, the command's own options, and the settings that are often set, with their values in `run`."""
     helps = help_of(command)
     hints = get_type_hints(command, include_extras=True)
-    options = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP)]
+    options = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP.capitalize())]
     required = ""
     for field in fields(command):
         if field.name != "run":
@@ -172,15 +178,13 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             marks = getattr(hint, "__metadata__", ())
             names_given = [mark.name for mark in marks if getattr(mark, "name", None)]
             flag = "--" + (names_given or [field.name.replace("_", "-")])[0]
-            if isinstance(field.default, bool):
-                value = ""
-            elif field.default is MISSING or field.default is None:
+            value = ""
+            if not isinstance(field.default, bool):
                 value = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), "") or _placeholder(hint)
-            else:
-                value = field.default
             if field.default is MISSING:
                 required += f" {flag} {value}"
-            options.append((f"{flag} {value}", helps[field.name]))
+            default = "" if field.default in (MISSING, None, False) else f". Default: {field.default}"
+            options.append((f"{flag} {value}", helps[field.name].rstrip(".") + default))
     often_set = []
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")
@@ -191,15 +195,16 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
         often_set.append((f"--{name.replace('_', '-')} {shown}", first_sentence))
     values = f", with their values in {run.name}:"
     if run.name == "custom":
-        values = f", and their defaults. `{prog} --recipe NAME --help` shows that recipe's values."
+        values = ", and their defaults. With --recipe NAME, --help shows that recipe's values."
     return "\n".join(
         [
-            f"usage: {prog} --recipe NAME{required} [--section.key value ...]\n\n{description.strip()}\n",
+            f"usage: {usage}{required} [--section.key value ...]\n",
+            *(_wrap(paragraph, "") + "\n" for paragraph in description.strip().split("\n\n")),
             *(_entry(*pair) for pair in options),
-            f"\nSettings that are often set{values}\n",
+            "\n" + _wrap(f"Settings that are often set{values}", "") + "\n",
             *(_entry(*pair) for pair in often_set),
             "\nRecipes, and the GPU memory they need without offloading:\n",
-            *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
+            *(_wrap(summary, f"  {name:<20} ") for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]
     )
@@ -207,15 +212,31 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
 
 def _placeholder(hint: object) -> str:
     """The word for a value in the usage of an option of type `hint`."""
-    names = {Path: "DIR", int: "N", float: "NUMBER"}
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    names = {Path: "DIR", int: "N", float: "NUMBER", str: "NAME"}
     return next(name for type_, name in names.items() if type_.__name__ in str(hint))
 
 
 def _entry(flag: str, about: str) -> str:
     """An option and its help; the help begins in column 38."""
-    lines = textwrap.wrap(about.rstrip(".") + ".", 80)
-    flag_column = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
-    return flag_column + f"\n{'':38}".join(lines)
+    first_line = "" if len(flag) < 36 else f"  {flag}\n"
+    return first_line + _wrap(about.rstrip(".") + ".", f"{'' if first_line else f'  {flag}':<38}")
+
+
+def _wrap(text: str, start: str) -> str:
+    """`text` in lines as wide as the terminal, at most 120 characters. The first begins with `start`, the others with
+    as many spaces. Indented text, a command, stays as it is."""
+    if text.startswith("  "):
+        return text
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    return textwrap.fill(
+        text,
+        max(width, len(start) + 30),
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_on_hyphens=False,
+    )
 
 
 def without_local_rank(arguments: list[str]) -> list[str]:

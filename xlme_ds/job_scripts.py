@@ -13,7 +13,9 @@ _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Write the job scripts to the folder slurm/. What differs between sites is in slurm/env.sh."""
+    """Write job scripts for Slurm to the folder slurm/: data preparation, pre-training, fine-tuning. Set what differs
+    between sites in slurm/env.sh, then submit them, for example `XLME_DATA=mixed XLME_OUT=runs/base sbatch
+    slurm/pretrain_base.sh`."""
 
     out: Path = Path(".")
     """Folder in which slurm/ is made, and from which jobs are submitted."""

@@ -1,5 +1,7 @@
-"""Pre-train a model on one process, or on several with `xlme launch --gpus N pretrain …`: `xlme pretrain --recipe NAME
---data DIR --out DIR [--section.key value ...]`. A second call with the same folder resumes.
+"""Pre-train a model on one process; `xlme launch --gpus N pretrain …` starts one on each of several GPUs. A second call
+with the same --out resumes the run.
+
+  xlme pretrain --recipe quickstart --data runs/first/data/train --heldout runs/first/data/heldout --out runs/second
 
 With `--branch RUN@STEP` a new run starts with the weights and the optimizer's state of that checkpoint. If it also has
 the flags `--schedule.name wsd --schedule.decay-steps N`, it takes N steps, over which its learning rate falls.

@@ -1,5 +1,9 @@
-"""`xlme config --recipe base > base.toml` prints all settings of a run as TOML for `--config`, each with its
-explanation above it."""
+"""Print all settings of a recipe as TOML, each with its explanation above it:
+
+  xlme config --recipe base > base.toml
+
+The file is for --config.
+"""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Measures one GPU, in sections.
+"""Measure one GPU, in sections.
 
     xlme bench gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...] [--device cpu --quick]
 

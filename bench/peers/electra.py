@@ -1,4 +1,4 @@
-"""Trains Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
+"""Train Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
 
 `xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings of RUN, a run with objective.name
 electra, tied embeddings and no relative bias. It loads RUN's initial weights into ElectraForMaskedLM and

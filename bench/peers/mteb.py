@@ -1,4 +1,4 @@
-"""Scores an export by mteb's bitext mining: Tatoeba and FLORES-200, from a local folder.
+"""Score an export by mteb's bitext mining: Tatoeba and FLORES-200, from a local folder.
 
     xlme bench peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
 

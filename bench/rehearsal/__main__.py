@@ -1,4 +1,4 @@
-"""Rehearses data preparation and training on a synthetic corpus of any size, as Slurm jobs that it kills.
+"""Rehearse data preparation and training on a synthetic corpus of any size, as Slurm jobs that are killed and resumed.
 
     xlme bench rehearsal --gigabytes N --source FOLDER [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 

@@ -1,4 +1,4 @@
-"""Counts the kernels, bytes and operations of a training step, and computes the least time that they take. No GPU is
+"""Count the kernels, bytes and operations of a training step, and compute the least time that they take. No GPU is
 needed, because the real engine runs on fake tensors.
 
     xlme bench roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]

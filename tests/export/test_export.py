@@ -580,6 +580,15 @@ def test_the_guides_commands(
     assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"
 
 
+def test_a_type_of_numbers_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:
+    """The file is written by hand: the length of the header, the header, and three bytes of four numbers of 6 bits."""
+    header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    with pytest.raises(ValueError, match=r"model.safetensors is not a safetensors file that torch reads: .*F6_E2M3"):
+        read_weights(path)
+
+
 def test_names_types_and_shapes_of_tensors_are_in_their_checksum(tmp_path: Path) -> None:
     path, state = tmp_path / "model.safetensors", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
     save_weights(state, path)

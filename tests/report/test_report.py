@@ -256,6 +256,8 @@ def test_key_figures_of_phases_and_of_the_last_evaluation(run: Path) -> None:
     cards = {label: (value, note) for label, value, note in run_page._cards(RunFiles(run))}
     assert cards["Tokens seen"] == ("1K", "in 1 steps")
     assert cards["Throughput"] == ("500 tokens/s", "median of the logged steps")
+    (run / "config.json").write_text(json.dumps(config | {"parameters": None}))
+    assert "Parameters" in cards and "Parameters" not in {label for label, *_ in run_page._cards(RunFiles(run))}
 
 
 def test_which_record_a_key_figure_is_of(run: Path) -> None:
@@ -543,6 +545,7 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     [
         ("retrieval.json", '{"format": 1, "pairs": 3, "layers": 1}'),
         ("config.json", '{"format": 1, "config": [1]}'),
+        ("config.json", '{"format": 1, "config": {}, "objective": null}'),
     ],
 )
 def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> None:

@@ -1,5 +1,4 @@
-"""`xlme checkpoint list|check|convert|weights --run DIR` for the checkpoints of a run that has stopped, and `xlme
-checkpoint average --model ...` for the mean of several models.
+"""List, check or convert the checkpoints of a run that has stopped, write their weights, or average several models.
 
 A run resumes without any of these commands, because every engine reads every checkpoint as it is. `xlme checkpoint
 COMMAND --help` lists a command's flags.

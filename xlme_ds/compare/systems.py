@@ -45,8 +45,8 @@ class CompareSettings:
     rows: int = 4096
     """Number of rows in a step; each recipe divides them between text and pairs in its own proportion."""
     seeds: tuple[int, ...] = (1,)
-    """Number of seeds (1, 2, …) with which each system is trained: one number for all budgets, or one for each budget.
-    Several seeds show how much scores vary by chance."""
+    """How many seeds each system is trained with, one number for all budgets or one for each budget: 3 means the seeds
+    1, 2 and 3. Several seeds show how much scores vary by chance."""
     own: tuple[str, ...] = ()
     """Settings that apply to one recipe only, such as "xlme: --optimizer.learning-rate 1e-3"."""
     processes: int = 1
@@ -65,7 +65,7 @@ class CompareSettings:
     tuning: str = ""
     """Settings of fine-tuning in one string, such as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
     tuning_seeds: int = 1
-    """Number of seeds (1, 2, …) with which each model is fine-tuned; the scores are averaged."""
+    """How many seeds each model is fine-tuned with; the scores are averaged."""
     also: tuple[Path, ...] = ()
     """compare.json files of other comparisons, whose runs are shown too."""
 

@@ -1,4 +1,4 @@
-"""`xlme evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
+"""Score models without fine-tuning: `xlme evaluate TEST --model DIR --data DIR`.
 
 The tests are sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out
 text by language, and a comparison of the lookup table's words with their translations. Several models are compared side

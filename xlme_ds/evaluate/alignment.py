@@ -63,7 +63,7 @@ def align(
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
-    one."""
+    one. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
     compared, tests = load_encoders(models, layer, random, which), read_gold_alignments(Path(data))
     return {
         "test": "align",

@@ -28,7 +28,7 @@ _ROWS_PER_BATCH = 16
 @check_argument_types
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
     """Losses on the first `rows` rows of each task in the data folder `data`, overall and by language, with masks
-    drawn from `seed`."""
+    drawn from `seed`. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     check_seed_and_counts(seed, rows=rows)

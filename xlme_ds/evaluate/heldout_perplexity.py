@@ -42,7 +42,8 @@ def perplexity(
     """Perplexity by language on the monolingual text of the data folder `data`, which holds mono/.
 
     The first `limit` rows of each language (None: all) are read `passes` times, each time with other masks drawn from
-    `seed`. `unigram`: the data folder that a unigram model is counted on, for comparison.
+    `seed`. `unigram`: the data folder that a unigram model is counted on, for comparison. `help(xlme.evaluate)`
+    explains the other arguments, the errors and what is returned.
     """
     check_seed_and_counts(seed, passes=passes, limit=limit)
     predictors, store = load_predictors(models, random), open_monolingual(Path(data))

@@ -69,7 +69,8 @@ def words(
     """Scores of the lookup table on judged word pairs and on dictionaries.
 
     The folder `data` holds SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries such as
-    en-de.txt, or both. Subfolders are searched too.
+    en-de.txt, or both. Subfolders are searched too. `help(xlme.evaluate)` explains the other arguments, the errors and
+    what is returned.
     """
     compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))

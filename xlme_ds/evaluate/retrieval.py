@@ -68,7 +68,7 @@ def tatoeba(
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on the Tatoeba test set. `data` is a folder with LASER's files, tatoeba.xxx-eng.xxx and
-    tatoeba.xxx-eng.eng."""
+    tatoeba.xxx-eng.eng. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
     results = []
     for model in compared:

@@ -100,12 +100,13 @@ def checked_arguments(command: Callable[..., Any], arguments: Sequence[str], opt
     flags = list(flags_of(command))
     kinds = {flag: kind for flag, kind, _ in flags}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    if arguments and not arguments[0].startswith("-"):
-        unused = [flag for flag in (*_INPUTS, *kinds) if flag in kinds and flag not in given]
-        flag = next(iter(unused or kinds))
-        raise ValueError(f"unexpected argument {arguments[0]}: did you mean {flag} {arguments[0]}?")
-    refuse_mistakes(arguments, kinds)
     missing = {flag: shown for flag, _, shown in flags if shown[0] != "[" and flag not in {*given, *optional}}
+    if arguments and not arguments[0].startswith("-"):
+        likely = [flag for flag in (*_INPUTS, *missing) if flag in kinds and flag not in given]
+        likely = likely or list(kinds)[: len(kinds) == 1]
+        advice = f"did you mean {likely[0]} {arguments[0]}?" if likely else "every value follows its flag"
+        raise ValueError(f"unexpected argument {arguments[0]}: {advice}")
+    refuse_mistakes(arguments, kinds)
     if missing:
         *others, last = missing
         named = f"{', '.join(others)} and {last} are" if others else f"{last} is"

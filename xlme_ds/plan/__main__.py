@@ -31,7 +31,7 @@ class PlanSettings:
     """Assumed fraction of its peak FLOP/s that a GPU reaches while it computes; measure yours with `xlme bench gpu`."""
     dollars_per_hour: float | None = None
     """Price of one GPU for one hour, in dollars. With it the plan also has the cost."""
-    budget: float | None = None
+    budget: Annotated[float | None, tyro.conf.arg(metavar="DOLLARS")] = None
     """Dollars to spend at --dollars-per-hour. Instead of a plan, print the size, tokens and steps of the model that
     they buy, with the data and the vocabulary of the recipe (by default base)."""
     layouts: int = 4

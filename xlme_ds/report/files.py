@@ -22,9 +22,6 @@ class RunFiles:
         self.finished = (run / "finished.json").exists()
         self.config_json = read_optional(run / "config.json")
         self.settings = self.config_json.get("config", {})
-        # The description of the run's objective (see `objectives.describe`). A fine-tuning run has no objective.
-        defaults: dict[str, Any] = {"description": None, "quantities": {}}
-        self.objective = defaults | self.config_json.get("objective", {})
         self.metrics = read_records(run / "metrics.jsonl")
         self.heldout = read_records(run / "heldout.jsonl")
         self.dimensions = read_records(run / "dimensions.jsonl")
@@ -33,6 +30,11 @@ class RunFiles:
         self.samples = read_optional(run / "samples.json").get("samples", [])
         self.languages = read_optional(run / "languages.json")
         self.scores = read_optional(run / "scores.json")
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """The description of the run's objective (see `objectives.describe`). A fine-tuning run has no objective."""
+        return {"description": None, "quantities": {}} | dict(self.config_json.get("objective", {}))
 
 
 def require_run(folder: Path) -> None:

@@ -163,7 +163,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if len(phases) > 1:
         descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
         yield "Phases of the data", str(len(phases)), "; ".join(descriptions)
-    parameters = run.config_json.get("parameters", {})
+    parameters = run.config_json.get("parameters") or {}
     if "trained_total" in parameters:
         parts = (f"{name} {format_number(count)}" for name, count in parameters.items() if name != "trained_total")
         yield "Parameters", format_number(parameters["trained_total"]), ", ".join(parts)

@@ -77,7 +77,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     that `save_weights` writes has one), or if a weight is not finite.
     """
     stored_checksum = read_metadata(path).get(_CHECKSUM_KEY)
-    state = load_file(path)
+    try:
+        state = load_file(path)
+    except SafetensorError as error:  # a type that torch does not have
+        raise ValueError(f"{path} is not a safetensors file that torch reads: {error}") from None
     if stored_checksum not in (None, _checksum(state)):
         raise ValueError(
             f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "

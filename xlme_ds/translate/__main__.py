@@ -64,6 +64,9 @@ def run(settings: TranslateSettings) -> None:
     from .text import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
 
     _check_outputs(settings)
+    for path in (settings.source, settings.reference):
+        if path is not None and not path.exists():
+            raise ValueError(f"{path} does not exist: name a text file with a sentence per line")
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):
         raise ValueError(f"{settings.source} has no text: name another --source")
