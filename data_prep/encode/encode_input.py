@@ -27,7 +27,7 @@ from data_prep.encode.held_out import ExcludedLines, Split
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
-from data_prep.readers import CC100, READERS, Input
+from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.reader import Paragraphs, TextBlock
 from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
@@ -146,7 +146,7 @@ def encode_block(
     encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, without)
     counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]
-    if isinstance(reader, CC100):
+    if isinstance(reader, DocumentReader):
         paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
             paragraphs = _split_documents(paragraphs, counts)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
+from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
 from data_prep.inspect.stats_tables import (
-    LossTable,
+    DroppedTextTable,
     StatsLine,
+    dropped_text_tables,
     length_histograms,
-    loss_tables,
     median,
     stats_lines,
     total,
@@ -43,12 +43,13 @@ class StatsConfig:
 
 class Section(NamedTuple):
     """The numbers of one task. For each language or pair, `lines` has a line and `lengths` a histogram of lengths;
-    `losses` are tables of lost text. `packed` is True if documents or sentences are packed into monolingual rows."""
+    `dropped_text` are tables of lost text. `packed` is True if documents or sentences are packed into monolingual
+    rows."""
 
     task: str
     lines: list[StatsLine]
     lengths: dict[str, np.ndarray]
-    losses: list[LossTable]
+    dropped_text: list[DroppedTextTable]
     packed: bool = False
 
     @property
@@ -80,7 +81,7 @@ def _section(config: StatsConfig, task: str) -> Section:
         )
     )
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
+    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, dropped_text_tables(encoded), packed)
 
 
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
@@ -95,8 +96,8 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
         rows = [cells | median_cell for cells, median_cell in zip(section.rows, medians, strict=True)]
         console.print(_table(TITLES[section.task], rows))
-        for losses in section.losses:
-            console.print(_table(losses.title, losses.rows))
+        for dropped_text in section.dropped_text:
+            console.print(_table(dropped_text.title, dropped_text.rows))
     console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
@@ -126,5 +127,5 @@ def html(sections: Sequence[Section], mixed: Manifest) -> str:
         titles=TITLES,
         share_plot=share_plot,
         length_plot=length_plot,
-        loss_plot=loss_plot,
+        dropped_text_plot=dropped_text_plot,
     )

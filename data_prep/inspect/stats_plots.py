@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.inspect.stats_tables import EDGES, LossTable, StatsLine
+from data_prep.inspect.stats_tables import EDGES, DroppedTextTable, StatsLine
 
 _BEFORE_COLOR, _AFTER_COLOR = "#b8c4d6", "#1f5fa8"
 _REASON_COLORS = ("#1f5fa8", "#e08a3c", "#6aa84f", "#b8548c", "#8a7fc0", "#c9b03c", "#4fa5a5", "#999999")
@@ -65,7 +65,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     return image.getvalue()
 
 
-def loss_plot(table: LossTable) -> bytes:
+def dropped_text_plot(table: DroppedTextTable) -> bytes:
     """Plot the percentage of documents, paragraphs or pairs that each language or pair lost, stacked by reason, as an
     SVG image."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):

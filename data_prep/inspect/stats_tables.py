@@ -15,7 +15,7 @@ from xlme_ds.data.schema import Manifest, Shard, read_manifest
 # Lower bounds of the bins of lengths in tokens: 1, 2, 4, 5, 8, 11, 16, 22, 32 … Each is about √2 times the one before.
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
 # Unit of text -> the key under which encode counts, by reason, the units that were lost.
-_LOST_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
+_DROPPED_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 
 class StatsLine(NamedTuple):
@@ -131,7 +131,7 @@ def median(histogram: np.ndarray) -> int:
     return EDGES[int(np.searchsorted(cumulative, cumulative[-1] / 2))] if cumulative[-1] else 0
 
 
-class LossTable(NamedTuple):
+class DroppedTextTable(NamedTuple):
     """A table of lost units (documents, paragraphs or pairs) of the languages or language pairs `names`. The name with
     the largest share of lost units comes first.
 
@@ -146,7 +146,7 @@ class LossTable(NamedTuple):
     percents: dict[str, list[float]]
 
 
-def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
+def dropped_text_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> DroppedTextTable:
     """Make the table of lost `units`: documents, paragraphs or pairs. For each language or pair, `read` has the number
     of units that were read, and `lost` the numbers of lost units by reason."""
     names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
@@ -157,20 +157,22 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
     rows_of_names = [(name, read[name], lost[name]) for name in names]
     for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), lost_in_all)):
         divisor = max(total_read, 1)
-        row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: f"{by_reason.total() / divisor:.2%}"}
+        row = {heading: name, units: f"{total_read:,}", _DROPPED_KEYS[units]: f"{by_reason.total() / divisor:.2%}"}
         cells = {reason: f"{count:,} ({count / divisor:.2%})" for reason, count in by_reason.items() if count}
         rows.append(row | dict.fromkeys(reasons, "") | cells)
-    return LossTable(f"{units.capitalize()} {_LOST_KEYS[units]}", rows, names, percents)
+    return DroppedTextTable(f"{units.capitalize()} {_DROPPED_KEYS[units]}", rows, names, percents)
 
 
-def loss_tables(encoded: Manifest) -> list[LossTable]:
+def dropped_text_tables(encoded: Manifest) -> list[DroppedTextTable]:
     """Make the tables of the documents, paragraphs and pairs that encode lost. Languages, pairs and tables without a
     loss are left out."""
     tables = []
-    for units, key in _LOST_KEYS.items():
+    for units, key in _DROPPED_KEYS.items():
         by_language = encoded.counts["by_language"].items()
         lossy = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[key].values())}
         read = {name: counts[f"{units}_in"] for name, counts in lossy.items()}
         if lossy:
-            tables.append(loss_table(units, read, {name: Counter(counts[key]) for name, counts in lossy.items()}))
+            tables.append(
+                dropped_text_table(units, read, {name: Counter(counts[key]) for name, counts in lossy.items()})
+            )
     return tables

@@ -193,7 +193,7 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    # `fill_rows` raises the number of sampled examples until the rows are full; its markers' names contain this number.
+    # `raise_total` raises the number of sampled examples until the rows are full, and names its markers by this number.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,

@@ -21,7 +21,7 @@ from xlme_ds.io.files import errors_naming
 
 # `mix` samples examples. With unit "slices", an example is a slice of a shard's token stream, and becomes a training
 # row. With all other units, an example is a record or a piece of a record, and a training row packs several examples.
-Unit = Literal["slices", "sentences", "documents", "pairs"]
+ExampleUnit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "the file was changed after encode wrote it. Delete it and give the encode command again"
 _LARGEST_GAP = 1024  # int32 words (4 KiB): spans with at most this gap between them are read in one call
 _READ_WORDS = 1 << 18  # int32 words (1 MiB): one call reads only spans that begin in the same MiB, to bound its size
@@ -47,7 +47,7 @@ class BatchIndex:
     def id_ranges(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (position of the first id, number of ids) for the records with the indices `records`, int64
         [columns, records] each."""
-        first_records = starts_of(self.record_counts)
+        first_records = run_starts(self.record_counts)
         batch = np.searchsorted(first_records, records, side="right") - 1
         positions = self.offset_positions[:, batch] + (records - first_records[batch])
         offsets = np.empty((*positions.shape, 2), dtype=np.int32)  # the offsets at which a record's ids begin and end
@@ -64,7 +64,7 @@ class BatchIndex:
         batch_offsets = self.record_counts + 1  # each batch has one more offset than it has records
         counts = np.broadcast_to(batch_offsets, self.offset_positions.shape).ravel()
         offsets = np.empty(int(counts.sum()), dtype=np.int32)
-        copy_words(self.path, self.offset_positions.ravel(), counts, offsets, starts_of(counts))
+        copy_words(self.path, self.offset_positions.ravel(), counts, offsets, run_starts(counts))
         differences = np.diff(offsets.reshape(len(self.offset_positions), -1))
         across_batches = np.cumsum(batch_offsets)[:-1] - 1  # a difference across two batches is not a length
         lengths = np.delete(differences, across_batches, axis=1).astype(np.int64)
@@ -79,12 +79,12 @@ class BatchIndex:
         `starts` are indices in the token stream, which is the first column's ids of all batches, one after the other.
         Fewer than `width` ids are copied only at the end of the stream.
         """
-        batch_starts, batch_stops = starts_of(self.id_counts[0]), np.cumsum(self.id_counts[0])
+        batch_starts, batch_stops = run_starts(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
         batches = np.searchsorted(batch_stops, stops) - first_batch + 1  # number of batches that hold the ids of each i
         slice_of = np.repeat(np.arange(len(starts)), batches)
-        batch = first_batch[slice_of] + within(batches)
+        batch = first_batch[slice_of] + run_indices(batches)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
         end = np.minimum(stops[slice_of], batch_stops[batch])
         positions = self.id_positions[0][batch] + begin - batch_starts[batch]
@@ -133,14 +133,14 @@ def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
     return byte // 4
 
 
-def starts_of(counts: np.ndarray) -> np.ndarray:
+def run_starts(counts: np.ndarray) -> np.ndarray:
     """Start of each run, if runs of `counts` elements follow one another from 0: [0, 2] for `counts` [2, 3]."""
     return np.cumsum(counts) - counts
 
 
-def within(counts: np.ndarray) -> np.ndarray:
+def run_indices(counts: np.ndarray) -> np.ndarray:
     """Index of every element within its run of `counts` elements: [0, 1, 0, 1, 2] for `counts` [2, 3]."""
-    return np.arange(counts.sum()) - np.repeat(starts_of(counts), counts)
+    return np.arange(counts.sum()) - np.repeat(run_starts(counts), counts)
 
 
 def copy_words(
@@ -159,12 +159,12 @@ def copy_words(
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
     data = _read(path, read_starts, sizes)
-    data_starts = starts + np.repeat(starts_of(sizes) - read_starts, stop - first)
+    data_starts = starts + np.repeat(run_starts(sizes) - read_starts, stop - first)
     if counts.sum() > _SHORT_SPAN * len(counts):
         for source, count, start in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
             target[start : start + count] = data[source : source + count]
     else:
-        index = within(counts)  # index of each word in its span
+        index = run_indices(counts)  # index of each word in its span
         target[np.repeat(target_starts, counts) + index] = data[np.repeat(data_starts, counts) + index]
 
 
@@ -209,7 +209,7 @@ class EncodedShard:
         not be called for slices."""
         # An imaginary record -1 of one piece is put first, so that every example has an irregular record before it.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
-        first_examples = irregular + starts_of(pieces - 1)  # index of the first example of each irregular record
+        first_examples = irregular + run_starts(pieces - 1)  # index of the first example of each irregular record
         # Index of the last irregular record whose first example is at or before the example.
         latest = np.searchsorted(first_examples, examples, side="right") - 1
         steps = examples - first_examples[latest]
@@ -219,8 +219,8 @@ class EncodedShard:
         return records, np.where(steps < pieces_of_latest, steps, 0)
 
 
-def survey(
-    folder: Path, row_tokens: int, layout: Layout, max_pair_tokens: int | None, unit: Unit, name: str
+def scan_shard(
+    folder: Path, row_tokens: int, layout: Layout, max_pair_tokens: int | None, unit: ExampleUnit, name: str
 ) -> EncodedShard:
     """Count the examples of the encoded shard `name` (`group/file-block.arrow`) of task folder `folder`.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.languages import language_of
-from data_prep.mix.encoded import EncodedShard, Unit, group_languages, survey
+from data_prep.mix.encoded import EncodedShard, ExampleUnit, group_languages, scan_shard
 from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
     BLOCK_SLOTS,
@@ -26,7 +26,7 @@ from data_prep.mix.mixed_rows import (
     with_total,
     write_shard,
 )
-from data_prep.mix.packed_amount import enough_examples, fill_rows
+from data_prep.mix.packed_amount import raise_total, with_enough_examples
 from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.sampling import SampledOrder
@@ -256,7 +256,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
             _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
-def _unit(config: MixConfig, task: str) -> Unit:
+def _unit(config: MixConfig, task: str) -> ExampleUnit:
     """The unit of the task's examples: slices of a token stream, or pairs, sentences or documents to pack."""
     if task == "para":
         return "pairs"
@@ -268,7 +268,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     rows_before = None
     if _unit(config, task) != "slices":
-        plan, rows_before = fill_rows(stage, plan, rows, config.processes)
+        plan, rows_before = raise_total(stage, plan, rows, config.processes)
     shard_count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
     write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
@@ -291,15 +291,15 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print the shares. If rows are packed, `fill_rows` may add examples."""
+    """Plan which examples are sampled, and print the shares. If rows are packed, `raise_total` may add examples."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     unit = _unit(config, task)
-    survey_shard = partial(
-        survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"), unit
+    scan = partial(
+        scan_shard, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"), unit
     )
-    shards: Sequence[EncodedShard] = run_tasks(survey_shard, names, sizes, config.processes, f"survey {task}")
+    shards: Sequence[EncodedShard] = run_tasks(scan, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
         advice = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
         if any(shard.too_long for shard in shards):
@@ -308,7 +308,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     sampling = _sampling(config, encoded)
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
-    plan = with_total(plan, rows) if unit == "slices" else enough_examples(plan, rows)
+    plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
     on_root(lambda: _print_shares(plan.order, "rows" if unit == "slices" else unit))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))

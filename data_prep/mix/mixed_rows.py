@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
-from data_prep.mix.encoded import EncodedShard, Unit, copy_words, group_languages, starts_of
+from data_prep.mix.encoded import EncodedShard, ExampleUnit, copy_words, group_languages, run_starts
 from data_prep.mix.packing import pack_shuffled
 from data_prep.sampling import SampledOrder, derive_key, keyed_hash
 from data_prep.shares import Sampling, apportion
@@ -62,11 +62,11 @@ class MixPlan:
         [shards + 1]."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
-    def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Locate the example of each slot. Returns (index of its group, index of its shard, index of the example in
         the shard), int64 [slots] each."""
         groups, examples_in_group = self.order.locate(slots)
-        examples = starts_of(np.array(self.order.examples))[groups] + examples_in_group  # indices over all groups
+        examples = run_starts(np.array(self.order.examples))[groups] + examples_in_group  # indices over all groups
         shards = np.searchsorted(self._examples_before, examples, side="right") - 1
         return groups, shards, examples - self._examples_before[shards]
 
@@ -86,7 +86,7 @@ def plan_rows(
     task: str,
     sampling: Sampling,
     seed: int,
-    unit: Unit,
+    unit: ExampleUnit,
     into: int | None = None,
 ) -> MixPlan:
     """The plan of a task. It has no sampled examples until `with_total` sets their number."""
@@ -185,7 +185,7 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     rows_at_once = min(plan.order.block_slots, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, rows_at_once):
-        groups, shards, examples = plan.find(np.arange(first, min(first + rows_at_once, stop)))
+        groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
         ids, lengths = _cut_texts(plan, shards, examples)
         tally.used += np.bincount(groups, minlength=len(tally.used))
         tally.tokens += int((lengths + 2).sum())
@@ -239,7 +239,7 @@ def _packed_rows(
         used_items = np.concatenate(rows)
         tally.used += np.bincount(sampled.groups[used_items], minlength=len(tally.used))
         tally.tokens += int(sampled.tokens[used_items].sum())
-        yield _render(plan, sampled, rows)
+        yield _assemble_rows(plan, sampled, rows)
 
 
 def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
@@ -253,7 +253,7 @@ def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, 
     key = derive_key(plan.order.seed, plan.order.task, "rows")
     while first < end:
         stop = min(first - first % windows_at_once + windows_at_once, end)
-        sampled = _find_items(plan, np.arange(first * WINDOW_SLOTS, min(stop * WINDOW_SLOTS, plan.order.total)))
+        sampled = _locate_items(plan, np.arange(first * WINDOW_SLOTS, min(stop * WINDOW_SLOTS, plan.order.total)))
         packed = []
         for window in range(first, stop):
             begin = (window - first) * WINDOW_SLOTS
@@ -263,9 +263,9 @@ def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, 
         first = stop
 
 
-def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
+def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     """Find where the items of these slots are in the encoded shards, without reading their ids."""
-    groups, shards, examples = plan.find(slots)
+    groups, shards, examples = plan.locate(slots)
     languages = np.array(plan.group_languages)[groups]  # [items, sides]
     starts, lengths = np.empty((2, languages.shape[1], len(slots)), dtype=np.int64)
     for shard, indices in plan.by_shard(shards):
@@ -283,7 +283,7 @@ def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     return SampledItems(groups, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
 
 
-def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
     """Read the ids of the items of `rows`, and put the special tokens of the layout around their sides. A row is given
     by the indices of its items in `sampled`.
 
@@ -293,8 +293,8 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
     item_counts = np.array([len(row) for row in rows])
     lengths = sampled.tokens[items]
     # An item's position in the flat rows = its position without padding + the padding of all rows before.
-    unpadded = starts_of(lengths)
-    padding_before = np.arange(len(rows)) * plan.row_tokens - unpadded[starts_of(item_counts)]
+    unpadded = run_starts(lengths)
+    padding_before = np.arange(len(rows)) * plan.row_tokens - unpadded[run_starts(item_counts)]
     item_starts = unpadded + np.repeat(padding_before, item_counts)
     side_starts, side_lengths = sampled.starts[:, items], sampled.lengths[:, items]
     separators = item_starts + 1 + side_lengths[0]

@@ -13,7 +13,7 @@ _WINDOWS_PER_TASK = 64  # a window is `WINDOW_SLOTS` consecutive examples of the
 _MAX_ROUNDS = 20  # rounds of refining the total
 
 
-def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
+def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     """Returns a copy of the plan whose sampled examples, at their mean length, fill `rows` rows without gaps.
 
     Raises ValueError if --max-repeats allows too few examples.
@@ -42,7 +42,7 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     return plan
 
 
-def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
+def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Raise the plan's total until its examples pack into at least `rows` rows.
 
     Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1].

@@ -14,16 +14,24 @@ from data_prep.languages import all_listed, english_first, language_of, may_be_p
 from data_prep.progress import warn
 from data_prep.readers.corpus_files import CorpusPath, list_folder
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader
-from data_prep.readers.reader import CC100, COMPRESSED, Input, Lines, PairReader, check_unique_texts, require_language
+from data_prep.readers.reader import (
+    COMPRESSED,
+    DocumentReader,
+    Input,
+    LineDocuments,
+    PairReader,
+    check_unique_texts,
+    require_language,
+)
 from data_prep.readers.record_files import arrow_records, json_records, parquet_records
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
 
 # Format -> its reader: first the readers of documents, then the readers of pairs. The compression is no part of the
 # format: the ending of the file's name determines it.
-READERS: dict[str, CC100 | PairReader] = {
-    "cc100": CC100(),
-    "lines": Lines(),
+READERS: dict[str, DocumentReader | PairReader] = {
+    "cc100": DocumentReader(),
+    "lines": LineDocuments(),
     "jsonl": RecordDocuments(json_records),
     "parquet": RecordDocuments(parquet_records),
     "arrow": RecordDocuments(arrow_records),
@@ -156,7 +164,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
     """Yield each document as a list of its paragraphs, none of them empty. Raises ValueError on a damaged file."""
     reader = READERS[source.format]
-    assert isinstance(reader, CC100), source.format
+    assert isinstance(reader, DocumentReader), source.format
     for block in reader.blocks(source, _BLOCK_BYTES):
         for paragraphs, document_sizes in reader.paragraphs(source, block, counts):
             ends = np.cumsum(document_sizes).tolist()

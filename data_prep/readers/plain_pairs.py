@@ -20,7 +20,7 @@ from data_prep.readers.corpus_files import (
     read_decompressed,
     split_lines,
 )
-from data_prep.readers.reader import AlignedReader, Input, PairReader, ScoredPair, TextBlock, Unit, pieces
+from data_prep.readers.reader import AlignedReader, Input, PairOrReason, PairReader, ScoredPair, TextBlock, pieces
 
 _NO_LINE = b"\n"  # fills up the shorter side; no line of a file is equal to it, because lines come without LF
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
@@ -32,7 +32,7 @@ _MAX_COLUMNS = 1000  # largest column number that the description of a `Numbered
 class Moses(AlignedReader):
     """Two line-aligned files, one for each side."""
 
-    def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
+    def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
         """Yield each pair of lines, or the reason to drop it. Raises ValueError if one side has more lines."""
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
@@ -115,11 +115,11 @@ class TableReader(PairReader):
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;
-        `scored` drops it."""
+        `scored_pairs` drops it."""
         for data, _ in cut_blocks(clip_lines(read_decompressed(source.paths[0]), MAX_ROW), size, self.boundary):
             yield TextBlock((data,))
 
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield (source, target, score) for each pair of a block; `score` is None if the table has no such column.
         Rows that give no pair are counted in `counts.dropped`."""
         roles, filters = self.roles(source.columns), column_filters(source.filters)

@@ -20,7 +20,7 @@ _PIECE_BYTES = 1 << 20  # about this many bytes are cleaned and tokenized in one
 MAX_DOCUMENT = 1_000_000  # characters; a longer document is split
 
 # Both sides of a pair in UTF-8 without LF, or the reason to drop the pair.
-Unit = tuple[bytes, bytes] | str
+PairOrReason = tuple[bytes, bytes] | str
 ScoredPair = tuple[str, str, float | None]  # both sides, and the score if the file has one
 
 
@@ -108,7 +108,7 @@ class Reader(ABC):
         """
 
 
-class CC100(Reader):
+class DocumentReader(Reader):
     """CC-100's format: one paragraph per line, an empty line between documents. The base class of all formats of
     documents."""
 
@@ -151,7 +151,7 @@ class CC100(Reader):
                 yield Paragraphs(lines, np.diff(starts, append=len(lines)))
 
 
-class Lines(CC100):
+class LineDocuments(DocumentReader):
     """One document per line."""
 
     boundary = re.compile(rb"\n")
@@ -215,7 +215,7 @@ class PairReader(Reader):
     task = "para"
 
     @abstractmethod
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block in the order of the file, including pairs without text."""
 
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
@@ -227,7 +227,7 @@ class PairReader(Reader):
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
-        for a, b, score in self.scored(source, block, counts):
+        for a, b, score in self.scored_pairs(source, block, counts):
             counts.units_in += 1
             if a and b:
                 yield (b, a, score) if source.swapped else (a, b, score)
@@ -239,7 +239,7 @@ class AlignedReader(PairReader):
     """A format of pairs without scores. Each side of a block has one line per pair."""
 
     @abstractmethod
-    def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
+    def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
         """Yield each pair in the order of the file, or the reason to drop it; adds repairs to `repaired`."""
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -247,7 +247,7 @@ class AlignedReader(PairReader):
         repaired = Counter[str]()
         return in_blocks(self.units(source, repaired), (b"\n", b"\n"), size, repaired)
 
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block, without a score."""
         a, b = (
             chain.from_iterable(clean_lines(piece, counts.repaired) for piece in pieces(side)) for side in block.sides

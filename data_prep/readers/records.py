@@ -11,7 +11,7 @@ from data_prep.filters.clean import Counts, clean_lines
 from data_prep.filters.columns import column_filters, first_reason
 from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import CC100, Input, ScoredPair, TextBlock, in_blocks
+from data_prep.readers.reader import DocumentReader, Input, ScoredPair, TextBlock, in_blocks
 from data_prep.readers.record_files import ReadRecords
 
 # Consecutive lines inside a text that are empty after cleaning. A match begins with the LF before the first of these
@@ -23,7 +23,7 @@ _DOCUMENT_END = b"\n\n"
 _TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 
 
-class RecordDocuments(CC100):
+class RecordDocuments(DocumentReader):
     """Reads records that are documents, with the text in one column. Blocks end between records, so a long record makes
     a large block."""
 
@@ -108,10 +108,10 @@ class RecordPairs(TableReader):
             else:
                 yield (b"\t".join([a, b, *scores]),)
 
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block without applying column filters: `blocks` has applied them, and has left out
         their columns."""
-        return super().scored(replace(source, filters={}), block, counts)
+        return super().scored_pairs(replace(source, filters={}), block, counts)
 
 
 def _cell(text: str) -> bytes:

@@ -18,7 +18,7 @@ from xml.parsers import expat
 
 from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, CorpusPath, read_decompressed
-from data_prep.readers.reader import AlignedReader, Input, Unit
+from data_prep.readers.reader import AlignedReader, Input, PairOrReason
 
 # Elements in a segment that hold codes of other tools, not text. Text nested in them, in <sub>, is left out too.
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
@@ -45,7 +45,7 @@ class Tmx(AlignedReader):
 
     says_languages = True
 
-    def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
+    def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
         """Yield the units of a TMX file, each as the first segment of each of the two languages, without tags.
 
         For a unit that lacks a language or has an unknown entity, yields the reason "malformed" to drop it; for one
@@ -86,7 +86,7 @@ class _UnitHandler:
     def __init__(self, name: str, languages: tuple[str, ...]):
         self.name = name
         self.languages = languages
-        self.units: list[Unit] = []
+        self.units: list[PairOrReason] = []
         self.open_tags: list[str] = []
         # Depths of the open <seg>, and of the outermost open element whose text is skipped; 0 if there is none. An
         # element's depth is the number of open tags from <tmx> to the element. A <seg> whose language is none of
@@ -149,7 +149,7 @@ class _UnitHandler:
             f"{self.name} declares the entity {name!r}, but declarations are not read: replace the entity by its text"
         )
 
-    def _unit(self) -> Unit:
+    def _unit(self) -> PairOrReason:
         if not self.valid or not all(language in self.segments for language in self.languages):
             return "malformed"
         a, b = (self.segments[language].replace("\n", " ").encode() for language in self.languages)

@@ -87,7 +87,7 @@ def piece_order(nested: Sequence[Pieces]) -> list[str]:
     return list(order)
 
 
-def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
+def pool_probabilities(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
     """The pieces of all vocabularies with the logarithms of their pooled probabilities, the likeliest first.
 
     The probabilities of each language are first scaled to a sum of 1. A piece's pooled probability is the mean of its

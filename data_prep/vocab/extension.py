@@ -37,14 +37,14 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     `coverage` is the share of the text's characters that get a piece. Raises ValueError if `size` is not larger than
     the model's number of ids, or if the text has too few pieces or too many characters for `size`.
     """
-    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
 
     room = room_for_pieces(path, size)
     model = proto.ModelProto.FromString(path.read_bytes())
     old_pieces = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
-    vocabularies = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
-    trained = vocabularies.at(vocabularies.size).pieces
+    trainer = UnigramTrainer(count_words(sentences, normalize=normalize), coverage, room)
+    trained = trainer.prune_to(trainer.size).pieces
     new = trained.keys() - old_pieces
     characters = sum(len(piece) == 1 for piece in new)
     old_ids = size - room
@@ -64,7 +64,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
         candidates = {piece: trained[piece] for piece in new}
         if len(new) == room or next_size <= characters:  # characters are never pruned
             break
-        trained = vocabularies.at(next_size).pieces
+        trained = trainer.prune_to(next_size).pieces
         new, next_size = trained.keys() - old_pieces, int(next_size * _SHRINK)
     # Choose all new characters, then the likeliest longer pieces.
     chosen = sorted(candidates.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]

@@ -26,7 +26,7 @@ import numpy as np
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
-from data_prep.readers import CC100, READERS, Input
+from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.sampling import SmallestHashes, derive_key, keyed_hash
 from data_prep.store import Stage, is_intact, new_file
@@ -162,7 +162,7 @@ def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK_BYTES):
-        if isinstance(reader, CC100):
+        if isinstance(reader, DocumentReader):
             paragraphs = reader.paragraphs(source, block, read)
             sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
         else:

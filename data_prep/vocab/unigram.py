@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 from data_prep.languages import SCRIPTS, script_numbers
 from data_prep.vocab.unigram_loops import (
     ANY,
-    LONGEST,
-    LONGEST_WORD,
     MARK,
+    MAX_PIECE_LENGTH,
+    MAX_WORD_LENGTH,
     Numbers,
+    build_trie,
     count_characters,
     expect,
-    extend,
+    extend_substrings,
+    fill_lattice,
     find_losses,
     find_reach,
-    insert,
-    look_up,
+    renumber_arcs,
     segment,
-    thin,
 )
 from data_prep.vocab.word_counts import SPACE, WordCounts
 
@@ -77,11 +77,11 @@ class _Lattice:
 
     def renumber(self, numbers: Numbers) -> None:
         """Give piece n the number `numbers[n]`, or drop the piece if this number is negative."""
-        self.arcs = self.arcs[: thin(self.fan, self.arcs, numbers)]
+        self.arcs = self.arcs[: renumber_arcs(self.fan, self.arcs, numbers)]
 
 
 @dataclass(frozen=True)
-class Unigrams:
+class UnigramModel:
     """Pieces with the natural logarithms of their probabilities.
 
     `score` is the log-probability of the best segmentations of all words, and `tokens` the number of pieces in these
@@ -93,16 +93,16 @@ class Unigrams:
     tokens: int
 
 
-class UnigramPath:
-    """Vocabularies from all seeds down to the characters. Each call of `at` prunes the vocabulary that the call before
-    left."""
+class UnigramTrainer:
+    """Trains vocabularies from all seeds down to the characters. Each call of `prune_to` prunes the vocabulary that the
+    call before left."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on the words of `text`. Raises ValueError if there are none.
 
         The vocabulary has the most frequent characters, which make up the share `coverage` of all occurrences of
-        characters; other characters are unknown. `largest` is the size of the largest vocabulary that `at` will be
-        asked for.
+        characters; other characters are unknown. `largest` is the size of the largest vocabulary that `prune_to` will
+        be asked for.
         """
         if not len(text.words):
             raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
@@ -116,7 +116,7 @@ class UnigramPath:
         number_of = {character: number for number, character in enumerate(words.alphabet, 1)}
         characters = np.fromiter((number_of[c] for piece in longer for c in piece), np.int32)  # longer pieces, joined
         starts = _starts(self._lengths[self._first_longer :])
-        trie = insert(characters, starts, self.characters)
+        trie = build_trie(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))  # characters to the piece's end
         # The pieces that occur in each longer piece. If the longer piece is removed, some of them replace it.
@@ -129,7 +129,7 @@ class UnigramPath:
         """Number of pieces that are left."""
         return len(self._pieces)
 
-    def at(self, size: int, min_expected: float = 0.0) -> Unigrams:
+    def prune_to(self, size: int, min_expected: float = 0.0) -> UnigramModel:
         """The vocabulary of `size` pieces, or of all pieces that are left, if these are fewer. All characters stay,
         even if they are more than `size`. At the end, longer pieces with fewer than `min_expected` expected occurrences
         are dropped, so the vocabulary may be smaller than `size`."""
@@ -139,7 +139,7 @@ class UnigramPath:
         if min_expected:
             self._reestimate(min_expected)
         pieces = dict(zip(self._pieces, self._scores[1:].tolist(), strict=True))
-        return Unigrams(pieces, self._score, int(self._frequencies.sum()))
+        return UnigramModel(pieces, self._score, int(self._frequencies.sum()))
 
     def _reestimate(self, min_expected: float = _MIN_EXPECTED, min_size: int = 0) -> None:
         """Set the scores by rounds of expectation maximisation, and find the best segmentations.
@@ -212,8 +212,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words, each with SPACE before it, as numbers of characters. Words over LONGEST_WORD characters are cut, and
-    consecutive unknown characters become a single one.
+    """The words, each with SPACE before it, as numbers of characters. Words over MAX_WORD_LENGTH characters are cut,
+    and consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
@@ -231,10 +231,10 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     number_of = np.zeros(0x110000, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
-    parts = -(-sizes // LONGEST_WORD)  # number of parts that each word is cut into
+    parts = -(-sizes // MAX_WORD_LENGTH)  # number of parts that each word is cut into
     if len(parts) and parts.max() > 1:
-        last_sizes = sizes - (parts - 1) * LONGEST_WORD
-        sizes = np.full(parts.sum(), LONGEST_WORD)
+        last_sizes = sizes - (parts - 1) * MAX_WORD_LENGTH
+        sizes = np.full(parts.sum(), MAX_WORD_LENGTH)
         sizes[np.cumsum(parts) - 1] = last_sizes
         counts = np.repeat(counts, parts)
     if len(characters) and characters.min() == 0:  # keep only the first of consecutive unknown characters
@@ -274,11 +274,12 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
     # For the substrings of `length - 1` characters: `ids` has, by position, the id of the substring that begins there;
     # `occurrences` and `positions` have, by id, the substring's occurrences and first position. `length` goes up to
-    # LONGEST + 1, because the characters after a substring of LONGEST characters decide whether it is a candidate.
+    # MAX_PIECE_LENGTH + 1, because the characters after a substring of MAX_PIECE_LENGTH characters decide whether it is
+    # a candidate.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
-    for length in range(2, LONGEST + 2):
-        ids, longer_occurrences, prefixes, longer_positions = extend(
+    for length in range(2, MAX_PIECE_LENGTH + 2):
+        ids, longer_occurrences, prefixes, longer_positions = extend_substrings(
             words.characters, words.starts, words.counts, words.reach, ids, occurrences, length
         )
         if length > 2:
@@ -316,5 +317,5 @@ def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers
     character i is longer than `reach[i]`."""
     fan = np.empty(len(characters), np.uint8)
     # The array has room for all possible arcs. The operating system allocates its memory only as it is filled.
-    arcs = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)
-    return _Lattice(starts, fan, arcs[: look_up(*trie, characters, reach, fan, arcs)])
+    arcs = np.empty(int(np.clip(reach, 1, MAX_PIECE_LENGTH).sum(dtype=np.int64)), np.int32)
+    return _Lattice(starts, fan, arcs[: fill_lattice(*trie, characters, reach, fan, arcs)])

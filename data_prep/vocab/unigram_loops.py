@@ -14,8 +14,8 @@ from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint6
 from xlme_ds.data.compiled import compiled, readonly
 
 Numbers = np.ndarray
-LONGEST = 16  # largest number of characters of a piece, as in SentencePiece
-LONGEST_WORD = 1024  # characters; a longer word is cut
+MAX_PIECE_LENGTH = 16  # largest number of characters of a piece, as in SentencePiece
+MAX_WORD_LENGTH = 1024  # characters; a longer word is cut
 # Values in place of a script. In a piece, a character with ANY may come before a character of any script. A character
 # with MARK takes the script of the character before it.
 ANY, MARK = -1, -2
@@ -32,13 +32,13 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """uint8: the length of the longest piece that could begin at each character. The limit is LONGEST + 1, not LONGEST,
-    because `extend` also counts substrings of that length.
+    """uint8: the length of the longest piece that could begin at each character. The limit is MAX_PIECE_LENGTH + 1, not
+    MAX_PIECE_LENGTH, because `extend_substrings` also counts substrings of that length.
 
     A piece lies in one word, has no unknown characters, and has letters of one script. `scripts[n]` is the script of
     character number n.
     """
-    reach, word_scripts = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
+    reach, word_scripts = np.zeros(len(characters), np.uint8), np.empty(MAX_WORD_LENGTH, np.int8)
     for word in range(len(starts) - 1):
         begin, size = starts[word], starts[word + 1] - starts[word]
         for j in range(size):
@@ -47,7 +47,7 @@ def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Number
         for j in range(size - 1, -1, -1):
             if characters[begin + j]:
                 continues = j + 1 < size and (word_scripts[j] == word_scripts[j + 1] or word_scripts[j] == ANY)
-                reach[begin + j] = 1 + (min(reach[begin + j + 1], LONGEST) if continues else 0)
+                reach[begin + j] = 1 + (min(reach[begin + j + 1], MAX_PIECE_LENGTH) if continues else 0)
     return reach
 
 
@@ -78,7 +78,7 @@ def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
         int32[::1], int64[::1], float64[::1], uint8[::1], int32[::1], float64[::1], int64
     )
 )
-def extend(
+def extend_substrings(
     characters: Numbers,
     starts: Numbers,
     counts: Numbers,
@@ -124,7 +124,7 @@ def extend(
 
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
-def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
+def build_trie(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
     """Build a trie of the longer pieces. Here `characters` and `starts` hold these pieces, not words. `singles` is the
     number of pieces of one character, so the first longer piece has the number `singles` + 1.
 
@@ -153,7 +153,7 @@ def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers,
 
 
 @compiled(int64(uint64[::1], int32[::1], int32[::1], int32[::1], uint8[::1], uint8[::1], int32[::1]))
-def look_up(
+def fill_lattice(
     keys: Numbers,
     values: Numbers,
     ends: Numbers,
@@ -164,7 +164,7 @@ def look_up(
 ) -> int:
     """Fill `fan` and `arcs` with the pieces that begin at each character; returns the number of arcs.
 
-    `keys`, `values` and `ends` are the trie that `insert` returns.
+    `keys`, `values` and `ends` are the trie that `build_trie` returns.
     """
     arc_count = 0
     for i in range(len(characters)):
@@ -172,7 +172,7 @@ def look_up(
         arcs[arc_count] = characters[i]  # a single character's number is also the number of its piece
         arc_count += 1
         node = 0
-        for length in range(1, min(reach[i], LONGEST) + 1):
+        for length in range(1, min(reach[i], MAX_PIECE_LENGTH) + 1):
             slot = _slot(keys, (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i + length - 1]))
             if keys[slot] == _EMPTY:
                 break
@@ -185,7 +185,7 @@ def look_up(
 
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
-def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
+def renumber_arcs(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
     """In a lattice, replace each arc's piece number n by `numbers[n]`, or drop the arc if `numbers[n]` is negative.
     Returns the number of arcs that stay."""
     arc_count = arc = 0
@@ -202,7 +202,7 @@ def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
 
 
 @njit(inline="always")
-def _best_path(
+def _viterbi(
     begin: int,
     size: int,
     arc: int,
@@ -248,11 +248,11 @@ def segment(
 ) -> float:
     """Add the occurrences of each piece in the words' best segmentations to `frequencies`; returns the log-probability
     of these segmentations."""
-    best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
+    best, back = np.empty(MAX_WORD_LENGTH + 1), np.empty(MAX_WORD_LENGTH + 1, np.int32)
     total, arc = 0.0, 0
     for word in range(len(counts)):
         end = starts[word + 1] - starts[word]
-        arc = _best_path(starts[word], end, arc, fan, arcs, lengths, scores, -1, best, back)
+        arc = _viterbi(starts[word], end, arc, fan, arcs, lengths, scores, -1, best, back)
         total += best[end] * counts[word]
         while end > 0:
             frequencies[back[end]] += counts[word]
@@ -270,14 +270,14 @@ def expect(
     probability of the best of these segmentations, so that sums neither vanish nor overflow. `backward[j]` is scaled so
     that the expected occurrences of an arc from character j to `end` are forward[j] × ratio × backward[end].
     """
-    best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
-    forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
+    best, back = np.empty(MAX_WORD_LENGTH + 1), np.empty(MAX_WORD_LENGTH + 1, np.int32)
+    forward, backward = np.empty(MAX_WORD_LENGTH + 1), np.empty(MAX_WORD_LENGTH + 1)
     # For each arc of the word: P(best path that ends with this arc) / P(best path to the end of this arc).
-    ratios = np.empty(LONGEST_WORD * LONGEST)
+    ratios = np.empty(MAX_WORD_LENGTH * MAX_PIECE_LENGTH)
     next_arc = 0
     for word in range(len(counts)):
         begin, size, first_arc = starts[word], starts[word + 1] - starts[word], next_arc
-        next_arc = _best_path(begin, size, next_arc, fan, arcs, lengths, scores, -1, best, back)
+        next_arc = _viterbi(begin, size, next_arc, fan, arcs, lengths, scores, -1, best, back)
         forward[: size + 1] = 0.0
         forward[0] = 1.0
         arc = first_arc
@@ -316,12 +316,12 @@ def find_losses(
     if the piece does not occur, or if its best other segmentation has a higher score than the piece. The words of the
     lattice are the longer pieces; `first_longer` is the number of the first one.
     """
-    best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
+    best, back = np.empty(MAX_PIECE_LENGTH + 1), np.empty(MAX_PIECE_LENGTH + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)
     total, arc = frequencies.sum(), 0
     for i in range(len(losses)):
         piece, end = first_longer + i, starts[i + 1] - starts[i]
-        arc = _best_path(starts[i], end, arc, fan, arcs, lengths, scores, piece, best, back)
+        arc = _viterbi(starts[i], end, arc, fan, arcs, lengths, scores, piece, best, back)
         if frequencies[piece] == 0.0 or best[end] > scores[piece]:
             continue
         others, pieces = 0.0, 0

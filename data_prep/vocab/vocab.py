@@ -169,15 +169,15 @@ def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     """Train a SentencePiece unigram model; returns the bytes of its file. Raises ValueError when the text does not
     allow `config.size`."""
-    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
 
     other_ids = len(SPECIALS) + 2  # two more for <pad> and <mask>, which are in no SentencePiece file
     size = config.size - other_ids
-    vocabularies = UnigramPath(count_words(sentences), config.character_coverage, size)
-    trained = vocabularies.at(size).pieces
-    if vocabularies.characters > size:
+    trainer = UnigramTrainer(count_words(sentences), config.character_coverage, size)
+    trained = trainer.prune_to(size).pieces
+    if trainer.characters > size:
         raise ValueError(
-            f"--size is {config.size}, but the characters alone need {vocabularies.characters + other_ids}: take "
+            f"--size is {config.size}, but the characters alone need {trainer.characters + other_ids}: take "
             "a larger size, or lower --character-coverage"
         )
     if len(trained) < size:

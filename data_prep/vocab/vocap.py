@@ -34,7 +34,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import temperature_shares
 from data_prep.store import Stage, write_file
-from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool
+from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
 from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
 from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size
@@ -42,7 +42,7 @@ from data_prep.vocab.word_counts import WordCounts, thinned_words
 from xlme_ds.io.files import write_versioned
 
 if TYPE_CHECKING:
-    from data_prep.vocab.unigram import Unigrams
+    from data_prep.vocab.unigram import UnigramModel
 
 
 _CURVES = ".curves"
@@ -132,7 +132,9 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
         text = thinned_words(partial(read_lines, [path]), _TRAINING_MEMORY)
         points, files = [], []
         if len(text.words):
-            for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
+            for point in nested_vocabularies(
+                text, config.largest, config.step, config.shrink, config.character_coverage
+            ):
                 points.append((len(point.pieces), point.score / text.sentences))
                 file = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
@@ -141,7 +143,9 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
     return result
 
 
-def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
+def nested_vocabularies(
+    text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float
+) -> Iterator["UnigramModel"]:
     """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and finally a vocabulary of the
     characters alone.
 
@@ -149,22 +153,22 @@ def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage
     first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one vocabulary
     repeatedly, because each training from scratch would also start with many pieces and prune them.
     """
-    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
 
-    vocabularies = UnigramPath(text, coverage, largest)
-    if vocabularies.characters >= largest:
+    trainer = UnigramTrainer(text, coverage, largest)
+    if trainer.characters >= largest:
         raise ValueError(
-            f"--largest is too small for a language with {vocabularies.characters} characters: raise --largest, or "
+            f"--largest is too small for a language with {trainer.characters} characters: raise --largest, or "
             "lower --character-coverage"
         )
-    vocabularies.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
-    first = min(largest, vocabularies.size)
+    trainer.prune_to(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
+    first = min(largest, trainer.size)
     grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(smallest / largest, shrink)) + 1)]
     for size in [first, *(size for size in grid if smallest <= size < first)]:
-        vocabulary = vocabularies.at(max(size, vocabularies.characters))
-        if vocabularies.size > vocabularies.characters:
+        vocabulary = trainer.prune_to(max(size, trainer.characters))
+        if trainer.size > trainer.characters:
             yield vocabulary
-    yield vocabularies.at(vocabularies.characters)
+    yield trainer.prune_to(trainer.characters)
 
 
 def _curve_file(stage: Stage, code: str, size: int) -> Path:
@@ -197,7 +201,7 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
     }
     write_versioned(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
     write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
-    finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
+    finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language)
 
 
 def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:

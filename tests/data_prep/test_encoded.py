@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.mix.encoded import copy_words, group_languages, index_batches, survey
+from data_prep.mix.encoded import copy_words, group_languages, index_batches, scan_shard
 from data_prep.store import read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, EOS, LAYOUTS, PAIRS
 
@@ -65,7 +65,7 @@ def test_a_record_of_negative_length(shard: Path) -> None:
     with pytest.raises(ValueError, match=r"0\.arrow cannot be read \(.*\): check the folder with `xlme prep verify`"):
         list(read_arrow(shard))
     with pytest.raises(ValueError, match=r"0\.arrow has a record of negative length: the file was changed after"):
-        survey(shard.parents[1], 16, LAYOUTS["xlme"], None, "documents", "en/0.arrow")
+        scan_shard(shard.parents[1], 16, LAYOUTS["xlme"], None, "documents", "en/0.arrow")
 
 
 def test_a_shard_that_is_cut_after_it_was_surveyed(shard: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_shard_that_encode_did_not_write(
     ],
 )
 def test_examples_by_hand(shard: Path, unit: str, tokens: int, examples: int, pieces: list[int]) -> None:
-    found = survey(shard.parents[1], tokens, LAYOUTS["xlme"], None, unit, "en/0.arrow")  # type: ignore[arg-type]
+    found = scan_shard(shard.parents[1], tokens, LAYOUTS["xlme"], None, unit, "en/0.arrow")  # type: ignore[arg-type]
     assert (found.examples, found.pieces.tolist(), found.too_long) == (examples, pieces, pieces.count(0))
     room = tokens - 2
     lengths = [len(text) - 1 for text in TEXTS if unit == "documents" or len(text) - 1 <= room]
@@ -150,7 +150,7 @@ def test_lengths_of_pairs_are_read_only_where_one_may_be_too_long(
         return all_lengths(index)
 
     monkeypatch.setattr("data_prep.mix.encoded.BatchIndex.all_lengths", counted)
-    found = survey(tmp_path, row_tokens, LAYOUTS[layout], most, "pairs", "en-de/0.arrow")
+    found = scan_shard(tmp_path, row_tokens, LAYOUTS[layout], most, "pairs", "en-de/0.arrow")
     assert (found.examples, found.tokens) == (2, 6 + 2 * (3 if layout == "xlme" else 4))
     assert bool(lengths_read) == read
 

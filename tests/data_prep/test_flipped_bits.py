@@ -17,7 +17,7 @@ from pyarrow import parquet
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import Counts
 from data_prep.inspect.stats_tables import length_histograms
-from data_prep.mix.encoded import Unit, copy_words, survey
+from data_prep.mix.encoded import ExampleUnit, copy_words, scan_shard
 from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.plain_pairs import MosesZip
@@ -83,8 +83,8 @@ def read_zip(path: Path) -> None:
 def read_shard(path: Path) -> None:
     """As `mix` does, and `stats`."""
     name = f"{path.parent.name}/{path.name}"
-    unit: Unit = "pairs" if path.name.startswith("pairs") else "sentences"
-    shard = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, unit, name)
+    unit: ExampleUnit = "pairs" if path.name.startswith("pairs") else "sentences"
+    shard = scan_shard(path.parent.parent, 32, LAYOUTS["xlme"], None, unit, name)
     starts, lengths = shard.batch_index.id_ranges(shard.locate(np.arange(shard.examples))[0])
     for begin, size in zip(starts, lengths, strict=True):
         copy_words(path, begin, size, np.zeros(size.sum(), np.int32), np.cumsum(size) - size)

@@ -23,7 +23,7 @@ import sentencepiece as spm
 from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
-from data_prep.mix.encoded import Unit, survey
+from data_prep.mix.encoded import ExampleUnit, scan_shard
 from data_prep.mix.mix import MixConfig, _print_shares, run
 from data_prep.mix.mixed_rows import _rechunked
 from data_prep.sampling import SampledOrder
@@ -463,10 +463,10 @@ def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
 
 
 @pytest.mark.parametrize("unit", ["slices", "sentences", "documents", "pairs"])
-def test_a_shard_without_records_has_no_examples(tmp_path: Path, unit: Unit) -> None:
+def test_a_shard_without_records_has_no_examples(tmp_path: Path, unit: ExampleUnit) -> None:
     (tmp_path / "en").mkdir()
     write_arrow(tmp_path / "en" / "0.arrow", PAIRS if unit == "pairs" else DOCUMENTS, [], tmp_path)
-    shard = survey(tmp_path, WIDTH, LAYOUTS["xlme"], None, unit, "en/0.arrow")
+    shard = scan_shard(tmp_path, WIDTH, LAYOUTS["xlme"], None, unit, "en/0.arrow")
     assert (shard.examples, shard.tokens, shard.too_long) == (0, 0, 0)
 
 

@@ -16,13 +16,13 @@ import pytest
 
 from data_prep.encode import encode
 from data_prep.inspect.stats import Section, StatsConfig, html, run
-from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
+from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
 from data_prep.inspect.stats_tables import (
     EDGES,
     StatsLine,
+    dropped_text_table,
+    dropped_text_tables,
     length_histograms,
-    loss_table,
-    loss_tables,
     median,
     stats_lines,
     total,
@@ -188,9 +188,9 @@ def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
     """A name or a reason comes out of the page as it went in, and begins no element."""
     name = "<script>alert(1)</script>&amp;\"'"
     line = StatsLine(name, 10, 1, 1, 0, 0, 5, 0, 10, 1.0, 1.0, 4, 4)
-    losses = loss_table("documents", {name: 9}, {name: Counter({"<i>reason": 3})})
+    table = dropped_text_table("documents", {name: 9}, {name: Counter({"<i>reason": 3})})
     lengths = {name: np.ones(len(EDGES), dtype=int)}
-    written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
+    written = html([Section("mono", [line], lengths, [table])], read_manifest(prepared / "data" / "mono"))
     page = Page()
     page.feed(written)
     assert page.cells.count(name) == 2 and "<script>alert" not in written and "<i>" not in written
@@ -248,26 +248,28 @@ def test_median_is_the_bin_of_the_middle_record() -> None:
 
 def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:
     encoded = read_manifest(prepared / "encoded" / "para")
-    assert loss_tables(encoded) == [loss_table("pairs", {"en-de": 25}, {"en-de": Counter(empty_side=1)})]
+    assert dropped_text_tables(encoded) == [
+        dropped_text_table("pairs", {"en-de": 25}, {"en-de": Counter(empty_side=1)})
+    ]
     counts = {
         "aa-bb": {"pairs_in": 10, "dropped": {"new_filter": 2, "empty_side": 3}},
         "aa-cc": {"pairs_in": 1000, "dropped": {"new_filter": 30}},
         "aa-dd": {"pairs_in": 7, "dropped": {}},
     }
-    (table,) = loss_tables(replace(encoded, counts={"by_language": counts}))
+    (table,) = dropped_text_tables(replace(encoded, counts={"by_language": counts}))
     assert table.title == "Pairs dropped"
     assert table.names == ["aa-bb", "aa-cc"], "the largest share first, without aa-dd"
     assert list(table.rows[0]) == ["pair", "pairs", "dropped", "new_filter", "empty_side"]
     assert list(table.rows[1].values()) == ["aa-cc", "1,000", "3.00%", "30 (3.00%)", ""]
     assert list(table.rows[2].values()) == ["all of these", "1,010", "3.47%", "32 (3.17%)", "3 (0.30%)"]
     assert table.percents == {"new_filter": [20.0, 3.0], "empty_side": [30.0, 0.0]}
-    assert loss_plot(table).count(b"<!-- new_filter -->") == 1
+    assert dropped_text_plot(table).count(b"<!-- new_filter -->") == 1
 
 
 def test_removed_paragraphs_have_a_table_of_their_own(prepared: Path) -> None:
     counts = {"documents_in": 4, "dropped": {"no_token": 1}, "paragraphs_in": 9, "removed": {"exact_duplicates": 5}}
     encoded = read_manifest(prepared / "encoded" / "mono")
-    documents, paragraphs = loss_tables(replace(encoded, counts={"by_language": {"sw": counts}}))
+    documents, paragraphs = dropped_text_tables(replace(encoded, counts={"by_language": {"sw": counts}}))
     assert (documents.title, paragraphs.title) == ("Documents dropped", "Paragraphs removed")
     assert (documents.names, documents.percents) == (["sw"], {"no_token": [25.0]})
     assert paragraphs.percents == {"exact_duplicates": [500 / 9]}

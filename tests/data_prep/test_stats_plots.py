@@ -12,8 +12,8 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
-from data_prep.inspect.stats_tables import EDGES, StatsLine, loss_table
+from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
+from data_prep.inspect.stats_tables import EDGES, StatsLine, dropped_text_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -71,9 +71,9 @@ def test_shares_repeats_unknown_tokens_and_tokens_a_character() -> None:
 
 def test_losses_are_stacked() -> None:
     """By hand: of ten pairs two, three and one, of a hundred thirty; the reason of most pairs is lowest."""
-    table = loss_table("pairs", {"aa": 10, "bb": 100}, {"aa": Counter(x=2, y=3, z=1), "bb": Counter(x=30)})
+    table = dropped_text_table("pairs", {"aa": 10, "bb": 100}, {"aa": Counter(x=2, y=3, z=1), "bb": Counter(x=30)})
     assert table.names == ["aa", "bb"]
-    (axes,) = parts(loss_plot(table), "axes")
+    (axes,) = parts(dropped_text_plot(table), "axes")
     expected = [(0, 20), (0, 30), (20, 50), (30, 30), (50, 60), (30, 30)]
     assert bars(axes) == [pytest.approx(ends, abs=0.01) for ends in expected]
 

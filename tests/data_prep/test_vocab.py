@@ -23,7 +23,7 @@ from data_prep.vocab import unigram
 from data_prep.vocab.extension import describe_change, extend, segmentation
 from data_prep.vocab.line_sample import sample_lines, sampled_inputs
 from data_prep.vocab.model_file import serialize
-from data_prep.vocab.unigram import UnigramPath
+from data_prep.vocab.unigram import UnigramTrainer
 from data_prep.vocab.vocab import VocabConfig, run
 from data_prep.vocab.word_counts import count_words
 from tests.rows import train_vocabulary
@@ -382,8 +382,8 @@ def test_every_size_up_to_the_largest_is_reached(monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(6)
     stems = ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 4))) for _ in range(30)]
     text = count_words([" ".join("".join(rng.choice(stems, rng.integers(1, 5))) for _ in range(150))])
-    for size in range(100, UnigramPath(text, 1.0).size + 1):
-        assert len(UnigramPath(text, 1.0, size).at(size).pieces) == size
+    for size in range(100, UnigramTrainer(text, 1.0).size + 1):
+        assert len(UnigramTrainer(text, 1.0, size).prune_to(size).pieces) == size
 
 
 def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.store import Stage, write_file
 from data_prep.vocab import unigram
-from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool, steps
+from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool_probabilities, steps
 from data_prep.vocab.model_file import parse, serialize
-from data_prep.vocab.unigram import UnigramPath, Unigrams, _read_words, _seeds
-from data_prep.vocab.unigram_loops import LONGEST_WORD, insert
-from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, curve, plot, run
+from data_prep.vocab.unigram import UnigramModel, UnigramTrainer, _read_words, _seeds
+from data_prep.vocab.unigram_loops import MAX_WORD_LENGTH, build_trie
+from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, nested_vocabularies, plot, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from tests.data_prep.test_stats_plots import parts, places, ticks
 from xlme_ds.data.schema import EOS, read_manifest
@@ -93,8 +93,8 @@ def by_sentencepiece(texts: list[str], model: bytes) -> tuple[float, int]:
     return float(np.mean(scores)), sum(map(len, ids))
 
 
-def points(texts: list[str], largest: int, least: int) -> list[Unigrams]:
-    return list(curve(count_words(texts), largest, least, 0.8, 0.9995))
+def points(texts: list[str], largest: int, least: int) -> list[UnigramModel]:
+    return list(nested_vocabularies(count_words(texts), largest, least, 0.8, 0.9995))
 
 
 def test_words_are_counted_as_sentencepiece_normalises_them(
@@ -129,7 +129,7 @@ def test_a_curve_is_nested_rises_with_size_and_ends_at_the_characters(lines: dic
 
 def test_rare_characters_are_unknown_and_so_is_a_run_of_them() -> None:
     texts = ["abab ab ba abba " * 50] * 20 + ["ab ЖШЖ ab", "abЖЖbШ"]
-    point = UnigramPath(count_words(texts), 0.999).at(30)
+    point = UnigramTrainer(count_words(texts), 0.999).prune_to(30)
     assert not {"Ж", "Ш"} & set("".join(point.pieces))
     alp, tokens = by_sentencepiece(texts, serialize(point.pieces))
     assert (point.score / len(texts), point.tokens) == (pytest.approx(alp, rel=1e-6), tokens)
@@ -138,7 +138,7 @@ def test_rare_characters_are_unknown_and_so_is_a_run_of_them() -> None:
 def test_a_long_word_is_cut() -> None:
     """At most a piece more at each cut."""
     texts = ["abab ab ba abba " * 50] * 20 + ["abba" * 2500]
-    point = UnigramPath(count_words(texts), 1.0).at(30)
+    point = UnigramTrainer(count_words(texts), 1.0).prune_to(30)
     alp, tokens = by_sentencepiece(texts, serialize(point.pieces))
     assert point.score / len(texts) == pytest.approx(alp, rel=0.02)
     assert tokens <= point.tokens <= tokens + 9
@@ -169,11 +169,11 @@ def test_expectation_and_maximisation_against_all_segmentations() -> None:
     """One round from known probabilities, counted by hand; digamma from SciPy's definition by differences."""
     words = {"abab": 5, "aab": 3, "bba": 2, "b": 7}
     text = WordCounts(pa.array(sorted(words), pa.large_string()), np.array([words[w] for w in sorted(words)]), 17)
-    path = UnigramPath(text, 1.0)
-    before = dict(zip(path._pieces, path._scores[1:].tolist(), strict=True))
+    trainer = UnigramTrainer(text, 1.0)
+    before = dict(zip(trainer._pieces, trainer._scores[1:].tolist(), strict=True))
     expected, _ = brute_force(words, before)
-    path._reestimate(0.0)
-    after = path.at(1000)
+    trainer._reestimate(0.0)
+    after = trainer.prune_to(1000)
     for _ in range(1):
         floored = {piece: max(count, 0.5) for piece, count in expected.items()}
         whole = digamma(sum(floored.values()))
@@ -220,9 +220,9 @@ def test_a_large_vocabulary_begins_with_more_seeds(
     """Maximisation drops half of the seeds at once, so a number of them that is fixed bounds the vocabulary."""
     monkeypatch.setattr(unigram, "_SEEDS", 120)
     words = count_words(lines["de"])
-    fixed = unigram.UnigramPath(words, 1.0).size
-    assert fixed < 110 <= unigram.UnigramPath(words, 1.0, 110).size
-    assert len(unigram.UnigramPath(words, 1.0, 110).at(110).pieces) == 110
+    fixed = unigram.UnigramTrainer(words, 1.0).size
+    assert fixed < 110 <= unigram.UnigramTrainer(words, 1.0, 110).size
+    assert len(unigram.UnigramTrainer(words, 1.0, 110).prune_to(110).pieces) == 110
 
 
 def test_lines_are_thinned_until_their_words_fit_into_memory() -> None:
@@ -262,7 +262,7 @@ def test_more_substrings_than_the_tables_have_room_for_at_first() -> None:
     assert scores == guesses[-len(pieces) :].tolist() == sorted(scores, reverse=True)
     numbers = {character: number for number, character in enumerate(words.alphabet, 1)}
     characters = np.array([numbers[character] for piece in pieces for character in piece], np.int32)
-    trie = insert(characters, np.cumsum([0, *map(len, pieces)]), len(numbers))
+    trie = build_trie(characters, np.cumsum([0, *map(len, pieces)]), len(numbers))
     lattice = unigram._find_pieces(trie, words.characters, words.starts, words.reach)
     assert lattice.fan.tolist() == [4, 3, 2, 1] * len(spelt)
     alphabet = [*words.alphabet, *pieces]
@@ -275,14 +275,14 @@ def test_more_substrings_than_the_tables_have_room_for_at_first() -> None:
 
 def test_every_part_of_a_long_word_of_unknown_characters_has_one() -> None:
     """Of unknown characters in a row one stays, but in each part of a word."""
-    words = _read_words(count_words(["ab " * 9999 + "ж" * (2 * LONGEST_WORD)]), 0.9)
+    words = _read_words(count_words(["ab " * 9999 + "ж" * (2 * MAX_WORD_LENGTH)]), 0.9)
     sizes = np.diff(words.starts)
     assert sorted(sizes.tolist()) == [1, 1, 2, 3] and (words.characters == 0).sum() == 3
 
 
 def test_a_curve_has_all_sizes_from_the_largest_to_the_least(lines: dict[str, list[str]]) -> None:
     """Each is four fifths of the one before, of 125 down to just the least; then the characters."""
-    points = [len(point.pieces) for point in curve(count_words(lines["en"]), 125, 64, 0.8, 1.0)]
+    points = [len(point.pieces) for point in nested_vocabularies(count_words(lines["en"]), 125, 64, 0.8, 1.0)]
     assert points[:-1] == [125, 100, 80, 64] and points[-1] == len({*"".join(lines["en"]), "▁"} - {" "})
 
 
@@ -290,7 +290,7 @@ def test_too_small_a_largest_size_for_the_characters(lines: dict[str, list[str]]
     letters = {letter for line in lines["ja"] for letter in f"▁{line}"}
     for largest in (20, len(letters) - 1):
         with pytest.raises(ValueError, match=rf"--largest is too small for a language with {len(letters)} characters"):
-            list(curve(count_words(lines["ja"]), largest, 5, 0.8, 1.0))
+            list(nested_vocabularies(count_words(lines["ja"]), largest, 5, 0.8, 1.0))
 
 
 @pytest.mark.parametrize(("code", "least"), [("sw", 500), ("hi", 500), ("ja", 1500)])
@@ -298,7 +298,7 @@ def test_the_path_is_no_worse_than_sentencepiece_s_trainings(code: str, least: i
     """At every size against one of SentencePiece's own, on the text and on text held out."""
     texts = real_lines(code, 3000)
     heldout, texts = texts[::10], [text for n, text in enumerate(texts) if n % 10]
-    found = list(curve(count_words(texts), 4000, least, 0.6, 0.9995))
+    found = list(nested_vocabularies(count_words(texts), 4000, least, 0.6, 0.9995))
     assert len(found) > 2
     for point in found[:-1]:
         model = io.BytesIO()
@@ -397,7 +397,9 @@ def test_the_plot_has_the_chosen_sizes_on_the_curves_and_against_the_lines() -> 
 def test_order_and_pool() -> None:
     small, large = {"a": -1.0, "b": -0.5}, {"a": -2.0, "b": -3.0, "ab": -1.0, "ba": -4.0}
     assert piece_order([small, large]) == ["b", "a", "ab", "ba"]
-    pooled = pool({"x": {"a": np.log(0.2), "b": np.log(0.2)}, "y": {"b": 0.0}}, {"x": 3.0, "y": 1.0, "unused": 9.0})
+    pooled = pool_probabilities(
+        {"x": {"a": np.log(0.2), "b": np.log(0.2)}, "y": {"b": 0.0}}, {"x": 3.0, "y": 1.0, "unused": 9.0}
+    )
     assert list(pooled) == ["b", "a"]
     assert np.exp(list(pooled.values())) == pytest.approx([0.75 * 0.5 + 0.25, 0.75 * 0.5])
 
@@ -441,14 +443,14 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
     """Interrupted at the third language, then taken up: same bytes, and finished curves are not made again."""
     begun: list[int] = []
 
-    def interrupted(text: WordCounts, *settings: float) -> Iterator[Unigrams]:
+    def interrupted(text: WordCounts, *settings: float) -> Iterator[UnigramModel]:
         begun.append(text.sentences)
         if len(begun) == 3:
             raise KeyboardInterrupt
-        return curve(text, *settings)
+        return nested_vocabularies(text, *settings)
 
     run(config(corpus, tmp_path / "whole"))
-    monkeypatch.setattr("data_prep.vocab.vocap.curve", interrupted)
+    monkeypatch.setattr("data_prep.vocab.vocap.nested_vocabularies", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(config(corpus, tmp_path / "again"))
     assert len(list((tmp_path / "again" / "tasks").glob("path-*.json"))) == 2
