@@ -49,7 +49,7 @@ ENGLISH = "en"  # the language whose scores `gap` compares with those of the oth
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
-class RunInputs(NamedTuple):
+class TuningInputs(NamedTuple):
     """Everything that is read before the model is built."""
 
     initial: TrainedEncoder
@@ -117,7 +117,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         return result
 
 
-def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> RunInputs:
+def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningInputs:
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
     run before training. Raises ValueError."""
     command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
@@ -162,7 +162,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> RunInput
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return RunInputs(initial, sets, config, loader, unlabelled)
+    return TuningInputs(initial, sets, config, loader, unlabelled)
 
 
 def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _initialise(
     )
 
 
-def _scores(model: TaskModel, inputs: RunInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
+def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
     initial, sets, tuning = inputs.initial, inputs.sets, inputs.config.tuning
