@@ -187,10 +187,12 @@ def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove the block files and the markers of `tasks`, except <task>.json. Lists each folder once for all tasks."""
+    """Remove the block files and the markers of `tasks`, except <task>.json, and the markers of the slices in which
+    duplicates of their languages were found. Lists each folder once for all tasks."""
     names = {task.name for task in tasks}
+    languages = {task.source.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
-        if path.name.partition(".")[0] in names:
+        if path.name.partition(".")[0] in names | languages:
             path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
         for path in folder.glob("*/*-*"):

@@ -119,15 +119,15 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if the same files are named twice for one language or pair, or if the same text (files, members,
-    columns and chosen rows) is named for two of them, unless its format marks the language of each text."""
-    origin_of: dict[tuple[str, ...], str] = {}  # (language or pair, files) -> the flag or corpus that named them
+    """Raise ValueError if one language or pair names a text (files, members, columns and chosen rows) twice. Raise it
+    too if two languages or pairs name the same text, unless its format marks the language of each text."""
+    origin_of: dict[tuple[object, ...], str] = {}  # (language or pair, text) -> the flag or corpus that named it
     name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
     for source in inputs:
         origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         files = sorted(map(_file_identity, source.paths))
-        key = (source.name, *files)
         text = (*files, source.members, source.columns, _chosen_rows(source))
+        key = (source.name, *text)
         first_name = name_of.setdefault(text, source.name)
         if first_name != source.name and not READERS[source.format].says_languages:
             raise ValueError(

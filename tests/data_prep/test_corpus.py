@@ -374,6 +374,18 @@ def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
         assert ("eng.txt counts twice as en" in capsys.readouterr().err) == ("" in filters)
 
 
+def test_two_columns_of_a_file_are_two_texts(tmp_path: Path) -> None:
+    (tmp_path / "en.jsonl").write_text('{"title": "a", "text": "b"}\n')
+    shared: dict[str, str] = {"where": str(tmp_path), "format": "jsonl", "files": "{lang}.jsonl"}
+    corpora = []
+    for column in ("title", "text"):
+        (tmp_path / column).mkdir()
+        columns = f'languages = ["en"]\ncolumns = ["{column}"]'
+        corpora.append(describe(tmp_path / column, columns, name=column, **shared))
+    inputs = find_sources(TextConfig(corpus=tuple(corpora)))["mono"].inputs
+    assert [source.columns for source in inputs] == [("title",), ("text",)]
+
+
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two
     pairs."""

@@ -1,10 +1,12 @@
 """Exact duplicates against a plain set in memory, whatever the blocks, slices, inputs and processes."""
 
 import json
+import lzma
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +252,37 @@ def test_an_input_that_changed_before_its_duplicates_were_removed(
     path.write_text(text)
     run(config)
     assert read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]["paragraphs"] == 3
+
+
+def test_another_version_of_an_input_after_its_duplicates_were_found(
+    vocab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted before a block is written; then a block's marker is lost, and the file has become unreadable, so that
+    the user fetches it again and gets other text."""
+    descriptions = write_corpora(tmp_path, [["All", "human"], ["All"]], [["human"], ["Rechten"]])
+    plain, path = tmp_path / "data1" / "en.txt", tmp_path / "data1" / "en.txt.xz"
+    path.write_bytes(lzma.compress(plain.read_bytes()))
+    description = tmp_path / "c1.toml"
+    description.write_text(description.read_text().replace("{lang}.txt", "{lang}.txt.xz"))
+    config = EncodeConfig(vocab, tmp_path / "out", corpus=tuple(descriptions), block_bytes=4)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("data_prep.encode.remove_duplicates._write_block", interrupted)
+        run(config)
+    tasks = tmp_path / "out" / "mono" / "tasks"
+    assert list(tasks.glob("en.*.json")) and not list(tasks.glob("*.final.json"))
+    (tasks / "en-001.00000.json").unlink()
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ValueError, match=r"en\.txt\.xz"):
+        run(config)
+    path.write_bytes(lzma.compress(f"familia\n\n{plain.read_text()}".encode()))
+    run(config)
+    run(replace(config, out=tmp_path / "fresh"))
+    found = written(tmp_path / "out" / "mono")
+    assert found == written(tmp_path / "fresh" / "mono") and len(found) == 3
 
 
 def test_a_lost_shard_makes_the_language_new(larger: list[str], vocab: Path, tmp_path: Path) -> None:

@@ -84,10 +84,16 @@ def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
 def test_the_sum_of_other_terms_is_not_compared() -> None:
     models = [
         {"model": name, "terms": terms, "overall": {"loss": 9.0, "mlm": 1.0}, "languages": {}}
-        for name, terms in (("a", ["mlm", "tlm"]), ("b", ["mlm", "tlm", "mrtd", "trtd"]))
+        for name, terms in (
+            ("a", {"mlm": 1.0, "mrtd": 50.0}),
+            ("b", {"mlm": 1.0, "mrtd": 50.0}),
+            ("c", {"mlm": 1.0, "mrtd": 25.0}),
+            ("d", {"mlm": 1.0, "tlm": 1.0}),
+        )
     ]
-    rows = [[row[0] for row in loss_tables({"models": of})[0].rows] for of in (models[:1], models)]
-    assert rows == [["loss", "mlm"], ["mlm"]]
+    compared = (models[:2], models[1:3], [models[0], models[3]])
+    rows = [[row[0] for row in loss_tables({"models": of})[0].rows] for of in compared]
+    assert rows == [["loss", "mlm"], ["mlm"], ["mlm"]]
 
 
 def test_a_table_at_its_layer() -> None:
@@ -160,7 +166,12 @@ def test_tables_of_several_models_by_hand() -> None:
     assert perplexities.notes[0] == "not unseen: text that b was trained on" and not bits.notes
 
     overall = {"loss": 3.0, "mlm": 1.0, "tlm": 2.0}
-    one = {"model": "a", "terms": ["mlm", "tlm"], "overall": overall, "languages": {"mlm": {"y": 1.5, "x": 0.5}}}
+    one = {
+        "model": "a",
+        "terms": {"mlm": 1.0, "tlm": 1.0},
+        "overall": overall,
+        "languages": {"mlm": {"y": 1.5, "x": 0.5}},
+    }
     two = one | {"model": "b", "overall": overall | {"mlm": 4.0}, "languages": {"mlm": {"x": 9.0}, "tlm": {"z": 8.0}}}
     whole, mlm, tlm = loss_tables({"models": [one, two]})
     assert whole.rows == [["loss", "3.0000", "3.0000"], ["mlm", "1.0000", "4.0000"], ["tlm", "2.0000", "2.0000"]]

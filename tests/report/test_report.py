@@ -594,6 +594,13 @@ def article(run: Path, language: str, task: str, tokens: list[dict[str, Any]]) -
     return html[html.index("<article") : html.index("</article>")]
 
 
+def test_all_documents_of_a_row_are_shown(run: Path) -> None:
+    """Three of them, each ended by `</s>`, in one language."""
+    end = token("</s>", 0.99)
+    html = article(run, "fr", "mono", [*FRENCH[:-1], end, token("▁deux", 0.1), end, token("▁trois", 0.2), end])
+    assert len(re.findall('<p[^>]*lang="fr"', html)) == 3 and "deux" in html and "trois" in html
+
+
 def test_verdicts(run: Path) -> None:
     html = article(run, "fr", "mono", FRENCH)
     page = " ".join(Page((run / "report.html").read_text(encoding="utf-8")).text.split())

@@ -43,7 +43,8 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         metadata = model.metadata
         for store in stores.values():
             metadata |= trained_on_entry(model, store)
-        results.append(metadata | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
+        weighted_terms = dict(zip(model.objective.terms, model.objective.weights.tolist(), strict=True))
+        results.append(metadata | {"terms": weighted_terms} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
 
 
@@ -93,8 +94,8 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     models = results["models"]
     names = [model["model"] for model in models]
     keys = list(dict.fromkeys(key for model in models for key in model["overall"]))
-    if len({tuple(model["terms"]) for model in models}) > 1 and "loss" in keys:
-        keys.remove("loss")  # sums of different terms cannot be compared
+    if any(model["terms"] != models[0]["terms"] for model in models) and "loss" in keys:
+        keys.remove("loss")  # sums of different terms, or of terms with different weights, cannot be compared
     tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
     for term in dict.fromkeys(term for model in models for term in model["languages"]):
         losses_by_model = [model["languages"].get(term, {}) for model in models]

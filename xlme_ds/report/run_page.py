@@ -314,7 +314,9 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
             spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
             sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
     sides = [side for side in sides if side]  # `</s>` may also begin an item, and two may divide its sides
-    codes = [*sample["language"].split("–"), ""]  # "" for a side without a code
+    codes = sample["language"].split("–")
+    if len(codes) == 1:  # a row of text, in which each `</s>` ends a document
+        codes *= len(sides)
     return {
         "language": sample["language"],
         "task": sample["task"],

@@ -165,17 +165,18 @@ def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[
 def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
     """The lines that a run prints at its start: its main settings and sizes."""
     data, engine = config.data, config.engine
-    rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
+    counts = [f"{count:,}" for count in (data.mono_rows, data.para_rows) if count]
+    rows = (" or " if data.alternate else " + ").join(counts)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
     precision = engine.precision + ("" if on_gpu() else " on the CPU")
     engine_name = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
     network_sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
     total = info.parameters.get("trained_total", sum(network_sizes.values()))
-    counts = ", ".join(f"{name} {format_number(count)}" for name, count in network_sizes.items())
+    sizes = ", ".join(f"{name} {format_number(count)}" for name, count in network_sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
         f"{'process' if world == 1 else 'processes'}, {engine_name}, {precision}",
-        f"  model: {format_number(total)} parameters ({counts})",
+        f"  model: {format_number(total)} parameters ({sizes})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
         f"{loader.plan.accumulation} × {loader.plan.micro_batch_size} rows",
     ]
@@ -213,7 +214,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
-    # Settings that the recipe leaves at `auto` and for which the run has chosen a value.
+    # Settings that a run replaces by a value if they are `auto`: then they differ without the user's doing.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
