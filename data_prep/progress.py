@@ -1,6 +1,6 @@
 """Shows the user results on stdout, warnings on stderr, and the progress of long work.
 
-On a terminal, progress is a bar; elsewhere it is a plain line every few seconds.
+On a terminal, progress is a bar; elsewhere it is a plain line, at most one every ten seconds.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Finds exact duplicates in all text of a language or pair, in bounded memory. Of equal texts, the first in input order
-is kept.
+"""Finds exact duplicates in the inputs of a language or pair that have the filter `exact_duplicates`, in bounded
+memory. Of equal texts, the first in input order is kept.
 
 Texts are duplicates if they have the same normal form (`Vocabulary.normalise`), because the model reads them alike.
 
@@ -9,8 +9,8 @@ Texts are duplicates if they have the same normal form (`Vocabulary.normalise`),
    (`find_duplicates`): of paragraphs with equal hashes, all but the first are duplicates.
 3. Blocks with duplicates are written again without them (remove_duplicates.py).
 
-Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance: for n = 2 billion this is 0.1
-paragraphs.
+Of n different paragraphs, about n²/2^65 are lost because their hash is another paragraph's by chance: 0.1 paragraphs
+for n = 2 billion.
 
     <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
     <block>.hash.npy          the hashes of the paragraphs, sorted

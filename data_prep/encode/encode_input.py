@@ -180,8 +180,8 @@ def begin_input(stage: Stage, task: EncodeTask) -> None:
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Discard the blocks of those unfinished `tasks` whose input files changed since an interrupted run. Only one
-    process calls this function, before any block is encoded."""
+    """Discard the blocks of those unfinished `tasks` whose input files have other names or sizes than in an interrupted
+    run. Only one process calls this function, before any block is encoded."""
     begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard_blocks(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
 

@@ -176,11 +176,11 @@ def _use_bf16_buffers(optimizer: BF16_Optimizer) -> None:
 
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, reducer: _GradientReducer) -> None:
-    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16, and convert all
-    gradients at once."""
+    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank and, if they are bf16, clip them
+    in bf16 and convert all of them at once."""
     norm = reducer.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # true for NaN too
-    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm  # DeepSpeed itself would report -1
+    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
     if optimizer.overflow:
         optimizer.clear_lp_grads()
     else:
@@ -192,7 +192,7 @@ def _step(optimizer: BF16_Optimizer, reducer: _GradientReducer) -> None:
 
 def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_step: Callable[[], object]) -> None:
     """Replaces `step` of torch's optimizer: calls the original (`take_step`) for each piece of this rank's part in
-    turn, so that only one piece of a bf16 gradient exists in float32 at a time; collective."""
+    turn, so that bf16 gradients are converted to float32 one piece at a time. All ranks must call it."""
     clip_divisor = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
     whole_groups = [group.pop("params") for group in groups]

@@ -75,8 +75,8 @@ def write_state_shards(shards: Sequence[StateShard], writer: StateWriter) -> Non
 
 @torch.no_grad()
 def read_state_shards(shards: Sequence[StateShard], reader: StateReader, sizes: Mapping[str, int]) -> None:
-    """Fill all buffers from `reader`; `sizes`: element count of every parameter that this rank holds. Raises ValueError
-    if the saved state belongs to another model."""
+    """Fill the pieces of all buffers from `reader`; `sizes`: element count of every parameter that this rank holds.
+    Raises ValueError if the saved state lacks an element."""
     for shard in shards:
         with shard.opened(to_write=True) as buffers:
             parts = (

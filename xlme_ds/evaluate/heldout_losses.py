@@ -1,4 +1,4 @@
-"""Losses of whole models on held-out rows, comparable between all runs.
+"""Losses of whole models on held-out rows: all models read the same rows under the same masks.
 
 The terms are those that a run reports while it trains. All models that mask tokens have the same masks, whatever
 fraction their runs masked: 15% of the tokens are predicted, and each of these is replaced by `<mask>`. A model that was

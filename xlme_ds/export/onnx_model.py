@@ -1,5 +1,5 @@
 """Writes model.onnx into an exported folder: the encoder, and its head if it was fine-tuned, for any number of texts of
-any length."""
+any length that the model reads."""
 
 import logging
 import warnings

@@ -1,4 +1,5 @@
-"""Files that are complete or absent after a crash: atomic writes, JSON files with a checksum, checksums of files."""
+"""Files that are complete or absent after a crash of the program, and with `flush` of the machine: atomic writes, JSON
+files with a checksum, checksums of files."""
 
 import errno
 import hashlib

@@ -203,14 +203,15 @@ def cpu_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor
 
 
 def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: TorchBias) -> Tensor:
-    """The result of `cpu_attend`, from torch's kernels for the GPU, which never store all scores."""
+    """The result of `cpu_attend`, from torch's kernels for the GPU, which do not store the scores of a layer. On a CPU
+    torch stores them."""
     added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         added = added * gate_BHT1
     assert bias.allowed_B1TT is not None
     mask = torch.where(bias.allowed_B1TT, added, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias, and misreads a bias of another type.
-    # If the memory-efficient kernel cannot be used, torch raises an error: a GPU never stores all scores here.
+    # If the memory-efficient kernel cannot be used, a GPU raises an error instead of storing all scores.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 

@@ -1,4 +1,4 @@
-"""The complete initialisation scheme, in one place.
+"""The initialisation of every model that is trained. (Exports initialise new heads in export/remote/.)
 
 | parameters | initial value |
 |---|---|

@@ -1,7 +1,7 @@
 """Masked language modelling on monolingual rows (MLM), as in XLM-R, and on translation pairs (TLM), as in XLM.
 
-L = L_MLM + L_TLM, each a mean over the masked positions of its task. B rows, T tokens, M masked positions. Tasks are in
-the order of data.rows.TASKS.
+L = L_MLM + L_TLM, each a mean over the masked positions of its task; `objective.z_loss` adds to the gradient alone. B
+rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS.
 """
 
 from collections.abc import Mapping

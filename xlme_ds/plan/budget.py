@@ -93,7 +93,8 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
 
 
 def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
-    """Size, steps and GPU-hours of a whole published `run`, and `share`: `flops` / all operations of that run."""
+    """Size, steps and GPU-hours of a whole published `run`, without time for transfers, and `share`: `flops` / all
+    operations of that run."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
     return {
         "parameters": count_parameters(run)["discriminator"],

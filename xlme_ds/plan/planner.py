@@ -1,5 +1,5 @@
-"""The plan of a run as one dictionary: the cost of the layout that its settings give, and the fastest layouts that
-fit in memory."""
+"""The plan of a run as one dictionary: the cost of the layout that its settings give, and the fastest of the tried
+layouts (ZeRO 1 to 3 and pipelines, micro-batches of powers of two) that fit in memory."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -248,8 +248,8 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
 
 
 def _options(run: RunConfig, base: RunConfig) -> str:
-    """The command-line options that change the run `base` into `run`. The settings in `_LAYOUT_SETTINGS` are left out
-    if both runs have the default; the number of stages of a pipeline is always given."""
+    """The command-line options that give the run `base` the layout of `run`. A setting in `_LAYOUT_SETTINGS` is left
+    out if both runs have its default, except for the number of stages of a pipeline."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _LAYOUT_SETTINGS:

@@ -103,9 +103,9 @@ def build_from(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """The progress of an unfinished run; None for a finished one. Its keys are `step`, the newest step; `steps`, the
-    number of steps of the whole run; and `shown`, the step of the sentences on the page, 0 if there are none yet.
-    `settings`: the run's settings in `train`."""
+    """The progress of an unfinished run; None for a finished one or if config.json lacks its steps. Its keys are
+    `step`, the newest step; `steps`, the number of steps of the whole run; and `shown`, the step of the sentences on
+    the page, 0 if there are none yet. `settings`: the run's settings in `train`."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -276,8 +276,9 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     `languages`.
 
     A token is flagged if its score is at least the `threshold`: the N-th highest score of all samples, where N is the
-    count of replaced tokens. So every model, good or bad, flags as many tokens as were replaced. A threshold of 0.5
-    would flag almost none, because replaced tokens are rare. Tokens whose score is None were not judged.
+    count of replaced tokens. So every model, good or bad, flags as many tokens as were replaced (more if scores are
+    equal). A threshold of 0.5 would flag almost none, because replaced tokens are rare. Tokens whose score is None were
+    not judged.
     """
     tokens = [token for sample in samples for token in sample["tokens"]]
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
@@ -286,7 +287,7 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     in_order = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
     shown = [_with_verdicts(sample, threshold) for sample in in_order]
     return {
-        # Pairs come first, because one side of each is English.
+        # Pairs come first, because one side of most is English.
         "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
         "threshold": threshold if replaced else None,
         "totals": sum((sample["counts"] for sample in shown), Counter()),
