@@ -165,7 +165,7 @@ def test_a_setting_by_almost_its_name(flag: str, message: str) -> None:
 
 
 def test_help_shows_the_settings_that_people_set() -> None:
-    short = python("-m", "xlme_ds", "pretrain", "--help").stdout
+    short = python("-m", "xlme_ds", "pretrain", "--help", COLUMNS=120).stdout
     assert len(short.splitlines()) < 75 + len(RECIPES) and short.count("\n  --") == 8 + 15
     assert "--train.steps 125000" in short and "--help-all" in short
     assert short.count("--data DIR [DIR ...] ") == 2 and "  --branch RUN@STEP " in short

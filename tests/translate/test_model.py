@@ -377,5 +377,5 @@ def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     written = [model.back_translated_sources(batch) for _ in range(2)]
     assert int((written[0].segments > 0).sum()) == size + 2 and model.training
     assert torch.equal(written[0].tokens, written[1].tokens)
-    assert torch.equal(written[0].tokens, model.eval().written(batch).tokens)
+    assert torch.equal(written[0].tokens, model.eval().back_translated_sources(batch).tokens)
     assert model.train()(batch).nll_M.isfinite().all()
