@@ -101,7 +101,7 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
     """Write one language without near duplicates. Returns the task's result: `files` (the written file), `documents`
     (how many were read) and `removed` (how many of them were near duplicates)."""
     name, inputs = language
-    earlier_result = stage.task_result(name)
+    earlier_result = stage.read_marker(name)
     if earlier_result is not None:
         return earlier_result
     work = stage.folder / "work" / name
@@ -118,7 +118,7 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
         warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
     shard = asdict(file.shard(path, stage.folder))
     result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
-    stage.finish_task(name, result)
+    stage.write_marker(name, result)
     shutil.rmtree(work)
     return result
 

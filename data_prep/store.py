@@ -91,7 +91,7 @@ class Stage:
                 return True
             on_root((self.folder / "manifest.json").unlink)
         tasks = self._tasks_of_damaged(files, processes)
-        on_root(lambda: self.forget_tasks(tasks))
+        on_root(lambda: self.remove_markers(tasks))
         return False
 
     def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
@@ -105,7 +105,7 @@ class Stage:
             else:
                 warn(f"{path} is damaged: it is written again")
                 path.unlink()
-        results = {path: self.task_result(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
+        results = {path: self.read_marker(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
         files = []
         for path, result in results.items():
             if result is None:
@@ -128,11 +128,11 @@ class Stage:
             on_root(lambda: warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}"))
         return {task for task, _ in lost}
 
-    def task_result(self, task_name: str) -> dict[str, Any] | None:
+    def read_marker(self, task_name: str) -> dict[str, Any] | None:
         """The result of a task; None if the task has not finished, or if its marker is damaged."""
         return _read_or_none(self._marker(task_name), self._context)
 
-    def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
+    def write_marker(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
         """Mark a task as finished; call it when all its shards are in place.
 
         Without `flush` the marker may not be on the disk yet. If a crash loses it, or a file that it lists, the task
@@ -140,7 +140,7 @@ class Stage:
         """
         write_checksummed(self._marker(task_name), result, self._context, flush)
 
-    def forget_tasks(self, task_names: Iterable[str]) -> None:
+    def remove_markers(self, task_names: Iterable[str]) -> None:
         """Remove the markers of tasks, so that they run again."""
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
@@ -186,7 +186,7 @@ def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict
         return None
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
-        result = stage_folder.task_result(marker.stem)
+        result = stage_folder.read_marker(marker.stem)
         if result is None:
             raise ValueError(
                 f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"

@@ -19,7 +19,7 @@ from xlme_ds.io.files import (
     fsync,
     read_checksummed,
     read_versioned,
-    require_line_feeds,
+    refuse_carriage_returns,
     require_regular,
     visible_paths,
     write_checksummed,
@@ -126,10 +126,10 @@ def test_a_checksummed_file_is_for_its_context_and_format(tmp_path: Path) -> Non
 def test_text_of_other_systems() -> None:
     """Of two ends of lines one may be a lone carriage return; at the end of all it is none, nor before a line feed."""
     for data in (b"", b"a", b"a\r", b"a\r\nb\r\n", b"a\rb\n", b"a\rb\nc\rd\n"):
-        require_line_feeds(data, "file")
+        refuse_carriage_returns(data, "file")
     for data in (b"a\rb", b"a\rb\rc\n", b"\r\r"):
         with pytest.raises(ValueError, match="file ends its lines by carriage returns alone"):
-            require_line_feeds(data, "file")
+            refuse_carriage_returns(data, "file")
 
 
 def test_files_that_are_read_and_written(tmp_path: Path) -> None:

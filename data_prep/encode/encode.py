@@ -23,7 +23,7 @@ from data_prep.encode.encode_input import (
     discard_changed,
     encode_inputs,
     forget_lost_blocks,
-    moved_shards,
+    restore_unmarked_moves,
 )
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
@@ -133,13 +133,13 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
-    if stage.check_finished(config.processes, on_root(lambda: moved_shards(stage))):
+    if stage.check_finished(config.processes, on_root(lambda: restore_unmarked_moves(stage))):
         return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
     unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
     # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
-    encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
+    encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     workers = world_size() if world_size() > 1 else config.processes
     if open_tasks:
@@ -155,7 +155,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
 def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
-        result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
+        result = stage.read_marker(task.name) or stage.read_marker(f"{task.name}.encoded")
         for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
             if size != size_then:
                 raise ValueError(
@@ -168,7 +168,7 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
     """Returns the tasks that have work left, in the order of `tasks`. These are the unfinished tasks and, if the
     duplicates of a language or pair must be found again, all of its tasks with the filter `exact_duplicates`. Removes
     the results of finished tasks that are done again."""
-    unfinished = [task for task in tasks if stage.task_result(task.name) is None]
+    unfinished = [task for task in tasks if stage.read_marker(task.name) is None]
     for task in unfinished:
         forget_lost_blocks(stage, task)
     languages = {
@@ -178,7 +178,7 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
     deduplicated = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
     again = [task for task in deduplicated if task.name not in names]
     discard_blocks(stage, again)
-    stage.forget_tasks(task.name for task in again)
+    stage.remove_markers(task.name for task in again)
     names.update(task.name for task in again)
     return [task for task in tasks if task.name in names]
 
@@ -194,7 +194,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        result = stage.task_result(task.name)
+        result = stage.read_marker(task.name)
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
         counts = result["counts"]

@@ -113,7 +113,7 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
     try:
         for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
             block_count = number + 1
-            is_encoded = stage.task_result(task.block_name(number)) is not None
+            is_encoded = stage.read_marker(task.block_name(number)) is not None
             if not is_encoded and not shared.offer(task.name, number, block):
                 encode(task.name, number, block)
             if shared.failed:
@@ -124,9 +124,9 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
         raise
     if shared.drain(task.name, encode):
         if task.filters.exact_duplicates:
-            stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": block_count})
+            stage.write_marker(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": block_count})
         else:
-            finish_input(stage, task, [stage.task_result(task.block_name(number)) for number in range(block_count)])
+            finish_input(stage, task, [stage.read_marker(task.block_name(number)) for number in range(block_count)])
         shared.finish(task.name)
 
 
@@ -163,7 +163,7 @@ def encode_block(
         "files": [asdict(file) for file in hashes.save(path, stage.folder)] if hashes else [],
         "counts": counts.as_json(),
     }
-    stage.finish_task(task.block_name(number), result)
+    stage.write_marker(task.block_name(number), result)
 
 
 def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
@@ -175,15 +175,15 @@ def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterato
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
     """Record the names and sizes of an input's files before they are read. `discard_changed` compares them later."""
-    if stage.task_result(f"{task.name}.begun") is None:
-        stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
+    if stage.read_marker(f"{task.name}.begun") is None:
+        stage.write_marker(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Discard the blocks of those unfinished `tasks` whose input files have other names or sizes than in an interrupted
     run. Only one process calls this function, before any block is encoded."""
     begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
-    discard_blocks(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
+    discard_blocks(stage, [task for task in tasks if stage.read_marker(f"{task.name}.begun") != begun[task.name]])
 
 
 def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
@@ -200,15 +200,15 @@ def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def moved_shards(stage: Stage) -> set[str]:
+def restore_unmarked_moves(stage: Stage) -> set[str]:
     """Names of staged shards that were moved to their final place. If an interrupted run moved a shard but did not mark
     the move, the shard is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
-        result = stage.task_result(path.stem)
+        result = stage.read_marker(path.stem)
         name = result["shard"]["name"] if result and result.get("shard") else ""
         if name.startswith(f"{STAGED}/") and not (stage.folder / name).exists():
-            if stage.task_result(f"{path.stem}.final"):
+            if stage.read_marker(f"{path.stem}.final"):
                 moved.add(name)
             elif (final := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
                 make_folder((stage.folder / name).parent)
@@ -219,13 +219,13 @@ def moved_shards(stage: Stage) -> set[str]:
 def forget_lost_blocks(stage: Stage, task: EncodeTask) -> None:
     """If a block of an encoded input lacks its marker or shard, remove the markers of the block and the marker that all
     blocks are encoded, so that the block is encoded again."""
-    encoded = stage.task_result(f"{task.name}.encoded")
+    encoded = stage.read_marker(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
-        result, final = stage.task_result(name), stage.task_result(f"{name}.final")
+        result, final = stage.read_marker(name), stage.read_marker(f"{name}.final")
         no_shard = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
         if result is None or no_shard:
-            stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
+            stage.remove_markers((name, f"{name}.final", f"{task.name}.encoded"))
 
 
 def finish_input(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
@@ -240,5 +240,5 @@ def finish_input(stage: Stage, task: EncodeTask, block_results: Iterable[dict[st
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
     # Flush a result of several shards before the blocks' markers are removed: if both were lost, all blocks would be
     # encoded again.
-    stage.finish_task(task.name, result, flush=len(shards) > 1)
-    stage.forget_tasks(markers)
+    stage.write_marker(task.name, result, flush=len(shards) > 1)
+    stage.remove_markers(markers)

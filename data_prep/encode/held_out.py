@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.filters.clean import clean_lines, text_warnings
 from data_prep.readers.corpus_files import CorpusPath, read_decompressed
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.io.files import require_line_feeds
+from xlme_ds.io.files import refuse_carriage_returns
 
 OTHER_SPLIT = "other_split"
 HELD_OUT_TEXT = "held_out_text"
@@ -75,7 +75,7 @@ def _clean_sentences(path: Path, data: bytes) -> list[str]:
         raise ValueError(f"{path} is not UTF-8: convert it")
     if not lines:
         raise ValueError(f"{path} has no text, {effect}: name the file of the test set")
-    require_line_feeds(data, path)
+    refuse_carriage_returns(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
         raise ValueError(f"{path} is a table, JSON or XML, {effect}: store only the sentences, one per line")
     for warning in text_warnings(len(lines), repaired):

@@ -55,9 +55,9 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
 
 def is_deduplicated(stage: Stage, task: EncodeTask) -> bool:
     """True if all blocks of an input are written without their duplicates, and only the input's marker is missing."""
-    encoded = stage.task_result(f"{task.name}.encoded")
+    encoded = stage.read_marker(f"{task.name}.encoded")
     return encoded is not None and all(
-        stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
+        stage.read_marker(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
     )
 
 
@@ -73,7 +73,7 @@ def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
-    result = stage.task_result(task_name)
+    result = stage.read_marker(task_name)
     assert result is not None, f"{task_name} is not finished"
     return result
 
@@ -83,9 +83,9 @@ def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> N
     language, slice_number = language_and_slice
     out = language.slices[slice_number]
     marker = f"{out.parent.name}.{out.name}"
-    if stage.task_result(marker) is None:
+    if stage.read_marker(marker) is None:
         files = find_duplicates(language.staged, slice_number, len(language.slices), out, stage.folder)
-        stage.finish_task(marker, {"files": [asdict(file) for file in files]})
+        stage.write_marker(marker, {"files": [asdict(file) for file in files]})
 
 
 def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> None:
@@ -94,7 +94,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
     language, index = language_and_block
     task, number = language.blocks[index]
     marker = f"{task.block_name(number)}.final"
-    if stage.task_result(marker) is not None:
+    if stage.read_marker(marker) is not None:
         return
     result = _result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
@@ -109,7 +109,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
             if staged.exists():  # else an interrupted run has moved it already
                 os.replace(staged, path)
             result["shard"]["name"] = task.shard_name(number)
-    stage.finish_task(marker, result)
+    stage.write_marker(marker, result)
 
 
 def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
@@ -185,4 +185,4 @@ def _add_duplicates(reasons: dict[str, int], duplicates: int) -> dict[str, int]:
 def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
         blocks = range(_result(stage, f"{task.name}.encoded")["blocks"])
-        finish_input(stage, task, [stage.task_result(f"{task.block_name(number)}.final") for number in blocks])
+        finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in blocks])

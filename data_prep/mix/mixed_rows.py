@@ -148,7 +148,7 @@ def write_shard(
 
     name = f"{shard_number:05d}"
     path = stage.folder / f"{name}.arrow"
-    result = stage.task_result(f"shard-{name}")
+    result = stage.read_marker(f"shard-{name}")
     if result is None:
         start = shard_number * rows_per_shard
         stop = min(start + rows_per_shard, rows)
@@ -163,7 +163,7 @@ def write_shard(
         assert shard.rows == stop - start
         index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checks), stage.folder)
         result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
-        stage.finish_task(f"shard-{name}", result)
+        stage.write_marker(f"shard-{name}", result)
     return result
 
 

@@ -65,8 +65,8 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
 def _count_rows(stage: Stage, plan: MixPlan, windows: int, first_window: int) -> dict[str, Any]:
     """Count the rows of each window of one task, or read the counts that an interrupted run has stored."""
     name = f"windows-{plan.order.total}-{first_window}"
-    result = stage.task_result(name)
+    result = stage.read_marker(name)
     if result is None:
         result = {"rows": count_rows(plan, first_window, min(first_window + _WINDOWS_PER_TASK, windows))}
-        stage.finish_task(name, result)
+        stage.write_marker(name, result)
     return result

@@ -68,7 +68,7 @@ def make_input(codes: Sequence[str], paths: tuple[CorpusPath, ...], file_format:
         paths=paths,
         members=reader.members(paths[0], tuple(codes)),
         format=file_format,
-        swapped=ordered != languages and not reader.says_languages,
+        swapped=ordered != languages and not reader.has_language_tags,
         **described,
     )
 

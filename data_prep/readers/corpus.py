@@ -37,7 +37,7 @@ class TextConfig:
     """Continue when files of a description's languages are missing; a warning names them."""
 
     @property
-    def names_text(self) -> bool:
+    def has_input(self) -> bool:
         """Whether any of the flags names text."""
         return self.mono is not None or self.para is not None or bool(self.corpus)
 
@@ -61,7 +61,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     No text is read, except to find copies: files of one language or pair that have the same size are compared. Raises
     ValueError if no text is named, or if a description, a file or its name cannot be used.
     """
-    if not text.names_text:
+    if not text.has_input:
         raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
     corpora = read_corpora(text.corpus, text.where)
     sources = {}
@@ -129,7 +129,7 @@ def _check_named_once(inputs: list[Input]) -> None:
         text = (*files, source.members, source.columns, _chosen_rows(source))
         key = (source.name, *text)
         first_name = name_of.setdefault(text, source.name)
-        if first_name != source.name and not READERS[source.format].says_languages:
+        if first_name != source.name and not READERS[source.format].has_language_tags:
             raise ValueError(
                 f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: name "
                 "another file for one of them"

@@ -85,7 +85,7 @@ class Reader(ABC):
     """
 
     task: ClassVar[str]
-    says_languages: ClassVar[bool] = False  # whether the files themselves mark the language of each text
+    has_language_tags: ClassVar[bool] = False  # whether the files themselves mark the language of each text
     any_column: ClassVar[bool] = False  # whether the filter `column` may use columns that `columns` does not name
     columns: tuple[str, ...] = ()
 

@@ -43,7 +43,7 @@ _MAX_REFERENCE = 12  # the largest number of characters that _CHARACTER_REFERENC
 class Tmx(AlignedReader):
     """Translation Memory eXchange."""
 
-    says_languages = True
+    has_language_tags = True
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
         """Yield the units of a TMX file, each as the first segment of each of the two languages, without tags.

@@ -105,7 +105,7 @@ def sample_lines(
         candidate_counts = [
             {code: max(count, quota.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
-        on_root(partial(stage.forget_tasks, map(_read_task, unread)))
+        on_root(partial(stage.remove_markers, map(_read_task, unread)))
 
 
 def _candidate_counts(
@@ -192,7 +192,7 @@ def _read_lines(
     `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
     candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
     """
-    result = stage.task_result(_read_task(index))
+    result = stage.read_marker(_read_task(index))
     if result is not None:
         return result
     source = inputs[index]
@@ -224,7 +224,7 @@ def _read_lines(
     for code, path in zip(keys, hash_paths, strict=True):
         hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
         result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
-    stage.finish_task(_read_task(index), result)
+    stage.write_marker(_read_task(index), result)
     return result
 
 
@@ -246,7 +246,7 @@ def _choose_lines(
     If there are too few candidates, or their files are damaged, nothing is written. Then it returns (0, indices of the
     inputs to read again).
     """
-    result = stage.task_result(f"chosen-{code}")
+    result = stage.read_marker(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
     by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
@@ -268,5 +268,5 @@ def _choose_lines(
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())
     result = {"lines": int(chosen.sum()), "files": [asdict(file.shard(_sample_file(stage, code), stage.folder))]}
-    stage.finish_task(f"chosen-{code}", result)
+    stage.write_marker(f"chosen-{code}", result)
     return result["lines"], []

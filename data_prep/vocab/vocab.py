@@ -57,11 +57,11 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if self.model is None and not self.names_text:
+        if self.model is None and not self.has_input:
             raise ValueError(
                 "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
             )
-        if self.compare is not None and (self.model is None or not self.names_text):
+        if self.compare is not None and (self.model is None or not self.has_input):
             raise ValueError(
                 "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
             )
@@ -77,7 +77,7 @@ class VocabConfig(TextConfig):
 def run(config: VocabConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
-    if config.model is None or config.names_text:
+    if config.model is None or config.has_input:
         _train(config)
     else:
         source = on_root(partial(Vocabulary, config.model))
@@ -213,6 +213,6 @@ def finish_vocabulary(
 def discard_work(stage: Stage, *folders: str) -> None:
     """Remove `folders`, which hold the working files of a stage that has ended. The tasks' markers list these files, so
     the markers are removed first."""
-    stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
+    stage.remove_markers(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

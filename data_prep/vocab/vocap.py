@@ -127,7 +127,7 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
     which has the `curve` from the smallest vocabulary to the largest."""
     code, path = task
     task_name = f"path-{code}"
-    result = stage.task_result(task_name)
+    result = stage.read_marker(task_name)
     if result is None:
         text = thinned_words(partial(read_lines, [path]), _TRAINING_MEMORY)
         points, files = [], []
@@ -139,7 +139,7 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
                 file = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
-        stage.finish_task(task_name, result)
+        stage.write_marker(task_name, result)
     return result
 
 

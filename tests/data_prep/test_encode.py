@@ -433,13 +433,13 @@ def test_every_rank_encodes_and_begins_with_the_largest_input(
     for code, times in (("de", 1), ("en", 90), ("fr", 10)):
         (tmp_path / "in" / f"{code}.txt").write_text(f"{sentences[0]}\n" * times)
     markers: list[str] = []
-    finish_task = Stage.finish_task
+    write_marker = Stage.write_marker
 
     def noted(stage: Stage, name: str, result: dict, flush: bool = False) -> None:
         markers.append(name)
-        finish_task(stage, name, result, flush)
+        write_marker(stage, name, result, flush)
 
-    monkeypatch.setattr(Stage, "finish_task", noted)
+    monkeypatch.setattr(Stage, "write_marker", noted)
     run(EncodeConfig(vocab, tmp_path / "alone", mono=tmp_path / "in"))
     assert [name for name in markers if "." not in name] == ["en-000", "fr-000", "de-000"]
     mpiexec = Path(sys.executable).parent / "mpiexec"
@@ -526,9 +526,9 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin_input(stage, task)
     encode_block(stage, task, Vocabulary(vocab), 0, next(READERS[task.source.format].blocks(task.source, 500)))
-    assert stage.task_result(task.block_name(0))
+    assert stage.read_marker(task.block_name(0))
     discard_changed(stage, [task])
-    assert stage.task_result(task.block_name(0))  # the same input
+    assert stage.read_marker(task.block_name(0))  # the same input
     run(replace(config, mono=tmp_path / "changed"))
     run(replace(config, mono=tmp_path / "changed", out=tmp_path / "expected"))
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")

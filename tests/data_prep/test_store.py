@@ -322,15 +322,15 @@ def test_text_that_changes_before_its_duplicates_are_removed(corpus: Corpus, tmp
 def _interrupt(corpus: Corpus, out: Path, moment: int) -> None:
     """Stop `encode` where the first marker of a moment is about to be written."""
     endings = ("00002", ".encoded", "00000.final", "00001.final")
-    finish_task = Stage.finish_task
+    write_marker = Stage.write_marker
 
     def stop(stage: Stage, name: str, result: dict, flush: bool = False) -> None:
         if name.startswith("en-") and name.endswith(endings[moment]):
             raise KeyboardInterrupt
-        finish_task(stage, name, result, flush)
+        write_marker(stage, name, result, flush)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Stage, "finish_task", stop)
+        patch.setattr(Stage, "write_marker", stop)
         corpus.encode(out)
 
 
@@ -367,7 +367,7 @@ def test_files_that_are_lost_are_counted_and_the_first_eight_named(
     with stage.open():
         for number in range(10):
             file = write_file(tmp_path / f"{number}.txt", b"text", tmp_path)
-            stage.finish_task(f"task-{number}", {"files": [vars(file)]})
+            stage.write_marker(f"task-{number}", {"files": [vars(file)]})
         for number in range(lost):
             empty(tmp_path / f"{number}.txt")
         capsys.readouterr()
@@ -376,7 +376,7 @@ def test_files_that_are_lost_are_counted_and_the_first_eight_named(
     files = "file is" if lost == 1 else "files are"
     words = f"warning: {lost} {files} missing or damaged in {tmp_path}; made again: {named}\n"
     assert capsys.readouterr().err == words
-    assert [stage.task_result(f"task-{number}") is None for number in range(10)] == [n < lost for n in range(10)]
+    assert [stage.read_marker(f"task-{number}") is None for number in range(10)] == [n < lost for n in range(10)]
 
 
 def test_long_settings_are_cut_in_the_message(tmp_path: Path) -> None:

@@ -517,10 +517,10 @@ def test_pairs_sampled_by_another_alpha(prepared: Path, tmp_path: Path) -> None:
 def test_markers_and_settings_that_say_something_else(copied: Path) -> None:
     folder = copied / "data" / "mono"
     stage = Stage(folder, "mix", read_manifest(folder).settings)
-    result = stage.task_result("shard-00001")
+    result = stage.read_marker("shard-00001")
     assert result is not None
     result["shard"]["sha256"] = "0" * 64
-    stage.finish_task("shard-00001", result)
+    stage.write_marker("shard-00001", result)
     with pytest.raises(ValueError, match=r"tasks/shard-00001\.json disagree about 00001\.arrow"):
         run(VerifyConfig(folder))
     (folder / "tasks" / "shard-00001.json").write_bytes(b"")

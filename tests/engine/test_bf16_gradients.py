@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.launch import run_ranks
-from xlme_ds.engine.bf16_gradients import _accumulate, cut_groups
+from xlme_ds.engine.bf16_gradients import _accumulate, split_param_groups
 
 WAYS = "spared", "spared, immediate"
 
@@ -57,7 +57,7 @@ def test_groups_are_sent_from_the_last_layer_to_the_first() -> None:
     others = [parameter for parameter in names if all(parameter is not bias for bias in biases)]
     groups = [{"params": others, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups)
-    cut_groups(optimizer, module, 12)
+    split_param_groups(optimizer, module, 12)
     assert [" ".join(names[each] for each in group["params"]) for group in optimizer.param_groups] == [
         "head.weight",
         "layers.2.weight layers.1.weight",

@@ -177,7 +177,7 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
 
 def explicit_attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, bias: TorchBias) -> Tensor:
     """The formula, its gradients torch's own."""
-    distance = torch.zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    distance = torch.zeros(()) if bias.position_bias_HTT is None else bias.position_bias_HTT
     bias_BHTT = torch.where(bias.allowed_B1TT, distance if gate is None else distance * gate, float("-inf"))
     return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias_BHTT).softmax(-1) @ v
 

@@ -81,8 +81,8 @@ def distances_of(given: dict[str, Tensor], tokens: int) -> Tensor | None:
 def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: bool = False) -> dict[str, Tensor]:
     size = given["qkv"].shape[-1]
     cfg = replace(SMALL, width=2 * size, heads=2, kernels=kernels)  # type: ignore[arg-type]
-    distance_HW = distances_of(given, segments_BT.shape[1])
-    bias, gate = attention_bias(cfg, segments_BT, distance_HW, given["qkv"].dtype), gate_of(given)
+    position_bias_HW = distances_of(given, segments_BT.shape[1])
+    bias, gate = attention_bias(cfg, segments_BT, position_bias_HW, given["qkv"].dtype), gate_of(given)
 
     def attend(qkv_BT3HK: Tensor) -> Tensor:
         if isinstance(bias, TritonBias):

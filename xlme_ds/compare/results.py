@@ -360,7 +360,7 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         axes.plot(flops, values, **style)
         if name in trend_of:
             logs = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
-            middle, half = np.array([trend_of[name].at(log_flops) for log_flops in logs]).T
+            middle, half = np.array([trend_of[name].at(log10_flops) for log10_flops in logs]).T
             axes.plot(10**logs, middle, "--", color=colour, linewidth=0.8)
             axes.fill_between(10**logs, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)
         if untrained := [run.untrained[measure] for run in runs if run.system == name and measure in run.untrained]:

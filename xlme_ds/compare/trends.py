@@ -24,11 +24,11 @@ class Trend(NamedTuple):
     covariance: np.ndarray  # covariance matrix of `intercept` and `slope`, [2, 2]
     quantile: float  # quantile of Student's t: half of an interval is this many standard errors
 
-    def at(self, log_flops: float) -> tuple[float, float]:
-        """The score of the line at 10^`log_flops` operations, and half of this score's interval."""
-        weights = np.array([1.0, log_flops])
+    def at(self, log10_flops: float) -> tuple[float, float]:
+        """The score of the line at 10^`log10_flops` operations, and half of this score's interval."""
+        weights = np.array([1.0, log10_flops])
         half = self.quantile * math.sqrt(weights @ self.covariance @ weights)
-        return self.intercept + self.slope * log_flops, half
+        return self.intercept + self.slope * log10_flops, half
 
     @property
     def slope_half_width(self) -> float:

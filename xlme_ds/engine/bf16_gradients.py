@@ -30,7 +30,7 @@ _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
 _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
 
-def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
+def split_param_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
     """Cut the optimizer's groups into smaller ones, which have at most `size` elements or only one parameter. Sort the
     new groups in the order in which the backward pass completes them: from the last layer to the first.
 
@@ -68,7 +68,7 @@ def reduce_in_buffers(engine: Any, bf16_buffers: bool = False) -> None:
             optimizer.optimizer.step = partial(_step_in_pieces, optimizer, reducer, optimizer.optimizer.step)
             optimizer.step = partial(_step, optimizer, reducer)
         optimizer._update_hp_grad = partial(_add_gradient, optimizer, reducer)
-        optimizer.clear_hp_grads = partial(_forget_gradients, optimizer)
+        optimizer.clear_hp_grads = partial(_mark_gradients_stale, optimizer)
         engine.buffered_allreduce_fallback = reducer.finish
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
@@ -95,13 +95,13 @@ class _GradientReducer:
         parameters = set(engine.module.parameters())  # without fillers (`memory_alignment.py`), which get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
         # For each group, the indices of its parameters that get a gradient.
-        self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
+        self.trained_indices = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
         self.sent = 0  # number of groups sent in this step
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(group) for group in self.with_gradients]  # by group, parameters whose gradient has not come
+        self.missing = [set(group) for group in self.trained_indices]  # by group: gradients that have not come
 
     def mark_arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
@@ -116,7 +116,7 @@ class _GradientReducer:
         group, optimizer = self.sent, self.optimizer
         self.sent += 1
         arrived = optimizer.fp32_groups_has_gradients[group]
-        for index in self.with_gradients[group]:
+        for index in self.trained_indices[group]:
             if not arrived[index]:  # the parameter's buffer still holds the gradient of the step before
                 optimizer.fp32_groups_gradients[group][index].zero_()
         arrived[:] = [True] * len(arrived)
@@ -283,7 +283,7 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
         total_slice.add_(part_slice)
 
 
-def _forget_gradients(optimizer: BF16_Optimizer) -> None:
+def _mark_gradients_stale(optimizer: BF16_Optimizer) -> None:
     """Replaces `clear_hp_grads`, which would fill the buffers with zeros. The next gradients overwrite the buffers
     anyway."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
-from .bf16_gradients import cut_groups, reduce_in_buffers
+from .bf16_gradients import reduce_in_buffers, split_param_groups
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Engine
 from .memory_alignment import aligned
@@ -51,7 +51,7 @@ class ZeroEngine(Engine):
             # Whether DeepSpeed takes its BF16_Optimizer for these settings.
             uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
             if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
-                cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
+                split_param_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             with aligned(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             reduce_in_buffers(engine, bf16_gradients)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..io.files import require_line_feeds
+from ..io.files import refuse_carriage_returns
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
@@ -11,7 +11,7 @@ def split_lines(data: bytes, name: object) -> list[str]:
     other line ends, and for another encoding."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
-    require_line_feeds(data, name)
+    refuse_carriage_returns(data, name)
     try:
         text = data.decode("utf-8-sig")  # drops the byte order mark that some editors write before the text
     except UnicodeDecodeError as error:

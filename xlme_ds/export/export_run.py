@@ -16,7 +16,7 @@ from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
 from .exported_folder import write_folder
 from .exported_model import Architecture, ExportedModel
-from .onnx_model import require_onnx
+from .onnx_model import require_exportable
 from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
@@ -72,7 +72,7 @@ def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx:
     if model_type not in (None, MODEL_TYPE, *FORMATS):
         raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
-        require_onnx(model)
+        require_exportable(model)
     cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
     unsupported = {  # what of the model each type cannot hold; empty if it can hold all
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()

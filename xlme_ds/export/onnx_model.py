@@ -28,7 +28,7 @@ _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
 }
 
 
-def require_onnx(model: ExportedModel) -> None:
+def require_exportable(model: ExportedModel) -> None:
     """Raise ValueError if a package is missing, or if the model has a decoder."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -39,7 +39,7 @@ def require_onnx(model: ExportedModel) -> None:
         )
 
 
-class _Graph(nn.Module):
+class _OnnxWrapper(nn.Module):
     """A loaded model with exactly the inputs and outputs of model.onnx."""
 
     def __init__(self, model: nn.Module, outputs: tuple[str, ...]):
@@ -72,7 +72,7 @@ def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> Non
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Graph(loaded, outputs).eval(),
+            _OnnxWrapper(loaded, outputs).eval(),
             (),
             str(folder / ONNX_FILE),
             kwargs=inputs,

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.files import require_line_feeds, visible_paths
+from ..io.files import refuse_carriage_returns, visible_paths
 from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
@@ -175,7 +175,7 @@ def _text(path: Path) -> str:
     """The text of a UTF-8 file. A file other than .tsv is read as Latin-1 if most of its non-ASCII lines are not valid
     UTF-8."""
     content = path.read_bytes()
-    require_line_feeds(content, path)
+    refuse_carriage_returns(content, path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

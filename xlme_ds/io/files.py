@@ -154,7 +154,7 @@ def require_regular(path: Path, option: str) -> None:
         raise ValueError(f"{option} {path} is no regular file: name another")
 
 
-def require_line_feeds(data: bytes, name: object) -> None:
+def refuse_carriage_returns(data: bytes, name: object) -> None:
     """Raise ValueError if more lines of a text end in a lone carriage return than in a line feed: our readers end lines
     at line feeds only, and would read the text as one line."""
     if len(_LONE_CR.findall(data)) > data.count(b"\n"):

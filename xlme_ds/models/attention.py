@@ -74,11 +74,11 @@ class RelativePositionTable(nn.Module):
         return weight[relative_position_bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
-def toeplitz(distance_HW: Tensor) -> Tensor:
+def toeplitz(position_bias_HW: Tensor) -> Tensor:
     """A table by query i and key j, [H, T, T], from a table by distance j − i, [H, W]."""
-    tokens = (distance_HW.shape[1] + 1) // 2
-    position_T = torch.arange(tokens, device=distance_HW.device)
-    return distance_HW[:, position_T[None, :] - position_T[:, None] + tokens - 1]
+    tokens = (position_bias_HW.shape[1] + 1) // 2
+    position_T = torch.arange(tokens, device=position_bias_HW.device)
+    return position_bias_HW[:, position_T[None, :] - position_T[:, None] + tokens - 1]
 
 
 class Gate(nn.Module):
@@ -101,7 +101,7 @@ class TorchBias(NamedTuple):
     """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
 
     allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: it may if their `segments_BT` are equal
-    distance_HTT: Tensor | None  # d_{j−i}, or None without a relative bias
+    position_bias_HTT: Tensor | None  # d_{j−i}, or None without a relative bias
     segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
     # The number of tokens in a full row, which decides which weights dropout drops. None: the rows here are full.
     row_tokens: int | None = None
@@ -129,8 +129,8 @@ class TritonBias(NamedTuple):
 
     first_BT: Tensor  # int32: the first key that each query sees, of its item or (`modern.py`) its window
     end_BT: Tensor  # int32: one after the last key that it sees
-    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
-    skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
+    position_bias_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
+    skewed: Tensor | None  # `attention_triton.skew` of `position_bias_HW`, in the type of the queries
     near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
@@ -138,7 +138,7 @@ class TritonBias(NamedTuple):
         attention dropout."""
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
-            qkv_BT3HK, weights, self.distance_HW, self.skewed, self.first_BT, self.end_BT, self.near
+            qkv_BT3HK, weights, self.position_bias_HW, self.skewed, self.first_BT, self.end_BT, self.near
         )
 
 
@@ -170,7 +170,7 @@ def uses_triton(cfg: ModelConfig, make_mask: Callable[[Tensor], Tensor], on_gpu:
 def attention_bias(
     cfg: ModelConfig,
     groups_BT: Tensor,
-    distance_HW: Tensor | None,
+    position_bias_HW: Tensor | None,
     dtype: torch.dtype,
     make_mask: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
@@ -178,34 +178,34 @@ def attention_bias(
     """The mask and the bias that all layers share in one pass, in the form that the chosen kernels need.
 
     `groups_BT` has a number for every position, such as the index of its item. From these numbers `make_mask` makes the
-    attention mask, bool [B, 1, T, T]. `distance_HW` is d, or None without a relative bias. `dtype` is the type of the
-    queries. `row_tokens` is explained in `TorchBias`.
+    attention mask, bool [B, 1, T, T]. `position_bias_HW` is d, or None without a relative bias. `dtype` is the type of
+    the queries. `row_tokens` is explained in `TorchBias`.
     """
     in_16_bit = dtype in (torch.bfloat16, torch.float16)
     # With `model.kernels` triton, `_triton_kernels` raises an error if the package is missing.
     installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
     if uses_triton(cfg, make_mask, groups_BT.is_cuda, in_16_bit) and installed:
         kernels = _triton_kernels()
-        skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
+        skewed = None if position_bias_HW is None else kernels.skew(position_bias_HW.detach(), dtype)
         last_border = _bucket_boundaries(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
         near = kernels.near_tiles(last_border, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
-        return TritonBias(*item_bounds(groups_BT), distance_HW, skewed, near)
-    distance_HTT = None if distance_HW is None else toeplitz(distance_HW).to(dtype)
+        return TritonBias(*item_bounds(groups_BT), position_bias_HW, skewed, near)
+    position_bias_HTT = None if position_bias_HW is None else toeplitz(position_bias_HW).to(dtype)
     if make_mask is item_mask and not groups_BT.is_cuda:
-        return TorchBias(None, distance_HTT, groups_BT, row_tokens)
-    return TorchBias(make_mask(groups_BT), distance_HTT, None, row_tokens)
+        return TorchBias(None, position_bias_HTT, groups_BT, row_tokens)
+    return TorchBias(make_mask(groups_BT), position_bias_HTT, None, row_tokens)
 
 
 def cpu_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: TorchBias) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + gate · d) v over the keys that each query may see, [B, H, T, K], on the CPU."""
     q_BHTK, k_BHTK, v_BHTK = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous()
-    return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
+    return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.position_bias_HTT, bias.allowed_B1TT, bias.segments_BT)
 
 
 def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: TorchBias) -> Tensor:
     """The result of `cpu_attend`, from torch's kernels for the GPU, which do not store the scores of a layer. On a CPU
     torch stores them."""
-    added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    added = q_BHTK.new_zeros(()) if bias.position_bias_HTT is None else bias.position_bias_HTT
     if gate_BHT1 is not None:
         added = added * gate_BHT1
     assert bias.allowed_B1TT is not None
@@ -228,8 +228,10 @@ def dropout_attend(
     """The result of `cpu_attend`, on any device, with dropout: a fraction `rate` of the weights is dropped, chosen by
     `seeds_B`. All scores are stored."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
-    if bias.distance_HTT is not None:
-        scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)
+    if bias.position_bias_HTT is not None:
+        scores_BHTT = scores_BHTT + (
+            bias.position_bias_HTT if gate_BHT1 is None else bias.position_bias_HTT * gate_BHT1
+        )
     allowed_B1TT = bias.allowed_B1TT
     if allowed_B1TT is None:
         assert bias.segments_BT is not None

@@ -68,12 +68,12 @@ def _output(
     k_BHTK: Tensor,
     v_BHTK: Tensor,
     gate_BHT1: Tensor | None,
-    distance_HTT: Tensor | None,
+    position_bias_HTT: Tensor | None,
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> Tensor:
-    """The output of `_Attend`. `distance_HTT` is d; if it is None, nothing is added to the scores."""
-    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
+    """The output of `_Attend`. `position_bias_HTT` is d; if it is None, nothing is added to the scores."""
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, position_bias_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles.all:
         torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
@@ -86,17 +86,17 @@ def _gradients(
     k_BHTK: Tensor,
     v_BHTK: Tensor,
     gate_BHT1: Tensor | None,
-    distance_HTT: Tensor | None,
+    position_bias_HTT: Tensor | None,
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
     """Returns the gradients of q, k and v, then of the gate and of d if these are given. `grad_BHTK` is the gradient of
     the output."""
-    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, position_bias_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # type of sums over all items
-    grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
+    grad_distance = None if position_bias_HTT is None else torch.zeros_like(position_bias_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
         weights = tiles.weights(tile)
@@ -107,19 +107,19 @@ def _gradients(
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         _scaled_product(_flat(grad_q[tile]), grad_scores, k, scale, beta=0)
         _scaled_product(_flat(grad_k[tile]), grad_scores.mT, q, scale, beta=0)
-        if distance_HTT is None or grad_distance is None:
+        if position_bias_HTT is None or grad_distance is None:
             continue
         grad_RHSS = grad_scores.view(*grad_q[tile].shape[:3], -1)
         if gate_BHT1 is not None and grad_gate is not None:
             scratch_RHSS = grad_weights.view_as(grad_RHSS)  # `grad_weights` is not needed any more
-            torch.mul(grad_RHSS, _distance_part(distance_HTT, tile), out=scratch_RHSS)
+            torch.mul(grad_RHSS, _distance_part(position_bias_HTT, tile), out=scratch_RHSS)
             torch.sum(scratch_RHSS, -1, keepdim=True, out=grad_gate[tile])
             grad_RHSS = torch.mul(grad_RHSS, gate_BHT1[tile], out=scratch_RHSS)
         grad_distance_HSS = _distance_part(grad_distance, tile)
         for grad_HSS in grad_RHSS:
             grad_distance_HSS.add_(grad_HSS)
-    if distance_HTT is not None and grad_distance is not None:
-        grad_distance = grad_distance.to(distance_HTT.dtype)
+    if position_bias_HTT is not None and grad_distance is not None:
+        grad_distance = grad_distance.to(position_bias_HTT.dtype)
     return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
 
 

@@ -321,15 +321,15 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     tl.store(dd_at + N, tl.sum(tl.where(turn < N, turned, 0.0), 0))
 
 
-def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
+def skew(position_bias_HW: Tensor, dtype: torch.dtype) -> Tensor:
     """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED_ROWS, X] with X of about 2T. In row y and column X/2
     + x, part 0 holds d of distance x − y, and part 1, for transposed scores, d of distance y − x. For distances of T or
     more the table holds 0."""
-    tokens = (distance_HW.shape[1] + 1) // 2
+    tokens = (position_bias_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED_ROWS) * SKEWED_ROWS + SKEWED_ROWS
     # Columns before distance 1 − T: the first one has distance 1 − SKEWED_ROWS − half.
     left = half + SKEWED_ROWS - tokens
-    two_signs = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
+    two_signs = torch.stack([position_bias_HW, position_bias_HW.flip(1)]).to(dtype)
     two_signs = F.pad(two_signs, (left, 2 * half + SKEWED_ROWS - 1 - left - two_signs.shape[2]))
     return two_signs.unfold(2, 2 * half, 1).flip(2).contiguous()
 
@@ -345,7 +345,7 @@ def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, devi
 def attend(
     qkv_BT3HK: Tensor,
     gate: tuple[Tensor, Tensor, Tensor] | None,
-    distance_HW: Tensor | None,
+    position_bias_HW: Tensor | None,
     skewed: Tensor | None,
     first_BT: Tensor,
     end_BT: Tensor,
@@ -355,16 +355,16 @@ def attend(
     fp32. K must be 16, 32, 64 or 128.
 
     `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.TritonBias`. d is read from
-    `skewed`, but its gradient goes to `distance_HW`.
+    `skewed`, but its gradient goes to `position_bias_HW`.
     """
-    assert gate is None or distance_HW is not None
+    assert gate is None or position_bias_HW is not None
     weights = gate or (None,) * 3
-    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *weights, skewed, first_BT, end_BT, near)
+    return _Attend.apply(position_bias_HW, qkv_BT3HK.contiguous(), *weights, skewed, first_BT, end_BT, near)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, distance_HW, *inputs):  # type: ignore[no-untyped-def]
+    def forward(ctx, position_bias_HW, *inputs):  # type: ignore[no-untyped-def]
         ctx.near = inputs[-1]
         out_BTHK, lse_BHT, gate_BHT = _outputs(*inputs[:-1])
         ctx.save_for_backward(*inputs[:-1], out_BTHK, lse_BHT, gate_BHT)

@@ -210,7 +210,7 @@ class Encoder(nn.Module):
         self,
         x_BTD: Tensor,
         groups_BT: Tensor,
-        distance_HW: Tensor | None,
+        position_bias_HW: Tensor | None,
         make_mask: Callable[[Tensor], Tensor] = item_mask,
         seeds_B: Tensor | None = None,
         row_tokens: int | None = None,
@@ -221,7 +221,7 @@ class Encoder(nn.Module):
         these rows are shorter (see `TorchBias`).
         """
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared_inputs(cfg, groups_BT, distance_HW, x_BTD.dtype, make_mask, row_tokens)
+        shared = layer_class(cfg).shared_inputs(cfg, groups_BT, position_bias_HW, x_BTD.dtype, make_mask, row_tokens)
         return self.run_layers_with(x_BTD, shared, seeds_B)
 
     def run_layers_with(self, x_BTD: Tensor, shared: object, seeds_B: Tensor | None = None) -> Tensor:
@@ -252,9 +252,9 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode
         `forward` returns the last of these."""
-        distance_HW = self.bias_by_distance(segments_BT.shape[1])
+        position_bias_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
-        shared = layer_class(cfg).shared_inputs(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        shared = layer_class(cfg).shared_inputs(cfg, segments_BT, position_bias_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], shared))

@@ -152,7 +152,7 @@ class ModernLayer(TransformerLayer):
     def shared_inputs(  # type: ignore[override]
         cfg: ModelConfig,
         groups_BT: Tensor,
-        distance_HW: Tensor | None,
+        position_bias_HW: Tensor | None,
         dtype: torch.dtype,
         make_mask: Callable[[Tensor], Tensor] = item_mask,
         row_tokens: int | None = None,
@@ -163,7 +163,7 @@ class ModernLayer(TransformerLayer):
         The arguments are the same as for `attention.attention_bias`, which chooses the kernels of global layers.
         """
         assert make_mask is item_mask, "objectives with another mask fail in their checks"
-        full = attention_bias(cfg, groups_BT, distance_HW, dtype, make_mask, row_tokens)
+        full = attention_bias(cfg, groups_BT, position_bias_HW, dtype, make_mask, row_tokens)
         first_BT, end_BT = item_bounds(groups_BT)
         column_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
         local: TritonBias | Windows

@@ -103,8 +103,8 @@ class ElectraStage(PipelineStage, Electra):
         # a backward pass for each floating-point tensor, and only the last pass frees its graph.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *received, seeds_B = tensors[len(others) + 1 :]
-        distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
-        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, distance_HW, seeds_B=seeds_B)
+        position_bias_HW = None if self.cfg.relative_bias == "none" else others[-1]
+        hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, position_bias_HW, seeds_B=seeds_B)
         outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
 
@@ -125,8 +125,8 @@ class ElectraStage(PipelineStage, Electra):
         in the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
-        distance_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
-        relative = () if distance_HW is None else (distance_HW,)
+        position_bias_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
+        relative = () if position_bias_HW is None else (position_bias_HW,)
         return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
@@ -159,8 +159,10 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, seeds_B = tensors
-        distance_HW = relative[0] if relative else None
-        hidden_BTD = self.encoder.run_layers(hidden_BTD, groups_BT, distance_HW, self.masking.attention_mask, seeds_B)
+        position_bias_HW = relative[0] if relative else None
+        hidden_BTD = self.encoder.run_layers(
+            hidden_BTD, groups_BT, position_bias_HW, self.masking.attention_mask, seeds_B
+        )
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, seeds_B
         # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
@@ -171,8 +173,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
-        distance_HW = self.encoder.bias_by_distance(batch.tokens_BT.shape[1])
-        relative = () if distance_HW is None else (distance_HW.contiguous(),)
+        position_bias_HW = self.encoder.bias_by_distance(batch.tokens_BT.shape[1])
+        relative = () if position_bias_HW is None else (position_bias_HW.contiguous(),)
         targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
         hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)

@@ -67,7 +67,7 @@ def plan(
     gpu = with_precision(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
-    _, own_costs = _priced(run, gpus, gpu, utilisation, run)
+    _, own_costs = _estimate(run, gpus, gpu, utilisation, run)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     encoders = objective_of(run.objective).encoders
@@ -169,7 +169,7 @@ def _components(run: RunConfig) -> dict[str, int]:
     return dict(counts)
 
 
-def _priced(
+def _estimate(
     run: RunConfig, gpus: int, gpu: GPU, utilisation: float, base: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Returns (sort key, rounded costs) of `run`, which is `base` in another layout.
@@ -210,7 +210,7 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
     keys_and_costs = []
     for variant in _variants(run, gpus):
         with suppress(ValueError):  # a variant is invalid if, for example, rows do not divide, or a stage is empty
-            keys_and_costs.append(_priced(variant, gpus, gpu, utilisation, run))
+            keys_and_costs.append(_estimate(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
 
 

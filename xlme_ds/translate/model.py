@@ -108,8 +108,8 @@ class TranslationModel(TextEncoder):
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.embedding_blocks, sparse=True)
         x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
-        distance_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
-        return self.encoder.run_layers(x_BSD, source.segments, distance_HW, seeds_B=seeds_B, row_tokens=row_tokens)
+        position_bias_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
+        return self.encoder.run_layers(x_BSD, source.segments, position_bias_HW, seeds_B=seeds_B, row_tokens=row_tokens)
 
     def decode(
         self,
@@ -124,8 +124,8 @@ class TranslationModel(TextEncoder):
         decoder, seeds_B = self.decoder, None if seeds_B is None else derive_seeds(seeds_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
-        distance_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = attention_bias(self.cfg, target.segments, distance_HW, x_BRD.dtype, causal_mask)
+        position_bias_HW = decoder.bias_by_distance(target.tokens.shape[1])
+        self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask)
         assert isinstance(self_bias, TorchBias)
         cross_bias = TorchBias(cross_attention_mask(target.segments, sources_BS), None, row_tokens=row_tokens)
         shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
@@ -140,10 +140,15 @@ class TranslationModel(TextEncoder):
         position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.embedding_blocks)
         x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
-        distance_HW, all_111R = decoder.bias_by_distance(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
+        position_bias_HW, all_111R = (
+            decoder.bias_by_distance(position + 1),
+            allowed_B11S.new_ones(1, 1, 1, position + 1),
+        )
         # The biases for the distances from the new token to each token of the target, from the first one to itself.
-        distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
-        self_bias, cross_bias = TorchBias(all_111R, distance_H1R), TorchBias(allowed_B11S, None)
+        position_bias_H1R = (
+            None if position_bias_HW is None else position_bias_HW[:, None, : position + 1].to(x_B1D.dtype)
+        )
+        self_bias, cross_bias = TorchBias(all_111R, position_bias_H1R), TorchBias(allowed_B11S, None)
         return decoder.run_layers_with(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
 
     def logits(self, hidden_BD: Tensor) -> Tensor:

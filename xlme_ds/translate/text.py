@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..data.vocabulary import Vocabulary
-from ..io.files import require_line_feeds
+from ..io.files import refuse_carriage_returns
 from ..models.text_encoder import language_index
 from ..trained.runs import load_run
 from ..trained.settings import read_config
@@ -67,7 +67,7 @@ def read_lines(path: Path) -> list[str]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
-    require_line_feeds(data, path)
+    refuse_carriage_returns(data, path)
     # Not `splitlines`, which ends a line at other characters too.
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 

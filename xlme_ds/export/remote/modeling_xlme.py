@@ -86,13 +86,13 @@ class XLMEAttention(nn.Module):
         self.gate = XLMEGate(config) if config.relative_bias == "gated" else None
 
     def forward(
-        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, with_weights: bool
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, position_bias_HTT: Tensor | None, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the weights [B, H, T, T] if `with_weights`."""
         q_BHTK, k_BHTK, v_BHTK = heads(self.qkv(x_BTD), 3, self.config)
-        if distance_HTT is not None and self.gate is not None:
-            distance_HTT = distance_HTT * self.gate(q_BHTK)
-        bias = torch.where(allowed_B1TT, 0.0 if distance_HTT is None else distance_HTT, float("-inf"))
+        if position_bias_HTT is not None and self.gate is not None:
+            position_bias_HTT = position_bias_HTT * self.gate(q_BHTK)
+        bias = torch.where(allowed_B1TT, 0.0 if position_bias_HTT is None else position_bias_HTT, float("-inf"))
         out_BTD, weights = attend(q_BHTK, k_BHTK, v_BHTK, bias, self, with_weights)
         return self.output(out_BTD), weights
 
@@ -144,11 +144,11 @@ class XLMELayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, with_weights: bool
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, position_bias_HTT: Tensor | None, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the attention weights [B, H, T, T] if `with_weights`."""
         x_BTD, weights = self._add_attention(
-            x_BTD, self.attention_norm, self.attention, allowed_B1TT, distance_HTT, with_weights
+            x_BTD, self.attention_norm, self.attention, allowed_B1TT, position_bias_HTT, with_weights
         )
         return self._add_feed_forward(x_BTD), weights
 
@@ -204,12 +204,12 @@ class XLMEEncoder(nn.Module):
         """Returns (the first layer's input and the output of every layer, the last one normalised in pre-LN; the
         attention weights of every layer). `items_BT`: the number of each token's item in its row; 0 at padding."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
-        distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
+        position_bias_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
         allowed_B1TT = (items_BT[:, :, None] == items_BT[:, None, :])[:, None]
         states, weights = [x_BTD], []
         for layer in self.layers:
-            x_BTD, layer_weights = layer(x_BTD, allowed_B1TT, distance_HTT, with_weights)
+            x_BTD, layer_weights = layer(x_BTD, allowed_B1TT, position_bias_HTT, with_weights)
             states.append(x_BTD)
             weights.append(layer_weights)
         if self.output_norm is not None:

@@ -39,7 +39,7 @@ class XLMEDecoderAttention(XLMEAttention):
         self,
         x_BRD: Tensor,
         allowed_RT: Tensor | None,
-        distance_HRT: Tensor | None,
+        position_bias_HRT: Tensor | None,
         source_BSD: Tensor,
         source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
@@ -49,7 +49,7 @@ class XLMEDecoderAttention(XLMEAttention):
         q_BHRK, k_BHTK, v_BHTK = heads(self.qkv(x_BRD), 3, self.config)
         if past is not None:
             k_BHTK, v_BHTK = past.self_attention_cache.update(k_BHTK, v_BHTK, self.cache_index)
-        bias = distance_HRT
+        bias = position_bias_HRT
         if bias is not None and self.gate is not None:
             bias = bias * self.gate(q_BHRK)
         if allowed_RT is not None:
@@ -71,12 +71,12 @@ class XLMECrossAttention(nn.Module):
         self,
         x_BRD: Tensor,
         allowed_RT: Tensor | None,
-        distance_HRT: Tensor | None,
+        position_bias_HRT: Tensor | None,
         source_BSD: Tensor,
         source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
-        """Output, [B, R, D]. `past` caches the source's keys and values. `allowed_RT` and `distance_HRT` are
+        """Output, [B, R, D]. `past` caches the source's keys and values. `allowed_RT` and `position_bias_HRT` are
         ignored."""
         (q_BHRK,) = heads(self.query(x_BRD), 1, self.config)
         if past is not None and past.is_updated.get(self.cache_index):
@@ -134,11 +134,11 @@ class XLMEDecoder(XLMEEncoder):
         positions_T = torch.arange(cached + tokens, device=embedded_BRD.device)
         x_BRD = self.embed(embedded_BRD, positions_T[cached:], languages_B[:, None])
         allowed_RT = None if tokens == 1 else positions_T <= positions_T[cached:, None]
-        distance_HRT = None if self.relative is None else self.relative(cached + tokens, tokens)
+        position_bias_HRT = None if self.relative is None else self.relative(cached + tokens, tokens)
         bias_BS = torch.zeros_like(mask_BS, dtype=x_BRD.dtype).masked_fill(~mask_BS, float("-inf"))
         source_bias_B11S = bias_BS[:, None, None]
         for layer in self.layers:
-            x_BRD = layer(x_BRD, allowed_RT, distance_HRT, source_BSD, source_bias_B11S, past)
+            x_BRD = layer(x_BRD, allowed_RT, position_bias_HRT, source_BSD, source_bias_B11S, past)
         return x_BRD if self.output_norm is None else self.output_norm(x_BRD)
 
 
