@@ -4,7 +4,7 @@ memory. Of equal texts, the first in input order is kept.
 Texts are duplicates if they have the same normal form (`Vocabulary.normalise`), because the model reads them alike.
 
 1. While a block is encoded, a paragraph (or pair) that repeats an earlier one of the block is dropped. `BlockHashes`
-   stores a 64-bit hash (BLAKE2b) and the lengths of each paragraph that stays.
+   stores a 64-bit hash (BLAKE2b) and the lengths of each paragraph that is kept.
 2. After all blocks of a language are encoded, their hashes are merged, one slice of the range of hashes at a time
    (`find_duplicates`): of paragraphs with equal hashes, all but the first are duplicates.
 3. Blocks with duplicates are written again without them (remove_duplicates.py).

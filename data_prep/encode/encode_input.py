@@ -201,8 +201,8 @@ def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def restore_unmarked_moves(stage: Stage) -> set[str]:
-    """Names of staged shards that were moved to their final place. If an interrupted run moved a shard but did not mark
-    the move, the shard is moved back."""
+    """Move the shards back that an interrupted run moved to their final place without marking the move. Returns the
+    names of the shards whose move is marked."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.read_marker(path.stem)
@@ -217,8 +217,8 @@ def restore_unmarked_moves(stage: Stage) -> set[str]:
 
 
 def forget_lost_blocks(stage: Stage, task: EncodeTask) -> None:
-    """If a block of an encoded input lacks its marker or shard, remove the markers of the block and the marker that all
-    blocks are encoded, so that the block is encoded again."""
+    """If a block of an encoded input lacks its marker or shard, remove the block's markers and <task>.encoded, so that
+    the block is encoded again."""
     encoded = stage.read_marker(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)

@@ -66,8 +66,8 @@ class MixConfig:
     """LANGUAGE=SHARE or PAIR=SHARE sets a share of the sampled examples, in place of the share that --alpha gives.
     sw+yo=0.02 sets the share of both languages together."""
     max_repeats: float = 0.0
-    """Bound on the repeats of a language or pair, where repeats = sampled examples / available examples. The part of a
-    share that exceeds this bound goes to the other languages; 0 sets no bound."""
+    """Bound on the repeats of a language or pair, where repeats = sampled examples / available examples. A language
+    that reaches this bound leaves the rest of its share to the others; 0 sets no bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
     xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""

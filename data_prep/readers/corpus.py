@@ -47,8 +47,8 @@ class Sources:
     """The inputs of one task (mono or para), sorted by name. If names are equal, inputs of --mono or --para come
     before those of --corpus.
 
-    `settings` holds the values of the corpus descriptions on which a stage's output depends. The names of files and
-    places are left out: the output does not depend on them.
+    `settings`: the values of the corpus descriptions that change a stage's output. The names of files and places are
+    left out: the output does not depend on them.
     """
 
     inputs: tuple[Input, ...]

@@ -1,8 +1,9 @@
 """Add languages to a vocabulary that models were trained with: old pieces keep their ids and scores, new ones follow.
 
 A second vocabulary is trained on the new languages' text alone. Its pieces that the old vocabulary lacks are added,
-each with a hundredth of its probability. Even so an added piece is far likelier than the two or more old pieces that it
-replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
+each with a hundredth of its probability in the second vocabulary. Even so an added piece is far likelier than the two
+or more old pieces that it replaces, and text of the old languages is segmented almost as before
+(docs/lab/tokenizer.md).
 """
 
 import math

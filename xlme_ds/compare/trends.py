@@ -56,7 +56,7 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
     squares, dof = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
-        if len(x) == 0 or np.ptp(x) < 0.1:  # one budget: its runs differ only a little, because they end at whole steps
+        if len(x) == 0 or np.ptp(x) < 0.1:  # all runs have one budget, up to rounding to whole steps
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)

@@ -2,14 +2,15 @@
 by default in float32.
 
 The gradients of a parameter group add up in one flat buffer, in float32 or bf16 (`build.resolve_gradient_precision`).
-DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
-another buffer, all-reduce this one in bf16, convert it back and copy it into the flat buffers, even on one process. The
-operating system maps new buffers page by page, so filling a new buffer with a Base model's gradients takes as long as
-computing several layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile
-and never exists as one tensor. docs/lab/engines.md has the time that each change saves.
+DeepSpeed itself would convert every gradient into a new buffer before adding it. Then it would copy all flat buffers
+into one, all-reduce that in bf16 and copy the result back, even on one process. The operating system maps new buffers
+page by page, so filling a new buffer with a Base model's gradients takes as long as computing several layers. The
+largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never exists as one
+tensor. docs/lab/engines.md has the time that each change saves.
 
-A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32
-the reduce-scatter sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
+A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. A
+reduce-scatter in float32 sends as many bytes as an all-reduce in bf16. The error of a sum in bf16 would grow with the
+number of ranks.
 """
 
 import math
@@ -81,8 +82,8 @@ class _GradientReducer:
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
     `late` is sent during the step's last backward pass, once the gradients of this group and of all groups before it
-    are complete. `late` groups are sent after the last backward pass. So are all groups in a pipeline, because the tied
-    table's gradient arrives only then, and all groups without `overlap_comm`.
+    are complete. `late` groups are sent after the last backward pass. Without `overlap_comm` every group is sent then,
+    and also in a pipeline, because the tied table's gradient arrives only then.
     """
 
     def __init__(self, engine: Any):

@@ -36,8 +36,8 @@ def initial_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
 
 
 class StateShard:
-    """A buffer of master weights that an optimizer updates as one tensor, the optimizer's state of it, and the pieces
-    of parameters in it."""
+    """A flat buffer of master weights that an optimizer updates as one tensor, its optimizer state, and the pieces of
+    parameters in it."""
 
     def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor, kinds: Sequence[str]):
         """`kinds`: names of the optimizer's state, as `state_kinds` gives them."""
@@ -48,8 +48,8 @@ class StateShard:
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """Context that yields a dict: the flat buffers by kind, and the tensor `step`. `to_write`: the caller changes
-        the buffers. If it is false, changes of buffers that are on a disk are lost."""
+        """Context that yields a dict: the flat buffers by kind, and the tensor `step`. `to_write`: write changes back,
+        which buffers on a disk need."""
         states = self.optimizer.state
         state = states[self.master] = states[self.master] or initial_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}

@@ -1,8 +1,8 @@
 """Losses of whole models on held-out rows: all models read the same rows under the same masks.
 
-The terms are those that a run reports while it trains. All models that mask tokens have the same masks, whatever
-fraction their runs masked: 15% of the tokens are predicted, and each of these is replaced by `<mask>`. A model that was
-trained to predict every token predicts every token here, too.
+The terms are those that a run reports while it trains. Models that mask tokens see the same masks, whatever their runs
+masked: 15% of the tokens, all shown as `<mask>`. A model that was trained to predict every token predicts every token
+here, too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -67,7 +67,7 @@ def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> Non
         inputs["language_ids"] = torch.zeros(len(tokens), dtype=torch.long)
         dynamic_shapes["language_ids"] = {0: batch}
     float32_bytes = 4 * sum(parameter.numel() for parameter in loaded.parameters())
-    # This logger warns if torchvision, which is not needed, is not installed.
+    # Silences the warning that torchvision, which is not needed, is missing.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

@@ -95,8 +95,8 @@ def read_versioned(path: Path) -> dict[str, Any]:
 
 
 def write_checksummed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`. The file does not hold
-    `context`, and only readers that give the same one accept the file."""
+    """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`. `context` is hashed but
+    not stored: a reader must give the same one."""
     content = {"format": FORMAT_VERSION, **value}
     write_json(path, content | {_CHECKSUM_KEY: _checksum(content, context)}, flush)
 

@@ -47,8 +47,8 @@ def _bucket_boundaries(half: int, max_distance: int) -> tuple[int, ...]:
 
 def relative_position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets (0
-    counts as negative). Of a sign's buckets, the first half hold one distance each. The ranges of the other buckets
-    grow exponentially up to `max_distance`, and the last bucket also holds all larger distances.
+    counts as negative). Half of a sign's buckets hold a single distance. The ranges of the others grow exponentially up
+    to `max_distance`, and the last bucket also holds all larger distances.
 
     `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """

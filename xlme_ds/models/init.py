@@ -19,8 +19,8 @@ from torch import nn
 
 # A function from a parameter's name to its initial value, float32. If it returns None, the scheme fills the parameter.
 InitialValues = Callable[[str], torch.Tensor | None]
-# A function from a parameter to a context. Inside the context a partitioned parameter is complete, on every rank or on
-# one. At the context's end each rank stores its part of the parameter.
+# A function from a parameter to a context. Inside the context the whole parameter is present, on every rank or on one.
+# At the context's end each rank stores its part of the parameter.
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 

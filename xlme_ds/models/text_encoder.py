@@ -90,8 +90,8 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """A number for every position, int64 [B, T], from which `attention_mask` makes the mask. In this class it is
-        the segment."""
+        """For every position a number, int64 [B, T], from which `attention_mask` makes the mask; here the number of the
+        position's item."""
         return batch.segments_BT
 
     # A function from the groups to an attention mask, bool [B, 1, T, T]. In this class a query sees the keys of its

@@ -1,6 +1,6 @@
 """Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO).
-The discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
-the discriminator learns more from a token than whether it was replaced.
+At each masked position the discriminator reads the generator's sample, and also predicts the original token. So the
+discriminator learns more from a token than whether it was replaced.
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM is a mean over the masked positions of monolingual
 text, L_CTLM a mean over the masked positions of pairs. As in METRO, the softmax alone predicts these tokens; COCO-LM

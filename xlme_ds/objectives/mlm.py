@@ -29,8 +29,7 @@ class MaskedLanguageModelling(Pretraining):
     }
     encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
     used_settings: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
-    # The name of each term's accuracy, which is the fraction of masked positions whose most likely token is the
-    # original.
+    # The names of the terms' accuracies: the share of masked positions whose likeliest token is the original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_class: type[Masking] = Masking
     predicts_all = False  # whether every token is predicted; if so, `mask_fraction` must be 1
@@ -67,7 +66,7 @@ class MaskedLanguageModelling(Pretraining):
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
+        """Operations per token of the encoder and of the softmax, which runs in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_flops(cfg, 1, row_tokens),

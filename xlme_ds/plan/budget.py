@@ -27,8 +27,8 @@ _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model in XLM-E's shape that `dollars` can train with the data and vocabulary of `run`, and the fraction of
-    each published recipe that they pay for. `flags`: the command-line options that select `run`. Raises ValueError if
+    """The model in XLM-E's shape that `dollars` can train on the data and vocabulary of `run`, and the share of each
+    published recipe that they would buy. `flags`: the command-line options that select `run`. Raises ValueError if
     `dollars` do not pay for one step, or pay for more than _MOST_HOURS."""
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour

@@ -61,8 +61,8 @@ def plan(
 ) -> dict[str, Any]:
     """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`.
 
-    By default `gpus` is what one copy of the model needs, which is 1, or the number of stages of a pipeline. Raises
-    ValueError if `run` cannot run on `gpus` GPUs.
+    By default `gpus` is 1 or, in a pipeline, its number of stages. Raises ValueError if `run` cannot run on `gpus`
+    GPUs.
     """
     gpu = with_precision(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus

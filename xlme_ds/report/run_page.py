@@ -153,8 +153,8 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{format_number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        # Tokens since the record before. For the first record: since the run began, which for a branch is at a step
-        # of its parent.
+        # Tokens between two records. The first record of a branch also counts its parent's tokens: they are subtracted
+        # in proportion to the steps.
         inherited_tokens = tokens[0] * first_step(run.settings) / run.metrics[0]["step"]
         new_tokens = np.diff(tokens, prepend=inherited_tokens)
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
@@ -229,8 +229,8 @@ def _dumbbells(
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     """The section on retrieval from `values`, the content of retrieval.json: both figures, and one row per language
-    with its accuracies before and after training. Each accuracy is that at the layer with the best mean accuracy, which
-    is chosen anew after training."""
+    with its accuracies before and after training. Accuracies are those of the layer with the best mean accuracy, which
+    may be another layer after training."""
     overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     best_means = {when: overall[when][layer] for when, layer in best.items()}

@@ -56,8 +56,8 @@ class RunInputs(NamedTuple):
 def heldout_data_config(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
-    A micro-batch has at most as many tokens as a micro-batch in training, where a row has `row_tokens` tokens, but at
-    least one row.
+    A micro-batch has at least one row, and otherwise at most as many tokens as in training, where a row has
+    `row_tokens`.
     """
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
@@ -76,7 +76,8 @@ def read_inputs(
     rank: int,
     world: int,
 ) -> RunInputs:
-    """Claim the run's `folder`; open the data, the held-out data, and the `sources` of the first weights.
+    """Lock the run's `folder`, open the loaders of the data and the held-out data, and read the first weights from
+    `sources`.
 
     Raises ValueError for inputs that do not fit the run.
     """

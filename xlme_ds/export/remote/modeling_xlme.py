@@ -30,7 +30,7 @@ def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest absolute distance of each bucket except the first, for one sign of the distance. Only integers are
+    """The smallest absolute distance of each bucket but the first; both signs have the same borders. Only integers are
     computed, so nothing is rounded."""
     exact = half // 2
     borders, size = list(range(1, exact + 1)), exact
