@@ -71,11 +71,14 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
         import datatrove.pipeline.dedup  # noqa: F401
     except ImportError as error:
         raise ValueError(f"minhash needs the package datatrove ({error}): pip install 'xlme-ds[minhash]'") from None
+    out = (config.out / "mono").resolve()
     sources = find_documents(config.mono)
     for source in sources:
         for path in source.paths:
             if path.is_pipe:
                 raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
+            if path.local_path and out in path.local_path.resolve().parents:
+                raise ValueError(f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out")
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
     return Stage(config.out, "minhash", settings), languages

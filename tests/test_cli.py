@@ -568,6 +568,8 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
         (["/p/xlme_ds/pretrain.py", "a b"], "python -m xlme_ds.pretrain 'a b'"),
         (["/p/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
         (["/p/bin/xlme", "plan"], "xlme plan"),
+        (["/p/xlme_ds/.venv/bin/xlme", "plan"], "xlme plan"),
+        (["/p/xlme_ds/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
         (["/p/mine.py"], "python mine.py"),
     ):
         monkeypatch.setattr(sys, "argv", argv)

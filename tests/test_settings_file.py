@@ -60,6 +60,12 @@ def test_the_command_prints_it_with_the_overrides() -> None:
     assert wrong.returncode == 2 and "optimizer.warmup_steps" in wrong.stderr
 
 
+def test_a_runs_config_json_without_settings_is_refused(tmp_path: Path) -> None:
+    write_versioned(tmp_path / "config.json", {"config": None})
+    with pytest.raises(ValueError, match=r"config\.json has no settings under `config`: restore the file"):
+        settings("--config", str(tmp_path / "config.json"))
+
+
 def test_a_runs_config_json_is_given_back_and_overridden(tmp_path: Path) -> None:
     run = replace(recipe("xlm_mt"), seed=5)
     write_versioned(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})

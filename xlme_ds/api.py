@@ -39,7 +39,7 @@ from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
-from .trained.runs import TrainedEncoder, load_run
+from .trained.runs import TrainedEncoder, find_complete_checkpoint, load_run
 from .trained.settings import is_export
 from .validate import validate
 
@@ -106,7 +106,7 @@ def dry_run(
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"
-    start = max(map(saved_step, checkpoints_of(out)), default=first_step(asdict(config)))
+    start = saved_step(find_complete_checkpoint(out)) if checkpoints_of(out) else first_step(asdict(config))
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"

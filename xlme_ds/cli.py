@@ -63,10 +63,11 @@ def program(command: str) -> str:
 def command_line() -> str:
     """The command line of this process."""
     parts = Path(sys.argv[0]).with_suffix("").parts
-    if "xlme_ds" in parts:
-        start = ["python", "-m", ".".join(parts[parts.index("xlme_ds") :]).removesuffix(".__main__")]
-    elif parts[-1:] == ("xlme",):
+    if parts[-1:] == ("xlme",):
         start = ["xlme"]
+    elif "xlme_ds" in parts[:-1]:  # the last one: a clone may be called xlme_ds too
+        package = len(parts) - 1 - parts[::-1].index("xlme_ds")
+        start = ["python", "-m", ".".join(parts[package:]).removesuffix(".__main__")]
     else:
         start = ["python", Path(sys.argv[0]).name]
     return shlex.join([*start, *sys.argv[1:]])

@@ -18,7 +18,9 @@ def read_values(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
         if "config" in values:
-            values = dict(read_versioned(path)["config"])  # a run's file: `read_versioned` also checks its format
+            values = read_versioned(path)["config"]  # a run's file: `read_versioned` also checks its format
+            if not isinstance(values, dict):
+                raise ValueError(f"{path} has no settings under `config`: restore the file")
         return values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None

@@ -22,7 +22,7 @@ class ColumnFilter:
     def drops(self, value: Any) -> bool:
         """True if a record with this value is dropped. A text value is compared with the bounds as a number, and with
         `one_of` as it is written."""
-        if self.one_of is not None and _json_text(value) not in map(_json_text, self.one_of):
+        if self.one_of is not None and not any(_is_equal(value, entry) for entry in self.one_of):
             return True
         if (self.min, self.max) == (-math.inf, math.inf):
             return False
@@ -30,6 +30,16 @@ class ColumnFilter:
             return not self.min <= float(value) <= self.max
         except (TypeError, ValueError, OverflowError):
             return True
+
+
+def _is_equal(value: Any, entry: Any) -> bool:
+    """True if the text of a value is that of the entry, or if it is a number equal to the entry, such as 1.00 and 1."""
+    if _json_text(value) == _json_text(entry):
+        return True
+    try:
+        return isinstance(value, str) and is_number(entry) and float(value) == entry
+    except ValueError:
+        return False
 
 
 def _json_text(value: Any) -> str:

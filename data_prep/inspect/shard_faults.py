@@ -33,7 +33,7 @@ def schema_and_checks(
             packed=sides == 2 or bool(manifest.packed_unit),
         )
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
-    if folder.name == "para":
+    if manifest.settings.get("task", folder.name) == "para":
         return PAIRS, partial(_pair_faults, text_end=text_end), count_text
     return DOCUMENTS, partial(_document_faults, text_end=text_end), count_text
 

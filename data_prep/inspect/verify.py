@@ -86,7 +86,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
     yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
-    model = folder.parent / "vocab" / MODEL_FILE  # only mix copies the vocabulary
+    model = folder.resolve().parent / "vocab" / MODEL_FILE  # only mix copies the vocabulary
     if stage == "mix" or model.exists():
         yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
         yield (
@@ -217,7 +217,8 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
 def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
     """Check that the manifest and the shards have equal counts, and that all text that was read is written, dropped or
     removed."""
-    unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
+    is_mono = manifest.settings.get("task", folder.name) == "mono"
+    unit, path = "documents" if is_mono else "pairs", folder / "manifest.json"
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
     for shard, counted_in_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]

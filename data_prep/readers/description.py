@@ -192,6 +192,7 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
                 file_format == "moses" and not has_side,
                 ", but format moses has a file for each side: write {side} where their names differ",
             ),
+            (has_side and file_format != "moses", ", but only format moses has a file for each side: take {side} out"),
         ):
             if is_wrong:
                 raise ValueError(f"{label}: files are {pattern!r}{sentence}")

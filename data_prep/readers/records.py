@@ -75,8 +75,10 @@ class RecordPairs(TableReader):
         """Returns the names of the columns of source, target and, if `columns` has it, score. Raises ValueError if
         `columns` lacks a side, or has another key or a name that is no string."""
         names = columns if isinstance(columns, dict) else {}
-        if not {"source", "target"} <= set(names) <= set(self.columns) or not all(
-            isinstance(name, str) for name in names.values()
+        if (
+            not {"source", "target"} <= set(names) <= set(self.columns)
+            or not all(isinstance(name, str) for name in names.values())
+            or names["source"] == names["target"]
         ):
             raise ValueError(
                 f"columns are {columns}: name the column of each side, and of the score if there is one, as in "

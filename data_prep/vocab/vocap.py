@@ -132,12 +132,14 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
         text = thinned_words(partial(read_lines, [path]), _TRAINING_MEMORY)
         points, files = [], []
         if len(text.words):
-            for point in nested_vocabularies(
-                text, config.largest, config.step, config.shrink, config.character_coverage
-            ):
-                points.append((len(point.pieces), point.score / text.sentences))
-                file = _curve_file(stage, code, len(point.pieces))
-                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+            sizes = config.largest, config.step, config.shrink, config.character_coverage
+            try:
+                for point in nested_vocabularies(text, *sizes):
+                    points.append((len(point.pieces), point.score / text.sentences))
+                    file = _curve_file(stage, code, len(point.pieces))
+                    files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+            except ValueError as error:
+                raise ValueError(f"{code}: {error}") from None
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
         stage.write_marker(task_name, result)
     return result
@@ -163,7 +165,8 @@ def nested_vocabularies(
         )
     trainer.prune_to(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
     first = min(largest, trainer.size)
-    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(smallest / largest, shrink)) + 1)]
+    steps = range(math.ceil(math.log(smallest / largest, shrink)) + 1)
+    grid = dict.fromkeys(round(largest * shrink**k) for k in steps)  # small sizes would repeat
     for size in [first, *(size for size in grid if smallest <= size < first)]:
         vocabulary = trainer.prune_to(max(size, trainer.characters))
         if trainer.size > trainer.characters:

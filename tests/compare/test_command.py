@@ -497,6 +497,7 @@ def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: s
         (["xlme --seed 1"], 'write "RECIPE: SETTINGS"'),
         (["xlm: --seed 1"], "--own names xlm, which is not in --recipes: name one of xlme, xlmr, ernie_m"),
         (["xlme: --seed 1", "xlme: --seed 2"], "--own names xlme twice"),
+        (["xlme: --x 'a"], "--own xlme: --x 'a: No closing quotation"),
     ],
 )
 def test_own_settings_name_a_recipe(words: list[str], message: str) -> None:

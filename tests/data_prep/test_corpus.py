@@ -763,7 +763,8 @@ def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
         "false",
         "False",
     ]
-    assert not small.drops("0.0000001") and not small.drops(1e-7) and small.drops(1e-6)
+    assert not one.drops("1.0") and not one.drops("1.00") and one.drops("1.01")
+    assert not small.drops("0.0000001") and not small.drops("1e-07") and not small.drops(1e-7) and small.drops(1e-6)
     (least,) = column_filters({"column": {"x": {"min": 0}}})
     assert least.drops(10**400) and not least.drops("7")
 

@@ -130,6 +130,14 @@ def test_text_that_is_hardly_utf8_is_named(tmp_path: Path, capsys: pytest.Captur
 
 
 @needs_datatrove
+def test_the_input_is_not_overwritten(corpus: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in corpus.iterdir()}
+    with pytest.raises(ValueError, match="where the documents go: choose another --out"):
+        run(MinhashConfig(corpus, tmp_path))
+    assert {path: path.read_bytes() for path in corpus.iterdir()} == before
+
+
+@needs_datatrove
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mono").mkdir()
     os.mkfifo(tmp_path / "mono/de.txt")

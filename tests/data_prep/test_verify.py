@@ -148,6 +148,17 @@ def test_a_flipped_byte(copied: Path) -> None:
         run(VerifyConfig(copied / "data"))
 
 
+@pytest.mark.parametrize("task", ["mono", "para"])
+def test_a_folder_of_a_task_may_have_any_name(
+    copied: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (copied / "data" / task, copied / "encoded" / task):
+        monkeypatch.chdir(folder)
+        run(VerifyConfig(Path(".")))
+    run(VerifyConfig((copied / "encoded" / task).rename(copied / "another")))
+    assert capsys.readouterr().out.count("no fault") == 3
+
+
 def test_a_truncated_a_missing_and_a_stray_file(copied: Path) -> None:
     path = copied / "data" / "para" / "00001.arrow"
     data = path.read_bytes()

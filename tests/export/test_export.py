@@ -354,7 +354,7 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert "exists already: choose another output folder" in refusal(capsys, exported, "--run", str(run))
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    (copy / "retrieval.json").write_text('{"format": 1, "before": {}}')
+    (copy / "retrieval.json").write_text('{"format": 1, "step": 2, "before": {}}')
     assert "a JSON file of the run run is incomplete" in refusal(capsys, no, "--run", str(copy))
     (copy / "retrieval.json").unlink()
     state = load_file(copy / "model" / "model.safetensors")
@@ -389,7 +389,8 @@ def test_what_to_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert refusal(capsys, no, *given) == "name what to export: either --run DIR or --from-hf DIR"
     assert refusal(capsys, no, "--from-hf", str(run), "--which", "encoder") == which
     copy = shutil.copytree(run, tmp_path / "copy")
-    (copy / "retrieval.json").write_text('{"format": 1, "layers": [0], "pairs": {}, "before": {"overall": {}}}')
+    scores = {"format": 1, "step": 2, "layers": [0], "pairs": {}, "before": {"overall": {}}}
+    (copy / "retrieval.json").write_text(json.dumps(scores))
     said = "a JSON file of the run copy is incomplete ('after'): restore or remove it"
     assert refusal(capsys, no, "--run", str(copy)) == said
 

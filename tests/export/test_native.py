@@ -242,6 +242,16 @@ def test_the_tokenizer_is_ours(masked: tuple[Path, Path]) -> None:
     assert not any("kalo mi ter"[start:end].startswith(" ") for start, end in places)
 
 
+def test_a_layer_of_it_joins_pairs_as_it_does(form: str, masked: tuple[Path, Path], tmp_path: Path) -> None:
+    """With one `</s>` between the texts, as the model was trained; XLM-R has two."""
+    if form == "modernbert":
+        pytest.skip("--from-hf reads only models of XLM-R's shape")
+    _, folder = masked
+    main(["--from-hf", str(folder), "--layer", "1", "--out", str(tmp_path / "cut")])
+    pairs = [AutoTokenizer.from_pretrained(of)("kalo", "sador")["input_ids"] for of in (folder, tmp_path / "cut")]
+    assert pairs[0] == pairs[1] and pairs[0].count(2) == 2
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_it_goes_back_whole(masked: tuple[Path, Path], tmp_path: Path, saved: bool) -> None:
     """Bit for bit, also from shards that transformers saved."""
@@ -315,6 +325,8 @@ def test_exports_are_averaged_and_checked(
     run, folder = two
     other = write_run(tmp_path / "other", seed=2, embedding_sharing="gdes", like=run, **SHAPES[form])
     xlme.export.run(other, tmp_path / "export")
+    folder = shutil.copytree(folder, tmp_path / "first")
+    (folder / "model.onnx").write_bytes(b"of the first alone")
     checkpoint.main(
         ["average", "--model", str(folder), "--model", str(tmp_path / "export"), "--out", str(tmp_path / "mean")]
     )
@@ -326,6 +338,7 @@ def test_exports_are_averaged_and_checked(
         found = weights(name)
         assert found is not None
         torch.testing.assert_close(found, (value + state[name]) / 2, rtol=0, atol=1e-6)
+    assert not (tmp_path / "mean/model.onnx").exists()
     damaged = tmp_path / "mean/replaced_head.safetensors"
     checkpoint.main(["check", "--run", str(tmp_path / "mean")])
     content = bytearray(damaged.read_bytes())

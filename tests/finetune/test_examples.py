@@ -236,6 +236,7 @@ def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
         "tydiqa/tydiqa.goldp.en.train.json",
         "xquad/xquad.de.json",
     ]
+    assert found("xquad", tmp_path, tmp_path / "squad") == found("xquad", tmp_path), "a file that two folders reach"
     with pytest.raises(ValueError, match="are both the train set of en: keep one"):
         found("xquad", tmp_path / "xquad", tmp_path / "tydiqa", tmp_path / "squad")
 
@@ -280,6 +281,7 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
         "test-de.tsv test-en.tsv",
     )
     assert not sets.held_out and sets.dev_only == ["fr"], "a dev set alone is not scored where others have tests"
+    assert chosen("ner", "train-en.tsv dev-en.tsv test-de.tsv", several=False).dev_only == [], "en's dev set is scored"
     for all_of in (("all",), ("all", "de")):
         assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
     both = chosen(
@@ -338,7 +340,10 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
     assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
     ten = TuningConfig(held_out=True, train_examples=10)
     assert [one.first for one in training_examples(pairs, TASKS["xnli"], ten, held_out=True)] == ["a9"]
-    with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):
+    few = (
+        r"gives 9 examples, too few to hold out every tenth: add a dev set to the data, or raise tuning.train_examples"
+    )
+    with pytest.raises(ValueError, match=few):
         training_examples(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=9))
 
 

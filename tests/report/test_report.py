@@ -13,7 +13,7 @@ import pytest
 from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
-from xlme_ds.report import by_language, figures, run_page
+from xlme_ds.report import by_language, figures, run_page, runs_page
 from xlme_ds.report.__main__ import main
 from xlme_ds.report.files import RunFiles
 from xlme_ds.report.run_page import write_report
@@ -675,7 +675,7 @@ def test_lines_across_a_panel() -> None:
 def test_a_run_is_compared_by_its_evaluations_or_by_its_steps() -> None:
     """Each in its own colour: points of the evaluations, or a smoothed line through the logged steps."""
     logged, evaluated = [metric(step) for step in range(1, 101)], [heldout(step) for step in (0, 50, 100)]
-    svg = str(figures.compared_curves({"mlm": "t"}, [(logged, evaluated), (logged, [])])["t"])
+    svg = str(figures.compared_curves({"t": ("mlm", [(logged, evaluated), (logged, [])])})["t"])
     curves = {
         colour: [
             len(re.findall("[ML] ", path))
@@ -684,8 +684,29 @@ def test_a_run_is_compared_by_its_evaluations_or_by_its_steps() -> None:
         for colour in ("run0", "run1", "run2")
     }
     assert 3 in curves["run0"] and curves["run1"] and max(curves["run1"]) > 30 and not curves["run2"]
-    other = str(figures.compared_curves({"mlm": "t"}, [([metric(1)], evaluated), (logged, [])])["t"])
+    other = str(figures.compared_curves({"t": ("mlm", [([metric(1)], evaluated), (logged, [])])})["t"])
     assert other == svg, "what was logged in training is not shown beside evaluations"
+
+
+def test_runs_whose_values_are_no_equals(run: Path) -> None:
+    """One key, accuracy_mono, is of masked tokens in one run and of all tokens in the other. The last record of a run
+    whose tasks alternate lacks the other task."""
+    others = []
+    for name, objective in (("masked", "mlm"), ("causal", "clm")):
+        other = run.with_name(name)
+        other.mkdir()
+        config = {"format": 1, "config": {"name": name}, "objective": describe(ObjectiveConfig(name=objective))}
+        (other / "config.json").write_text(json.dumps(config))
+        write_lines(other / "metrics.jsonl", [{"step": 1, "mlm": 3.0}, {"step": 2, "tlm": 2.0}])
+        write_lines(other / "heldout.jsonl", [{"step": 2, "accuracy_mono": 0.25}])
+        others.append(RunFiles(other))
+    titles = [runs_page._own_title("accuracy_mono", other) for other in others]
+    assert len(set(titles)) == 2
+    html = runs_page._page_of({"masked": others[0], "causal": others[1]})
+    cells = {title: re.search(rf"{re.escape(title)}</t[hd]>\s*(<td.*?)</tr>", html, re.S) for title in titles}
+    shown = [re.findall(r"<td[^>]*>([^<]*)</td>", found[1]) for found in cells.values() if found is not None]
+    assert shown == [["0.250", "–"], ["–", "0.250"]]
+    assert {"mlm", "tlm"} <= set(runs_page._drawn_keys(others[:1], others[0].objective["quantities"]))
 
 
 def width_of(page: str) -> float:
@@ -698,8 +719,8 @@ def width_of(page: str) -> float:
 def test_a_chart_that_is_alone_is_wide() -> None:
     logged = [metric(1), metric(2)]
     widths = {}
-    for titles in ({"mlm": "a"}, {"mlm": "a", "tlm": "b"}):
-        drawn = figures.compared_curves(titles, [(logged, []), (logged, [])])
+    for titles in ({"a": "mlm"}, {"a": "mlm", "b": "tlm"}):
+        drawn = figures.compared_curves({title: (key, [(logged, [])] * 2) for title, key in titles.items()})
         widths[len(titles)] = [width_of(svg) for svg in drawn.values()]
     assert widths == {1: [pytest.approx(figures._WIDE)], 2: [pytest.approx(figures._NARROW)] * 2}
 

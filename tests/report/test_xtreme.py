@@ -382,6 +382,8 @@ class Cells(HTMLParser):
 
 def test_the_three_formats_say_the_same(runs: Path, tmp_path: Path) -> None:
     write_scores(runs / "evil", "pawsx", {"en": {"accuracy": 50.0}}, model="runs/a|b <i>")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/xtreme_old_by_language.csv").write_text("of an earlier call")
     page = write_xtreme([runs], tmp_path / "out")
     assert page == tmp_path / "out/xtreme.html"
     html = Cells()

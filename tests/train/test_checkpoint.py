@@ -1,6 +1,7 @@
 """Checkpoints and the run folder, with the plain engine on one process."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -208,6 +209,25 @@ def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_pa
     for name, value in then.items():
         assert torch.equal(written[f"{name}/fp32/0"].view_as(value), value), name
     assert all(value.any() for name, value in written.items() if name.endswith("exp_avg/0"))
+
+
+def test_a_quota_that_ends_when_the_file_is_flushed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As network file systems do; the thread has taken all blocks by then."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(state_files.os, "fsync", full)
+    writer = StateWriter(tmp_path / STATE_FILE, buffer_bytes=0)
+    writer.begin({"a/fp32/0": 4}, step=1)
+    writer.put(torch.ones(4))
+    writer.end()
+    writer._thread.join(20)
+    assert not writer._thread.is_alive()
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
+        writer.result()
 
 
 @pytest.mark.parametrize(("buffer_bytes", "fit"), [(0, 1), (63, 3), (64, 4)])

@@ -187,6 +187,16 @@ def test_a_logged_step_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[s
         assert capsys.readouterr().out == "  ".join(parts) + "\n"
 
 
+def test_a_piped_run_shows_lines_although_errors_go_to_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `xlme pretrain … | tee log`: a bar would be drawn into the pipe, where rich shows none."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    values = dict(step=5, loss=1.0, mlm=2.0, lr=1e-3, tokens_per_s=1.0, data_wait=0.0, memory_gib=1.0, seconds_left=1.0)
+    Console(9, 0, describe(ObjectiveConfig())).step(values)
+    assert capsys.readouterr().out.startswith("step 5/9  loss 1.000  mlm 2.000")
+
+
 def test_tensorboard_has_the_losses_of_every_language(tmp_path: Path) -> None:
     log = LanguageLog(tmp_path, "heldout_languages", 0)
     values = {"step": 3, "terms": {"mlm": {"de": 6.5, "en": 2.0}, "tlm": {"de": 1.0}}, "tokens": {"mlm": {"de": 9}}}

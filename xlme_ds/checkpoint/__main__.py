@@ -195,7 +195,8 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:
-    """Write a copy of the first export, in which each file of weights has the mean over all exports."""
+    """Write a copy of the first export, without its ONNX model, in which each file of weights has the mean over all
+    exports."""
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
     for folder in models:
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
@@ -207,7 +208,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
             raise ValueError(
                 f"{folder} and {models[0]} differ in the names of their files of weights: average exports of one kind"
             )
-    shutil.copytree(models[0], out, dirs_exist_ok=True)
+    shutil.copytree(models[0], out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.onnx", "*.onnx.data"))
     checksums = [""] * len(models)  # for each model, the checksums of its files joined
     for name in names:
         mean, file_checksums = _mean([folder / name for folder in models], read_weights)

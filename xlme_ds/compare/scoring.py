@@ -15,7 +15,7 @@ from ..cli import program
 from ..data.schema import TASKS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold_alignments
-from ..evaluate.retrieval import heldout_pairs, read_tatoeba
+from ..evaluate.retrieval import FEWEST_PAIRS, group_by_language, heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
@@ -31,7 +31,8 @@ COMMANDS_FILE = "commands.json"  # next to the scores: name of a test -> its com
 def require_tests(settings: CompareSettings) -> None:
     """Raise ValueError if a test could not be done after training."""
     pairs = settings.pairs or settings.heldout
-    next(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab")), None)
+    if not group_by_language(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab"))):
+        raise ValueError(f"{pairs} has no language with {FEWEST_PAIRS} pairs with English: name data with more pairs")
     if settings.tatoeba is not None:
         read_tatoeba(settings.tatoeba)
     if settings.align is not None:

@@ -126,7 +126,10 @@ def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
             raise ValueError(f"--own names {name}, which is not in --recipes: name one of {', '.join(recipes)}")
         if name in settings_of:
             raise ValueError(f"--own names {name} twice: give all settings of {name} in one entry")
-        settings_of[name] = shlex.split(settings)
+        try:
+            settings_of[name] = shlex.split(settings)
+        except ValueError as error:
+            raise ValueError(f"--own {entry}: {error}") from None
     return settings_of
 
 
@@ -199,4 +202,4 @@ def _plan_run(
         bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
     folder = out / f"{prefix}{name}-{steps}" / seed_folder
-    return PlannedRun(config, folder, tuple(options), step_flops, share.rows * share.row_tokens)
+    return PlannedRun(config, folder, tuple(options), step_flops, int(sum(config.data.mean_rows) * share.row_tokens))

@@ -3,6 +3,7 @@ test before and after training, the languages' shares; and, when the run is fini
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def update_report_data(run: Path) -> None:
         return
     data, heldout = _data_of(run, recorded["data"])
     earlier = _read(run / "retrieval.json")
-    contents = _contents(read_run_config(run), trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
+    config = replace(read_run_config(run), model=trained.model)  # in an earlier phase with another rotary base
+    contents = _contents(config, trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
     if not _finished(run) and shown_step(run) < trained.step:  # no other process wrote newer files meanwhile
         _write(run, contents)
 
@@ -136,7 +138,9 @@ def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, d
     steps."""
     weights = phase_shares(phases(config.data, 0.0), config.train.steps)
     languages: dict[str, dict[str, dict[str, float]]] = {}
-    for task in TASKS:
+    for task, mean_rows in zip(TASKS, config.data.mean_rows, strict=True):
+        if not mean_rows:
+            continue
         for weight, folder in zip(weights, data, strict=True):
             by_language = read_manifest(folder / task).counts["by_language"] if (folder / task).is_dir() else {}
             for language, of_language in by_language.items():

@@ -181,7 +181,8 @@ def stored_pairs(store: RowStore) -> Iterator[TranslationPair]:
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
     require_folder(folder, "name a data folder with para/, or a folder of text")
-    matches = [match for path in sorted(folder.iterdir()) if (match := _PAIR_FILE.fullmatch(path.name))]
+    names = [path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    matches = [match for name in names if (match := _PAIR_FILE.fullmatch(name))]
     for match in matches:
         path, language = folder / match[0], match["after"] or match["before"]
         if match["side"] is None:

@@ -84,7 +84,8 @@ def render_run_card(
         for records in (run.metrics, run.heldout)
     )
     last_heldout = heldout[-1] if heldout else {}
-    is_same_model = other is None and (step is None or run.retrieval.get("step") == step)
+    exported_step = config.get("train", {}).get("steps") if step is None else step
+    is_same_model = other is None and run.retrieval.get("step") == exported_step
     try:
         about = _TEMPLATES.get_template("run.md.jinja").render(
             config=config,

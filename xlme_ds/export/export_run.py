@@ -9,9 +9,9 @@ from ..config import EncoderName
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
-from ..trained.exports import FORMATS
+from ..trained.exports import FORMATS, WHICH_KEY
 from ..trained.runs import load_run, main_encoder
-from ..trained.settings import MODEL_TYPE
+from ..trained.settings import MODEL_TYPE, read_config
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
 from .exported_folder import write_folder
@@ -90,12 +90,14 @@ def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx:
 def export_xlm_roberta(
     folder: Path, out: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
-    """Export XLM-R. The export has the masked language modelling head if the model has one and `layer` is None."""
+    """Export a model of XLM-R's shape: XLM-R, or an export of ours. The export has the masked language modelling head
+    if the model has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_masked_head(folder) if layer is None else {}
     encoder = encoder if layer is None else truncate_encoder(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
-    main = ExportedModel(encoder, architecture, head, separators=2)
+    which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
+    main = ExportedModel(encoder, architecture, head, separators=2 if which is None else 0, which=which)
     chosen_type = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
     card = render_card(folder.resolve().name, main, chosen_type, about)

@@ -77,7 +77,7 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] |
     scores = finetune(job, rank, world, stop)
     if scores is None:
         return None
-    if "mean" in scores:
+    if "mean" in scores or scores["dev"]:
         print("\n".join([*score_table(scores), str(job.scores_file)]), flush=True)
     for code, path in scores["unlabelled"].items():
         print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
@@ -88,7 +88,9 @@ def score_table(scores: Mapping[str, Any]) -> list[str]:
     """The lines of a table of scores in per cent: a row for each language, their mean, English minus the mean of the
     others, and the mean of the dev sets. `scores` is the content of scores.json."""
     languages, metrics = scores["languages"], scores["metric"]
-    rows = languages | {f"mean of {len(languages)}": scores["mean"]}
+    rows = dict(languages)
+    if "mean" in scores:  # not if no test set has labels
+        rows[f"mean of {len(languages)}"] = scores["mean"]
     if "gap" in scores:
         rows["en - others"] = scores["gap"]
     if scores["dev"]:

@@ -196,7 +196,7 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: name a run's config.json, or a TOML file")
     values = read_values(path)
-    of_run = "base" in values
+    of_run = "base" in values and "seed" in values
     if of_run:  # the other settings follow from these, the model and the data
         values["seeds"] = [values["seed"]]
         values = {name: values[name] for name in ("task", "seeds", "tuning", "engine", "train")}

@@ -106,7 +106,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
             split = _SPLITS.get(groups["split"], groups["split"])
             source = TaskFile(path, language, split, own)
             earlier = files.setdefault((language, split, own), source)
-            if earlier is not source:
+            if earlier.path.resolve() != path.resolve():
                 raise ValueError(f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them")
     if not files:
         raise ValueError(
@@ -144,8 +144,9 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, se
         for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
         if source.split == "dev" and source not in test and source.language in train_languages
     }
-    dev_only = sorted({source.language for source in own_dev} - {source.language for source in test})
     held_out = tuning.held_out or (several_settings and not dev)
+    scored = {source.language for source in test} | (set() if held_out else dev.keys())
+    dev_only = sorted({source.language for source in own_dev} - scored)
     return TaskSets(train, test, train if held_out else [dev[language] for language in sorted(dev)], held_out, dev_only)
 
 
@@ -298,8 +299,11 @@ def training_examples(
         for index, example in enumerate(examples)
     ]
     if len(groups) < HELD_OUT_EVERY:
+        kind = "contexts" if task.kind == "span" else "examples"
+        limit = ", or raise tuning.train_examples" if tuning.train_examples else ""
         raise ValueError(
-            f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to the data"
+            f"{source.path} gives {len(groups)} {kind}, too few to hold out every tenth: add a dev set to the data"
+            + limit
         )
     return [
         example

@@ -129,7 +129,7 @@ def use_private_caches() -> None:
     """Make compilers cache machine code where nobody else can write. XLME_CACHE may name a folder, for example on a
     disk of the node: torch, numba and Triton then use it. Otherwise only torch's cache is moved, to the user's cache
     folder. An environment variable that is set already stays."""
-    chosen = os.environ.get("XLME_CACHE")
+    chosen = os.environ.get("XLME_CACHE") or None
     subfolders = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}  # environment variable -> subfolder
     if chosen is not None:
         subfolders |= {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton"}

@@ -40,15 +40,20 @@ def _page_of(by_name: Mapping[str, RunFiles]) -> str:
     folder's path if another folder has the same name."""
     runs = list(by_name.values())
     quantities = ChainMap(*(run.objective["quantities"] for run in runs))
-    titles = {key: _title(key, quantities) for key in _drawn_keys(runs, quantities)}
+    # A key may have another title in another run, such as the accuracy of other tokens: then it has a figure for each.
+    panels = {
+        title: (key, [(run.metrics, run.heldout) if _own_title(key, run) == title else ([], []) for run in runs])
+        for key in _drawn_keys(runs, quantities)
+        for title in dict.fromkeys(_own_title(key, run) for run in runs if key in _logged(run.metrics, run.heldout))
+    }
     settings = _rows([flatten(run.settings) for run in runs])
     return render(
         "runs_page.html",
         names=list(by_name),
         started={name: line for name, run in by_name.items() if (line := started_line(run.config_json))},
-        results=_rows([_results_of(run, quantities) for run in runs]),
+        results=_rows([_results_of(run) for run in runs]),
         settings={name: row for name, row in settings.items() if any(cell != row[0] for cell in row)},
-        panels=figures.compared_curves(titles, [(run.metrics, run.heldout) for run in runs]),
+        panels=figures.compared_curves(panels),
     )
 
 
@@ -59,33 +64,39 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [column.get(name, "–") for column in columns] for name in names}
 
 
-def _title(key: str, quantities: figures.Quantities) -> str:
-    """The title of a logged key on the page, with its task."""
-    title, series = figures.panel_and_series(key, quantities)
+def _own_title(key: str, run: RunFiles) -> str:
+    """The title of a logged key for this run, with the key's task."""
+    title, series = figures.panel_and_series(key, run.objective["quantities"])
     return title + _TASK_SUFFIXES[series]
 
 
 def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
     """The logged keys to draw: the loss, the learning rate, the keys of `quantities`, and all keys of the held-out
-    records. Only the last records of each run are looked at."""
-    heldout = {key for run in runs for key in _last(run.heldout)}
-    logged = dict.fromkeys(key for run in runs for key in (*_last(run.metrics), *_last(run.heldout)))
+    records."""
+    heldout = {key for run in runs for key in _logged(run.heldout)}
+    logged = dict.fromkeys(key for run in runs for key in _logged(run.metrics, run.heldout))
     chosen = [key for key in logged if key in ("lr", *quantities) or key in heldout]
     return [key for key in ("loss", *chosen) if key in logged and figures.is_drawn(key)]
+
+
+def _logged(*files: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    """The keys of all records, in the order in which they first appear. A record lacks the tasks that its step did not
+    read, and values that are not finite."""
+    return dict.fromkeys(key for records in files for record in records for key in record)
 
 
 def _last(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return records[-1] if records else {}
 
 
-def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]:
+def _results_of(run: RunFiles) -> dict[str, str]:
     """The results of a run by title."""
     results = {}
     if last := _last(run.metrics):
         results = {"step": f"{last['step']:,}", "tokens": format_number(last.get("tokens", 0))}
     for key, value in _last(run.heldout).items():
         if figures.is_drawn(key) and isinstance(value, int | float):
-            results[_title(key, quantities)] = f"{value:.3f}"
+            results[_own_title(key, run)] = f"{value:.3f}"
     if run.retrieval:
         results["retrieval, best layer"] = figures.percent(best_retrieval(run.retrieval))
     if "mean" in run.scores:

@@ -83,6 +83,9 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
+    for path in out.glob("xtreme_*.csv"):
+        if path.name not in files:  # of a call with other results
+            path.unlink()
     return out / "xtreme.html"
 
 

@@ -176,6 +176,8 @@ class Dimensions(Callback):
         Must be called for every measurement, in the order of steps: the first call stores `at_first`.
         """
         *_, last = values.values()
+        if not math.isfinite(last):
+            return ""
         if self.at_first is None:
             self.at_first = last
         if self.warned or not last < self.COLLAPSED * self.at_first:

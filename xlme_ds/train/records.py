@@ -227,7 +227,7 @@ class Console:
         self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
         self.progress: Progress | None = None
         self.show: Callable[[str], None] = print
-        if sys.stderr.isatty():
+        if sys.stdout.isatty():
             line_column = TextColumn(
                 "{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )

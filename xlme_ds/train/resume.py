@@ -128,6 +128,8 @@ def _branch(
     same_rows = saved.get("fingerprints") == fingerprints_until(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
+    # The parent computed the stored loss in its own precision.
+    tolerance = max(tolerance, PROBE_TOLERANCE.get(theirs.get("engine.precision"), 0.0))
     prefixes = ("seed", "objective.", "data.phase_", "model.rotary_base")
     probe_settings = [key for key in ours if key.startswith(prefixes)]
     comparable = same_rows and all(ours[key] == theirs.get(key, ours[key]) for key in probe_settings)

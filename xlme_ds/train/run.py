@@ -65,7 +65,7 @@ def train(
     if start >= settings.steps:
         # Opening a log drops its records of later steps, and moves damaged lines away: `train.steps` may have been
         # lowered since the records were written.
-        logs_to_cut = [name for name in RECORDS if logged > start and (out / f"{name}.jsonl").exists()]
+        logs_to_cut = [name for name in RECORDS if folder.last_logged_step(name) > start]
         on_all_ranks(lambda: [StepLog(out, name, start) for name in logs_to_cut])
         if root:
             print(f"{out}: all {start} steps are done")
@@ -103,9 +103,11 @@ def train(
     if root and info.folders:
         # After Save, because the page shows the checkpoint that was just saved.
         callbacks.append(UpdateReport(out, settings, checkpoints))
-    done = fit(engine, config, guard, callbacks, start, stop, watchdog)
-    for output in outputs:
-        output.close()
+    try:
+        done = fit(engine, config, guard, callbacks, start, stop, watchdog)
+    finally:  # a bar that is not closed leaves the terminal without a cursor
+        for output in outputs:
+            output.close()
     if guard.fault is not None:
         raise SharedError(f"{out}: {guard.fault}")
     if root and done < settings.steps:

@@ -159,9 +159,9 @@ class RunFolder:
             marker.unlink(missing_ok=True)
         write_versioned(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
-    def last_logged_step(self) -> int:
-        """The step of the last record in `metrics.jsonl`; 0 if there is no record."""
-        path = self.path / "metrics.jsonl"
+    def last_logged_step(self, name: str = "metrics") -> int:
+        """The step of the last record in `NAME.jsonl`; 0 if there is no record."""
+        path = self.path / f"{name}.jsonl"
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 

@@ -99,6 +99,8 @@ def load_run(folder: Path) -> TrainedRun:
     if step is None and weights.exists():
         require_same_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
         state = read_weights(weights)
+    elif settings.task and step is not None:
+        raise ValueError(f"{run} was fine-tuned, and only its finished model can be read: leave out @{step}")
     elif settings.task:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: finish it by the same command")
     else:

@@ -165,16 +165,17 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError if the weight of a term is 0 in all steps, or if a step that reads no pairs has weight 0 for
-        both other terms.
+        """Raise ValueError if the weight of a term is 0 in all steps of the run, or if a step that reads no pairs has
+        weight 0 for both other terms.
 
         Only the steps that the settings name are checked. Between two of them a weight changes linearly and is never
         negative, so it can be 0 there only if it is 0 at both.
         """
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
+        own_steps = [*(step for step in steps if step < run.train.steps), run.train.steps - 1]
         for name, points in points_of.items():
-            if points and not any(weight_at(points, step) for step in steps):
+            if points and not any(weight_at(points, step) for step in own_steps):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
         reads_sentences_alone = not run.data.para_rows or run.data.alternate  # whether some steps read no pairs
         empty_steps = [
