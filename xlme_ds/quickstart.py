@@ -195,7 +195,8 @@ def next_steps(out: Path) -> list[list[str]]:
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
     script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
     xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
-    export, vectors = (str(out.with_name(f"{out.name}-{name}")) for name in ("export", "vectors"))
+    base = out if out.name not in ("", "..") else out.resolve()
+    export, vectors = (str(base.with_name(f"{base.name}-{name}")) for name in ("export", "vectors"))
     steps = [[python, "-c", judge], [*xlme, "export", "--run", str(out), "--out", export]]
     program = Path(__file__).resolve().parents[1] / "docs/howto/sentence_vectors.py"
     if program.exists():  # an installed package lacks it
@@ -235,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
             except OSError as error:
                 fail("xlme quickstart", error)
     if finished.exists():
-        print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
+        print(f"{out} is complete; open {out / 'report.html'} (--fresh starts over; with make: FRESH=1)")
         return
     threads = max((os.cpu_count() or 1) // options.processes, 1)
     variables |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}

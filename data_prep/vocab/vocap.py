@@ -117,7 +117,12 @@ def run(config: VocapConfig) -> None:
             )
             write = partial(_write_curve, stage, config)
             results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
-            on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
+            try:
+                on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
+            except ValueError:  # the text does not allow --size: the folder must accept another size
+                on_root((config.out / "settings.json").unlink)
+                on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
+                raise
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: print_size(config.out))
 

@@ -52,6 +52,21 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     assert three[:, 0] == pytest.approx([log(16 / 4) + 5 * log(16 / 1) + log(16 / 3), 7])
 
 
+def test_rows_of_another_length_count_by_their_tokens(tmp_path: Path) -> None:
+    """Two phases with equal shares of the steps: rows of 32 and of 64 positions, each full of one id, count equally."""
+    stores = []
+    for tokens, rows in ((32, 4), (64, 2)):
+        folder = write_data(tmp_path / str(tokens), rows, row_tokens=tokens)
+        stores.append(RowStore(folder / "mono"))
+    both = np.exp(-unigram_nll_by_id(dict.fromkeys(stores, 0.5)))
+    counts = []
+    for store in stores:
+        ids = store.read(np.arange(store.rows)).tokens
+        counts.append(np.bincount(ids[ids > UNK], minlength=len(both)) * (128 / (store.rows * store.row_tokens)))
+    expected = 1 + (counts[0] + counts[1]) / 2
+    assert both == pytest.approx(expected / expected.sum())
+
+
 def test_more_rows_than_are_read_at_once(tmp_path: Path) -> None:
     """4 in the first 1,024 rows, 5 in the 76 after these."""
     train = written(tmp_path / "train", [[BOS, 4, EOS, PAD, PAD, PAD]] * 1024 + [[BOS, 5, 5, EOS, PAD, PAD]] * 76)

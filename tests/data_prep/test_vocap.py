@@ -560,3 +560,5 @@ def test_a_language_without_words_has_no_pieces(corpus: Path, tmp_path: Path) ->
 def test_settings_that_cannot_work(corpus: Path, tmp_path: Path, settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(config(corpus, tmp_path, **settings))
+    if "size" in settings:  # the folder accepts another size
+        run(config(corpus, tmp_path))

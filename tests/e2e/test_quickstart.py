@@ -102,6 +102,8 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
         in python(*command, "--processes", "3").stderr
     )
     assert "--out 'my runs/q-export'" in shlex.join(quickstart.next_steps(Path("my runs/q"))[1])
+    here = Path.cwd()
+    assert f"--out {here}-export" in shlex.join(quickstart.next_steps(Path("."))[1])
     assert "has files that the quickstart did not make" in python(*command).stderr
     (out / ".quickstart").touch()
     assert "has optimizer.warmup_steps 2, and the quickstart has 100: start over" in python(*command).stderr
@@ -119,7 +121,8 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     with pytest.raises(ValueError, match=r"has train\.steps 4, and the quickstart has 1100: start over"):
         quickstart.begin(out.with_name("shorter"), fresh=False)
     said = python(*command).stdout
-    assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
+    assert "is complete; open" in said and "--fresh starts over" in said
+    assert (out / "report.html").stat().st_mtime_ns == before
     (out / "config.json").write_text(written)
 
 

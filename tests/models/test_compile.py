@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from tests.small import SMALL, language_model, model, usual_batch
+from tests.small import MODERN, SMALL, language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.ranks import SharedError, on_gpu
@@ -101,6 +101,17 @@ def test_one_graph_for_all_layers_and_none_for_evaluation(traced: None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours.eval()(shorter), plain.eval()(shorter), strict=True))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_rows_of_two_lengths_in_one_process(traced: None) -> None:
+    """As at the border of two phases. ModernBERT's body has three kinds of layers, and only the discriminator drops."""
+    settings = {**MODERN, "global_every": 3, "max_positions": 80}
+    ours = model(compile="layers", dropout=0.1, discriminator_layers=4, generator_layers=4, **settings).train()
+    for tokens in (40, 48):
+        batch = usual_batch(tokens)
+        output = ours(batch)
+        (OBJECTIVE.sums(output, batch) / OBJECTIVE.counts(batch) * OBJECTIVE.weights).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 2 * (3 + 3) and not counters["graph_break"]
 
 
 def test_a_copy_reads_its_own_weights(traced: None) -> None:

@@ -95,7 +95,7 @@ def test_the_loss_is_lambda_weighted_means() -> None:
             dict(random_fakes=("0:1", "5:1.5")),
             r"random_fakes 0:1 5:1\.5 are shares .* one is 1\.5: lower it to 1 at most",
         ),
-        (dict(random_fakes=("4:1",)), "the weights 4:1 do not have the form STEP:WEIGHT with rising steps from 0"),
+        (dict(random_fakes=("4:1",)), "objective.random_fakes: the weights 4:1 do not have the form STEP:WEIGHT with"),
         (dict(random_fakes=("0.5",)), "the weights 0.5 do not have the form STEP:WEIGHT with rising steps from 0"),
         (dict(random_fakes=("0:1", "5:0.5", "5:0")), "the weights 0:1 5:0.5 5:0 do not have the form STEP:WEIGHT"),
         (dict(random_fakes=("0:0", "5:inf")), "the weights 0:0 5:inf do not have the form STEP:WEIGHT"),

@@ -486,8 +486,9 @@ def test_names_are_those_of_cldr() -> None:
     known = babel.Locale("en").languages
     ours = by_language.LANGUAGE_NAMES
     assert {code: known[code] for code in ours} == ours and len(ours) == 93
-    names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq")]
-    assert names == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
+    names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq", "zh-Hans–en")]
+    assert names[:4] == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
+    assert names[4] == "Chinese, simplified–English"
 
 
 SHOWN = {  # what only this file can tell

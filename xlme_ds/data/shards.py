@@ -223,7 +223,8 @@ class RowStore:
         if missing:
             raise ValueError(
                 f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
-                f"set model.language_embeddings to {' '.join(self.manifest.languages)}"
+                f"set model.language_embeddings to {' '.join((*self.languages, *missing))}, or take a model that has "
+                "these languages"
             )
         # For each index into the manifest's languages, the index of that language in `self.languages`.
         self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
@@ -322,17 +323,17 @@ def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: in
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
     `train` may be several stores with their shares of a run. Then the count is the mean over the stores, weighted by
-    the shares, of counts scaled to equal numbers of rows: the number that the largest store gives.
+    the shares, of counts scaled to equal numbers of positions in rows: the number that the largest store gives.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
-    scaled_rows = min(train_rows, max(store.rows for store in shares))
+    scaled_tokens = max(min(train_rows, store.rows) * store.row_tokens for store in shares)
     counts = np.ones(next(iter(shares)).manifest.vocabulary_size)
     for store, share in shares.items():
         rows = min(train_rows, store.rows)
         for start in range(0, rows, 1024):
             tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
             occurrences = np.bincount(tokens[tokens > UNK], minlength=len(counts))
-            counts += share * scaled_rows / rows * occurrences
+            counts += share * scaled_tokens / (rows * store.row_tokens) * occurrences
     return -np.log(counts / counts.sum())
 
 

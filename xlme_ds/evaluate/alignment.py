@@ -4,6 +4,7 @@ and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 
 Sizes of arrays: S source subwords and T target subwords of a pair, D width.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_gold_alignments(folder: Path) -> dict[str, list[GoldPair]]:
     """
     tests = {}
     require_folder(folder, "name a folder of word alignments")
-    for path in [folder.resolve(), *sorted(folder.iterdir())]:
+    for path in [Path(os.path.abspath(folder)), *sorted(folder.iterdir())]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links_file = next((path / name for name in _LINK_FILES if (path / name).is_file()), None)

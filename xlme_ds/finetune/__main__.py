@@ -8,6 +8,7 @@ counted from 0, as in a job array. --config FILE gives the settings of a run's c
 names of the flags; flags replace them.
 """
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -37,7 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         fail("xlme finetune", error)
     if command.list or stop is None:
-        print("\n".join(str(job.out) for job in runs))
+        if os.environ.get("RANK", "0") == "0":
+            print("\n".join(str(job.out) for job in runs))
         return
     from ..engine.ranks import SharedError
 

@@ -54,16 +54,21 @@ def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Te
     return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
 
 
+# Of one function: kinds of layers (3 with ModernBERT's body) × with and without dropout × lengths of rows.
+_MOST_GRAPHS = 64
+
+
 @functools.cache
 def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`function`, compiled as one graph for each shape of its inputs. torch raises an error for more than eight shapes
-    in a process.
+    """`function`, compiled as one graph for each shape of its inputs and each kind of layer. torch raises an error for
+    more than _MOST_GRAPHS in a process.
 
     If `how` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose
     the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
     parameter is used for unaligned ones without a check (pytorch#193054), so engines align all parameters
     (`engine/memory_alignment.py`).
     """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
     return torch.compile(
         function,
         fullgraph=True,

@@ -25,7 +25,7 @@ _CHARTS_SHOWN = 24  # charts of the 12 best and the 12 worst languages; the page
 
 def language_name(code: str) -> str:
     """The English name of a CC-100 language, or both names of a pair (`en–de`, `en-de`); empty for an unknown code."""
-    first, _, second = code.replace("–", "-").partition("-")
+    first, _, second = code.partition("–" if "–" in code else "-")
     if second and language_name(first) and language_name(second):
         return f"{language_name(first)}–{language_name(second)}"
     language, _, variant = code.replace("-", "_").partition("_")
