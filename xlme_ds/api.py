@@ -21,7 +21,7 @@ from .checkpoint_names import checkpoints_of, run_and_step, saved_step
 from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
-from .engine.build import require_kernels, resolve_precision
+from .engine.build import require_kernels, with_shared_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
@@ -90,7 +90,7 @@ def dry_run(
     nothing. Collective: every rank must call it."""
     config = _validated(config, profiled)
     with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
-        config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+        config = replace(config, engine=with_shared_precision(config.engine))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
             folders, sources = _folders(data), on_all_ranks(lambda: starting_folders(config, out))
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -26,7 +27,7 @@ from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
 from .optimizer import build_optimizer
-from .ranks import SharedError, on_all_ranks, on_gpu
+from .ranks import SharedError, all_gather, on_all_ranks, on_gpu
 
 # Gives every parameter of a model its initial value, inside a `GatherParameter` context if there is one.
 Fill = Callable[[nn.Module, GatherParameter | None], None]
@@ -41,6 +42,11 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     if on_gpu():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def with_shared_precision(engine: EngineConfig) -> EngineConfig:
+    """`engine` with the precision of the run: bf16 if `resolve_precision` gives it on every rank. Collective."""
+    return replace(engine, precision="fp32" if "fp32" in all_gather(resolve_precision(engine)) else "bf16")
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:

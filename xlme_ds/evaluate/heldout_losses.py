@@ -61,6 +61,8 @@ def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int,
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
     by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
+        if all(objective.quantities[term].task != TASKS[task] for term in objective.terms):
+            continue  # no loss of the objective is of this task
         objective.check_rows(store, "compare")
         collate = objective.collate_for(store, "compare")
         starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)

@@ -53,7 +53,10 @@ def perplexity(
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_statistics(store, predictors[0].vocabulary, limit)
-    nlls_of_unigram = None if unigram is None else unigram_nlls(open_monolingual(Path(unigram)), store, limit)
+    counted = None if unigram is None else open_monolingual(Path(unigram))
+    if counted is not None and counted.manifest.shares_text(store.manifest):
+        raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
+    nlls_of_unigram = None if counted is None else unigram_nlls(counted, store, limit)
     results = []
     for model in predictors:
         text = open_monolingual(Path(data), model.cfg.language_embeddings)

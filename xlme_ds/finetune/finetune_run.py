@@ -14,7 +14,7 @@ from torch import nn
 
 from ..config import Training
 from ..data.schema import LAYOUTS
-from ..engine.build import build_data_parallel_engine, resolve_precision
+from ..engine.build import build_data_parallel_engine, with_shared_precision
 from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
 from ..io.files import read_versioned, write_versioned
 from ..models.init import GatherParameter, initialise
@@ -72,6 +72,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
+        job = replace(job, command=replace(job.command, engine=with_shared_precision(job.command.engine)))
         inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
         initial, sets, config, loader, _ = inputs
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
@@ -121,7 +122,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
     run before training. Raises ValueError."""
     command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
-    engine = replace(command.engine, precision=resolve_precision(command.engine))
+    engine = command.engine
     check_processes(engine, world)
     if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
         raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")

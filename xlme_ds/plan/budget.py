@@ -8,6 +8,7 @@ from typing import Any
 from ..config import RunConfig
 from ..counting import count_parameters, flops_per_step
 from ..recipes import RECIPES
+from ..validate import validate
 from .planner import with_precision
 from .speed import GPU
 
@@ -29,7 +30,8 @@ def affordable_model(
 ) -> dict[str, Any]:
     """The model in XLM-E's shape that `dollars` can train on the data and vocabulary of `run`, and the share of each
     published recipe that they would buy. `flags`: the command-line options that select `run`. Raises ValueError if
-    `dollars` do not pay for one step, or pay for more than _MOST_HOURS."""
+    `dollars` do not pay for one step, or pay for more than _MOST_HOURS, and for settings that no run accepts."""
+    validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1)))  # the shape is chosen below
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation

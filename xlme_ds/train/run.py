@@ -14,7 +14,7 @@ from ..checkpoint.checkpoints import Checkpoints
 from ..cli import note
 from ..config import RunConfig, Training
 from ..data.loader import Loader
-from ..engine.build import build_engine, resolve_precision
+from ..engine.build import build_engine, with_shared_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, process_group
 from ..io.files import fsync
@@ -172,7 +172,7 @@ def pretrain(
     ):
         watchdog.beat("reading the data and building the model")
         # `auto` is replaced here, and config.json stores the choice: a resume on another processor must not change it.
-        config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+        config = replace(config, engine=with_shared_precision(config.engine))
         folder = RunFolder(out, root=rank == 0)
 
         # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer ones.
