@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoint_names import checkpoints_of, run_and_step, saved_step
+from .checkpoint_names import run_and_step
 from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
@@ -35,11 +35,11 @@ from .report import run_page
 from .train import run
 from .train.opening import opening_lines, pretraining_info, read_inputs, starting_folders
 from .train.resume import check_resume
-from .train.run_folder import RunFolder, first_step
+from .train.run_folder import RunFolder
 from .train.stop import StopRequest
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
-from .trained.runs import TrainedEncoder, find_complete_checkpoint, load_run
+from .trained.runs import TrainedEncoder, load_run
 from .trained.settings import is_export
 from .validate import validate
 
@@ -95,7 +95,7 @@ def dry_run(
             folders, sources = _folders(data), on_all_ranks(lambda: starting_folders(config, out))
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
-            on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
+            start = on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else 0)
         require_kernels(config)
     if rank:
         return
@@ -106,7 +106,6 @@ def dry_run(
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"
-    start = saved_step(find_complete_checkpoint(out)) if checkpoints_of(out) else first_step(asdict(config))
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"

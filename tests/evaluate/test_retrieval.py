@@ -249,7 +249,7 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     assert "X.en-de.en has 2 lines but" in fault() and "X.en-de.de has 1" in fault()
     (tmp_path / "X.en-de.de").write_bytes(b"kalo\n\xff\n")
     assert "X.en-de.de line 2 is not UTF-8" in fault()
-    for side in ("en", "de"):  # as macOS leaves them beside copied files
+    for side in ("en", "de"):  # as macOS leaves them next to copied files
         (tmp_path / f"._A.en-de.{side}").write_bytes(b"\xff")
     assert "X.en-de.de line 2 is not UTF-8" in fault()
     (tmp_path / "X.en-de.de").unlink()

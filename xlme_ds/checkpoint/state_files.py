@@ -116,7 +116,7 @@ class StateWriter:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        block: np.ndarray | None = np.empty(0, np.uint8)
+        ended = False  # whether the None that ends the queue was taken
         try:
             with open(self.path, "wb") as file:
                 while (block := self._blocks.get()) is not None:
@@ -126,13 +126,13 @@ class StateWriter:
                         file.write(block.data)
                     finally:
                         self._release(block)
+                ended = True
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while block is not None:  # else `put` would wait for ever; None, the last entry, may have come before
-                if (block := self._blocks.get()) is not None:
-                    self._release(block)
+            while not ended and (block := self._blocks.get()) is not None:  # else `put` would wait for ever
+                self._release(block)
 
 
 class Headers(NamedTuple):

@@ -58,15 +58,16 @@ def resume(
     return 0, {"run": identity}
 
 
-def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if `resume` would fail because the newest checkpoint does not match the run, or because the run
-    has lost its checkpoints. Only rank 0 calls this."""
+def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> int:
+    """The number of steps after which `resume` would continue. Raises ValueError if it would fail because the newest
+    checkpoint does not match the run, or because the run has lost its checkpoints. Only rank 0 calls this."""
     if checkpoints_of(folder.path):
         newest = find_complete_checkpoint(folder.path)
         saved = read_state(newest)
         folder.identity(config, newest, require_match(saved, newest, data_fingerprints(loader, heldout, saved["step"])))
-    else:
-        _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
+        return int(saved["step"])
+    _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
+    return first_step(asdict(config))
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:

@@ -65,7 +65,7 @@ def train(
     if start >= settings.steps:
         # Opening a log drops its records of later steps, and moves damaged lines away: `train.steps` may have been
         # lowered since the records were written.
-        logs_to_cut = [name for name in RECORDS if folder.last_logged_step(name) > start]
+        logs_to_cut = [name for name in RECORDS if root and folder.last_logged_step(name) > start]
         on_all_ranks(lambda: [StepLog(out, name, start) for name in logs_to_cut])
         if root:
             print(f"{out}: all {start} steps are done")
