@@ -97,6 +97,27 @@ def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
         assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
 
 
+@pytest.mark.parametrize(
+    ("recipe", "settings", "rows"), [("xlme", "", 8), ("xlme", "--data.para-rows 0", 4), ("xlm", "", 4)]
+)
+def test_tokens_of_a_step_are_those_of_its_rows(recipe: str, settings: str, rows: int, tmp_path: Path) -> None:
+    """A step of XLM reads the rows of one task, four or four."""
+    words = [*SETTINGS.split(), "--model.vocabulary", "99", *settings.split()]
+    (planned,) = plan_system(recipe, 1, Budget(1e9, 8, 32), words, {}, tmp_path).runs
+    assert planned.step_tokens == rows * 32
+
+
+def test_pairs_too_few_to_score_are_refused_before_training(
+    compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    folder, words, _ = compared
+    for code in ("de", "en"):
+        (tmp_path / f"X.en-de.{code}").write_text("kalo\nmiter\nunve\n")
+    command = CompareSettings(("xlme",), (4e8,), folder / "data", folder / "heldout", tmp_path / "out", rows=4)
+    with pytest.raises(ValueError, match="has no language with 5 pairs with English: name data with more pairs"):
+        plan_systems(replace(command, pairs=tmp_path), words[words.index("--") + 1 :])
+
+
 def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> None:
     for seed, version in ((1, "a"), (2, "a"), (3, "b")):
         (tmp_path / f"pos/seed{seed}").mkdir(parents=True)

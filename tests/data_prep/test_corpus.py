@@ -419,6 +419,13 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
         ("tsv", "all.tsv", 'pairs = ["en-de", "en-fr"]', "{source = 1, target = 2}", "for en-de and for en-fr"),
         ("jsonl_pairs", "all.jsonl", 'pairs = ["en-de", "en-fr"]', '{source = "{src}", target = "{tgt}"}', ""),
         ("moses", "*.{src}-{tgt}.*", 'pairs = "any"', "", "moses has a file for each side: write {side} where"),
+        (
+            "tsv",
+            "T.{src}-{tgt}.{side}.tsv",
+            'pairs = "any"\ncolumns = {source = 1, target = 2}',
+            "",
+            "only format moses has a file for each side: take",
+        ),
     ],
 )
 def test_text_is_of_one_language(
@@ -906,6 +913,11 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         (
             {"format": "arrow_pairs"},
             'pairs = "any"\ncolumns = {source = "a", tgt = "b"}',
+            "name the column of each side",
+        ),
+        (
+            {"format": "jsonl_pairs"},
+            'pairs = "any"\ncolumns = {source = "a", target = "a"}',
             "name the column of each side",
         ),
         (

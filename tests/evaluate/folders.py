@@ -34,8 +34,9 @@ def write_run(
     if like is not None:
         shutil.copy(like / MODEL_FOLDER / vocabulary.path.name, vocabulary.path)
     of = ObjectiveConfig(objective, mask_fraction=1.0 if objective in ("clm", "mt") else 0.15)
+    of = replace(of, pseudo_fractions=(0.1, 0.3) if objective == "btmlm" else ())
     cfg = replace(SMALL, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)  # type: ignore[arg-type]
-    data = DataConfig(0, 256, 256) if objective == "mt" else DataConfig()
+    data = {"mt": DataConfig(0, 256, 256), "btmlm": DataConfig(256, 0, 256)}.get(objective, DataConfig())
     config = validate(RunConfig(name="small", model=cfg, seed=seed, objective=of, data=data))
     pretrained = lively(objective_of(of).build(cfg), seed)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)

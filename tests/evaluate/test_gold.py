@@ -47,6 +47,14 @@ def test_links_count_words_from_one_and_sure_ones_are_possible(tmp_path: Path) -
     ]
 
 
+def test_a_link_to_a_test_has_its_own_name(tmp_path: Path) -> None:
+    folder = write_alignment(tmp_path / "gold-1", ["a"], ["b"], "1 1 1 S\n")
+    for side, code in (("gold", "de"), ("1", "en")):
+        (folder / f"test.{side}").rename(folder / f"test.{code}")
+    (tmp_path / "de-en").symlink_to(folder)
+    assert list(read_gold_alignments(tmp_path / "de-en")) == ["de-en"]
+
+
 def test_a_no_break_space_is_inside_a_word(tmp_path: Path) -> None:
     write_alignment(tmp_path / "de-en", ["10\u00a0000 \tAutos "], ["10,000 cars"], "1 1 1 S\n1 2 2 S\n")
     (pair,) = read_gold_alignments(tmp_path)["de-en"]

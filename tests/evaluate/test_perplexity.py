@@ -51,6 +51,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_a_unigram_model_of_the_text_itself_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match="have the same text: name the training data for the unigram model"):
+        perplexity(root / "mlm", root / "heldout", unigram=root / "heldout")
+
+
+def test_pairs_do_not_count_for_an_objective_without_a_loss_on_them(root: Path, tmp_path: Path) -> None:
+    """BTMLM trains on pseudo translations of text alone."""
+    run = write_run(tmp_path / "btmlm", objective="btmlm", like=root / OBJECTIVES[0])
+    shutil.copytree(root / "heldout" / "mono", tmp_path / "text" / "mono")
+    both, text = (losses(run, data)["models"][0] for data in (root / "heldout", tmp_path / "text"))
+    assert (both["overall"], both["languages"]) == (text["overall"], text["languages"])
+
+
 def answer(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> dict[str, Any]:
     main(["perplexity", "--data", str(root / "heldout"), "--json", *arguments])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)

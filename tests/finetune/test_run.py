@@ -274,6 +274,8 @@ def test_scores_are_a_table() -> None:
     assert (
         score_table(scores | {"dev": {"mean": {"f1": 1.0, "exact": 2.0}}})[-1] == f"mean of dev sets{1:10.1f}{2:10.1f}"
     )
+    dev_alone = {"task": "ner", "metric": ["f1"], "languages": {}, "dev": {"mean": {"f1": 1.0}}}
+    assert score_table(dev_alone) == ["ner                     f1", "mean of dev sets       1.0"]
 
 
 def test_in_python(base: Path, tmp_path: Path) -> None:
@@ -407,6 +409,8 @@ def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> Non
     more += ["--engine.kind", "plain"]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
+    ranks = run_ranks(2, words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
+    assert [rank.stdout for rank in ranks] == [listed.stdout, ""]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0
     assert not (tmp_path / "out" / "seed1").exists()
     found = scores(tmp_path / "out" / "seed2")

@@ -304,6 +304,8 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--budget", "inf", "--dollars-per-hour", "1"], "--budget inf: it must be positive"),
         (["--budget", "1e300", "--dollars-per-hour", "1e-300"], "--budget 1e+300 buys inf hours of a GPU: lower it"),
         (["--budget", "1e-9", "--dollars-per-hour", "1"], "--budget 1e-09 does not buy a step"),
+        (["--budget", "9", "--dollars-per-hour", "1", "--model.vocabulary-blocks", "0"], "vocabulary_blocks is 0"),
+        (["--budget", "9", "--dollars-per-hour", "1", "--data.mono-rows", "0", "--data.para-rows", "0"], "mono_rows"),
         (["--gpu", "80,inf"], " gpu 80,inf: memory and TFLOP/s must be positive"),
         (["--gpu", "nan,100"], " gpu nan,100: memory and TFLOP/s must be positive"),
         (["--budget", "1e30", "--dollars-per-hour", "1"], "--budget 1e+30 buys 1e+30 hours of a GPU: lower it"),

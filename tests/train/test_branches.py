@@ -40,6 +40,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.evaluate import report_data
 from xlme_ds.evaluate.report_data import _data_of
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
@@ -253,6 +254,15 @@ def test_a_run_keeps_its_kernels_tilings(
     tiles.use_tilings({})
 
 
+def test_a_branch_may_compute_in_fp32(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """The parent's probe has a loss in bf16, which fp32 does not repeat within 1e-5."""
+    in_bf16 = replace(config, engine=EngineConfig("deepspeed", precision="bf16"))
+    parent = pretrain(in_bf16, data, tmp_path / "parent")
+    branch = read_branch_config(Path(f"{parent}@6"))
+    branch = replace(branch, engine=replace(branch.engine, precision="fp32"))
+    assert records(pretrain(branch, data, tmp_path / "branch"))[-1]["step"] == 8
+
+
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
     parent, out = stable.with_name("parent"), stable.with_name("orphan")
     shutil.copytree(stable, parent)
@@ -321,6 +331,9 @@ def test_a_run_is_made_shorter_than_its_records(
     shutil.copytree(stable, out)
     forget(out, 8)
     (out / "dimensions.jsonl").write_text('{"step": 1, "layer_0": 3.0}\n{"step": 8, "layer_0": 3.0}\n')
+    if steps == 6:  # with train.log_every 8 the run would have logged nothing yet
+        lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (out / "metrics.jsonl").write_text("".join(lines[:6]))
     pretrain(longer(config, steps), data, out)
     again = f"{out}: steps 7 to 7 are done again: the newest checkpoint is of step 6\n"
     assert (again in capsys.readouterr().out) == (steps == 7)
@@ -440,6 +453,20 @@ def test_rows_become_longer(
     for steps in ((8,), (6, 8)):  # from the checkpoint of step 6, of the second phase, and of 3, of the first
         forget(run, *steps)
         assert weights(pretrain(modern, [data[0], longer], run, heldout=data[1])) == weights(five)
+    forget(run, 6, 8)
+    for name in ("samples.json", "retrieval.json"):
+        (run / name).unlink(missing_ok=True)
+    report_data.update_report_data(run)
+    shown = read_json(run / "samples.json", dict)["samples"]
+    of_three, places = load_run(Path(f"{run}@3")), ([data[0], longer], data[1])
+    by_base = {
+        base: report_data._contents(
+            replace(modern, model=replace(model, rotary_base=base)),
+            of_three.state, of_three.vocabulary, *places, 3, {},
+        )["samples.json"]["samples"]
+        for base in (50.0, 5e3)
+    }  # fmt: skip
+    assert shown == by_base[50.0] != by_base[5e3], "the report of a run in its first phase"
     with pytest.raises(SharedError, match=r"data.phase_rotary_bases is for rotary positions, and model.body xlme has"):
         pretrain(replace(config, data=phases), data, tmp_path / "none")
     two = replace(phases, phase_rotary_bases=(50.0, 60.0))
@@ -556,6 +583,19 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
         [run / "../one", run / "../two"],
         run / "../unseen",
     )
+
+
+def test_languages_of_a_task_that_is_not_read_are_not_shown(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(data[0], tmp_path / "data")
+    share = {"share_after": 1.0, "share_before": 1.0, "repeat": 1.0}
+    for task, code in (("mono", "de"), ("para", "de-en")):
+        manifest = read_manifest(tmp_path / "data" / task)
+        write_manifest(tmp_path / "data" / task, replace(manifest, counts={"by_language": {code: share}}))
+    for para_rows, tasks in ((4, {"mono", "para"}), (0, {"mono"})):
+        of = replace(config, data=DataConfig(4, para_rows, 4))
+        assert report_data._languages(of, [tmp_path / "data"]).keys() == tasks
 
 
 @pytest.mark.parametrize("phase", [0, 1])

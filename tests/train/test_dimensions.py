@@ -97,6 +97,10 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     watching = dimensions_of(tmp_path, engine, train, 9, 0)  # at step 1 they were not finite
     told = [watching._new_warning({"step": 6, "layer_0": 9.0, "layer_1": last}) != "" for last in (5.0, 4.99, 1.0)]
     assert told == [False, True, False], "below a tenth of the first"
+    (tmp_path / "new").mkdir()
+    watching = dimensions_of(tmp_path / "new", engine, train, 0, 0)
+    told = [watching._new_warning({"step": 1, "layer_1": last}) != "" for last in (float("nan"), 50.0, 4.99)]
+    assert told == [False, False, True], "a first value that is no number is not the one to compare with"
     (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": null}\n')
     with pytest.raises(ValueError, match=r"dimensions\.jsonl has no dimensions of step 3: restore or remove"):
         dimensions_of(tmp_path, engine, train, 9, 0)

@@ -106,6 +106,8 @@ def test_there_must_be_a_decoder_to_start() -> None:
         (("0:0", "5:1"), (), 0, "are both 0 in step 0"),
         (("0:1", "100:0"), (), 8, ""),
         (("0:1",), ("0:0", "9:0"), 8, "objective.back_translation is 0 in all steps: leave it empty"),
+        (("0:1",), ("0:0", "119:0", "200:0", "300:1"), 8, "objective.back_translation is 0 in all steps"),
+        (("0:1",), ("0:0", "118:0", "200:1"), 0, ""),  # not 0 in step 119, the last
     ],
 )
 def test_every_step_has_a_term(denoising: tuple[str, ...], back: tuple[str, ...], para_rows: int, message: str) -> None:
