@@ -108,7 +108,7 @@ def test_the_run_on_one_gpu(page: str) -> None:
     """Its settings are in a variable of the shell. The plan takes as long as the page says, and a step reads as many
     tokens as ELECTRA-Base's (256 rows of 512)."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    (size,) = re.findall(r'^size="(.*)"$', text, re.M)
+    (size,) = re.findall(r"^size=\((.*)\)$", text, re.M)
     first = python("-m", "xlme_ds", "plan", "--recipe", "base", *size.split(), "--gpus", "1", "--gpu", "h100").stdout
     (time,) = re.findall(r"(\d+ h \d+ min)[^,]* on an H100", text)
     assert first.startswith(f"base on 1 × h100-80g: {time}, ")

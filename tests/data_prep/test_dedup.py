@@ -52,6 +52,17 @@ def without_duplicates(*inputs: Documents) -> Documents:
     return kept
 
 
+def interrupt(config: EncodeConfig, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encode until the first call of a function, as by Ctrl-C."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(function, interrupted)
+        run(config)
+
+
 def written(folder: Path) -> list[list[int]]:
     manifest = read_manifest(folder)
     tables = [pa.ipc.open_file(folder / shard.name).read_all() for shard in manifest.shards]
@@ -238,12 +249,7 @@ def test_an_input_that_changed_before_its_duplicates_were_removed(
     descriptions = write_corpora(tmp_path, [["All", "human"], ["All"]], [["human"], ["Rechten"]])
     config = EncodeConfig(vocab, tmp_path / "out", corpus=tuple(descriptions), block_bytes=4)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("data_prep.encode.encode.remove_duplicates", interrupted)
-        run(config)
+    interrupt(config, "data_prep.encode.encode.remove_duplicates", monkeypatch)
     path = tmp_path / "data1" / "en.txt"
     text = path.read_text()
     path.write_text(f"{text}\nhuman")
@@ -266,12 +272,7 @@ def test_another_version_of_an_input_after_its_duplicates_were_found(
     description.write_text(description.read_text().replace("{lang}.txt", "{lang}.txt.xz"))
     config = EncodeConfig(vocab, tmp_path / "out", corpus=tuple(descriptions), block_bytes=4)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("data_prep.encode.remove_duplicates._write_block", interrupted)
-        run(config)
+    interrupt(config, "data_prep.encode.remove_duplicates._write_block", monkeypatch)
     tasks = tmp_path / "out" / "mono" / "tasks"
     assert list(tasks.glob("en.*.json")) and not list(tasks.glob("*.final.json"))
     (tasks / "en-001.00000.json").unlink()

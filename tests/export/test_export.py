@@ -294,6 +294,10 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
         json.dumps({"format": 1, "mono": dict.fromkeys(codes, table), "para": {"en-sw": table}})
     )
     assert retrieval["step"] == 2 and "15% predicted" in card
+    (copy / "retrieval.json").write_text(json.dumps(retrieval | {"step": 1}))
+    main(["--run", str(copy), "--out", str(tmp_path / "earlier")])
+    earlier = (tmp_path / "earlier/README.md").read_text()
+    assert "## Sentence retrieval" in card and "## Sentence retrieval" not in earlier, "of step 1, the model is of 2"
     tested = {"en_xx": [0.5, 0.25, 0.75, 0.875], "xx_en": [0.625, 0.125, 0.375, 1.0]}
     before = {"en_xx": [0.1, 0.2, 0.3, 0.4], "xx_en": [0.05, 0.15, 0.25, 0.35]}
     retrieval |= {"after": {"overall": tested}, "before": {"overall": before}}

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -256,11 +256,27 @@ def test_a_run_keeps_its_kernels_tilings(
 
 def test_a_branch_may_compute_in_fp32(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
     """The parent's probe has a loss in bf16, which fp32 does not repeat within 1e-5."""
-    in_bf16 = replace(config, engine=EngineConfig("deepspeed", precision="bf16"))
-    parent = pretrain(in_bf16, data, tmp_path / "parent")
+    in_bf16 = replace(config, engine=EngineConfig("deepspeed", precision="bf16"), data=DataConfig(4, 4, 4))
+    parent = pretrain(in_bf16, data[0], tmp_path / "parent")
     branch = read_branch_config(Path(f"{parent}@6"))
     branch = replace(branch, engine=replace(branch.engine, precision="fp32"))
-    assert records(pretrain(branch, data, tmp_path / "branch"))[-1]["step"] == 8
+    assert records(pretrain(branch, data[0], tmp_path / "branch"))[-1]["step"] == 8
+
+
+def test_what_a_run_shows_is_closed_after_an_error(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar that stays open leaves the terminal without a cursor."""
+    closed = []
+
+    def full(*_: object) -> NoReturn:
+        raise SharedError("the disk is full")
+
+    monkeypatch.setattr("xlme_ds.train.run.fit", full)
+    monkeypatch.setattr("xlme_ds.train.records.Console.close", lambda console: closed.append(console))
+    with pytest.raises(SharedError, match="the disk is full"):
+        pretrain(config, data, tmp_path / "run")
+    assert len(closed) == 1
 
 
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
