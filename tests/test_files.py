@@ -26,7 +26,7 @@ from xlme_ds.io.files import (
     write_text,
     write_versioned,
 )
-from xlme_ds.io.folders import make_folder
+from xlme_ds.io.folders import make_folder, use_private_caches
 
 
 def test_a_file_that_fails_to_be_written_stays_as_it_was(tmp_path: Path) -> None:
@@ -177,3 +177,14 @@ def test_numbers_in_texts() -> None:
         with pytest.raises(ValueError) as raised:
             parse_number(text, kind)  # type: ignore[arg-type]
         assert str(raised.value) == words
+
+
+def test_an_empty_cache_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "restored after the test")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XLME_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_private_caches()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "xlme_ds" / "inductor")
+    assert "NUMBA_CACHE_DIR" not in os.environ and "TRITON_CACHE_DIR" not in os.environ
