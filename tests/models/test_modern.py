@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from tests.small import MODERN, SMALL, lively, model, usual_batch
-from xlme_ds.config import ModelConfig, RunConfig
+from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import item_mask
 from xlme_ds.models.encoder import layer_class
 from xlme_ds.models.heads import MaskedLanguageModelHead
 from xlme_ds.models.layers import MicroBatchShape, TransformerLayer
 from xlme_ds.models.modern import Windows
 from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
+from xlme_ds.objectives.mlm import MaskedLanguageModelling
 from xlme_ds.trained.modernbert import modernbert_config, modernbert_state
 from xlme_ds.validate import validate
 
@@ -120,10 +121,10 @@ def tensors_in(values: Any) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
     """Without dropout, on the CPU; what layers share is counted once."""
-    cfg = replace(CFG, width=96, local_window=32, global_every=3)
+    cfg = replace(CFG, width=96, local_window=32, global_every=3, discriminator_layers=4)
     rows, tokens, saved = 2, 128, []
     shared = layer_class(cfg).shared_inputs(cfg, torch.ones(rows, tokens, dtype=torch.long), None, dtype)
-    for number in (3, 4, 5):
+    for number in (3, 4, 5, 6):
         layer = lively(layer_class(cfg)(cfg, number)).to(dtype)
         others = {tensor.untyped_storage().data_ptr() for tensor in (*layer.parameters(), *tensors_in(shared))}
         sizes: dict[int, int] = {}
@@ -147,16 +148,22 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
             )
         saved.append(sum(sizes.values()))
     batch = MicroBatchShape(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
-    assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
+    assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 4, rel=0.01)
     counted = layer_class(cfg).shared_bytes(cfg, batch) - TransformerLayer.shared_bytes(cfg, batch)
     assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared[0].kernel)[0].nbytes
 
 
-def test_operations_by_hand() -> None:
-    """Width 24, feed-forward 40, windows of 8, rows of 32: four projections, three products, scores and sums."""
+@pytest.mark.parametrize("layers, global_layers", [(4, 2), (3, 2), (1, 1)])
+def test_operations_by_hand(layers: int, global_layers: int) -> None:
+    """Width 24, feed-forward 40, windows of 8, rows of 32, every second layer global: four projections, three products,
+    scores and sums."""
     linear = 4 * 24 * 24 + 3 * 24 * 40
-    attention = (2 * 32 * 24 + 2 * 9 * 24) / 2
-    assert layer_class(CFG).flops(CFG, 32) == 2 * (linear + attention)
+    attention = global_layers * 2 * 32 * 24 + (layers - global_layers) * 2 * 9 * 24
+    assert layer_class(CFG).flops(CFG, layers, 32) == pytest.approx(2 * (layers * linear + attention))
+    cfg = replace(CFG, discriminator_layers=layers)
+    assert MaskedLanguageModelling(ObjectiveConfig()).flops(cfg, 32).layer * layers == pytest.approx(
+        2 * (layers * linear + attention)
+    )
 
 
 def test_bf16_gradients_follow_float32() -> None:

@@ -114,7 +114,9 @@ SCORES, LOG_SUMS = N * TOKENS * H, N * H * 4
     ],
 )  # fmt: skip
 def test_a_layer_on_a_gpu_counted_by_hand(triton: bool, changes: dict[str, Any], expected: float) -> None:
-    cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3))
+    cfg = replace(
+        SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3, discriminator_layers=3)
+    )
     batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(expected)
 

@@ -177,10 +177,10 @@ class TransformerLayer(nn.Module):
         return self.down(F.gelu(self.up(x_BTD)))
 
     @staticmethod
-    def flops(cfg: ModelConfig, row_tokens: int) -> float:
-        """Floating-point operations per token of a layer's forward pass: projections, feed-forward network, scores and
-        weighted sums."""
-        return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
+    def flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+        """Floating-point operations per token of a forward pass through an encoder's layers: projections, feed-forward
+        network, scores and weighted sums."""
+        return 2.0 * layers * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
     @staticmethod
     def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:

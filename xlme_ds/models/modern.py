@@ -8,6 +8,7 @@ so the C queries of a window need 2C keys: the layer's cost per token does not d
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -106,10 +107,11 @@ def rotary_cos_sin(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor
     return angles_BTK.cos(), angles_BTK.sin()
 
 
-def _mean_over_layers(cfg: ModelConfig, global_value: float, local_value: float) -> float:
-    """The mean over layers: every `global_every`-th layer is global and has the value `global_value`, the others have
-    `local_value`."""
-    return (global_value + (cfg.global_every - 1) * local_value) / cfg.global_every
+def _mean_over_layers(cfg: ModelConfig, layers: int, global_value: float, local_value: float) -> float:
+    """The mean over an encoder's layers: the first and then every `global_every`-th layer is global and has the value
+    `global_value`, the others have `local_value`."""
+    global_layers = -(-layers // cfg.global_every)
+    return local_value + global_layers / layers * (global_value - local_value)
 
 
 class ModernLayer(TransformerLayer):
@@ -181,26 +183,27 @@ class ModernLayer(TransformerLayer):
         )
 
     @staticmethod
-    def flops(cfg: ModelConfig, row_tokens: int) -> float:
-        """`TransformerLayer.flops` as the mean over global and local layers. In a local layer the C + 1 keys that
-        a query sees count, not the 2C of its window."""
-        keys = _mean_over_layers(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
-        return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
+    def flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+        """`TransformerLayer.flops`. In a local layer the C + 1 keys that a query sees count, not the 2C of its
+        window."""
+        keys = _mean_over_layers(cfg, layers, row_tokens, min(row_tokens, cfg.local_window + 1))
+        return 2.0 * layers * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
 
     @staticmethod
     def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
-        """`TransformerLayer.saved_bytes` as the mean over global and local layers.
+        """`TransformerLayer.saved_bytes` as the mean over the discriminator's global and local layers.
 
         Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output
         projection. q, k and v are saved too. In a local layer with torch's kernels k and v are twice as large, because
         the windows' keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the
         softmax's sum.
         """
-        wide_tensors = (5 + _mean_over_layers(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
+        mean = partial(_mean_over_layers, cfg, cfg.discriminator_layers)
+        wide_tensors = (5 + mean(3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
         feed_forward = 4 * batch.tokens * cfg.feed_forward
-        scores = _mean_over_layers(cfg, TransformerLayer.score_bytes(cfg, batch), 0)
+        scores = mean(TransformerLayer.score_bytes(cfg, batch), 0)
         log_sums = batch.tokens * cfg.heads * FLOAT32_BYTES
-        mean_log_sums = _mean_over_layers(cfg, log_sums if batch.fused else 0, log_sums)
+        mean_log_sums = mean(log_sums if batch.fused else 0, log_sums)
         norms = 4 * batch.tokens * (FLOAT32_BYTES if batch.fused else batch.element)
         dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
         return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks

@@ -238,7 +238,7 @@ class Flops:
 
 def encoder_flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
     """Operations per token of an encoder's layers in a forward pass."""
-    return layers * layer_class(cfg).flops(cfg, row_tokens)
+    return layer_class(cfg).flops(cfg, layers, row_tokens)
 
 
 def masked_head_flops(cfg: ModelConfig, mask_fraction: float) -> float:
