@@ -108,19 +108,20 @@ def with_figures(markdown: str, figures: dict[str, Any]) -> str:
 
 def judged(figures: dict[str, Any]) -> str:
     """The judged sentence as a picture: each piece on red, the stronger the likelier it is a replacement, above its
-    probability in percent."""
-    parts, x = [], 8.0
+    probability in percent. The pieces of a word touch."""
+    parts, x = ['<text x="8" y="47" font-size="12">%</text>'], 13.0
     for piece, probability in figures["judged"]:
         text = piece.removeprefix("▁")
-        x += 9.0 * piece.startswith("▁")
-        width = max(9.0 * len(text), 30.0)  # room for the percentage
+        x += 11.0 * piece.startswith("▁")
+        width = max(9.0 * len(text), 18.0)  # room for the percentage
+        color = "white" if probability > 0.6 else "black"
         middle = f'x="{x + width / 2}" text-anchor="middle"'
         parts += [
             f'<rect x="{x}" y="8" width="{width}" height="24" fill="#d62728" fill-opacity="{probability:.2f}"/>',
-            f'<text {middle} y="26" textLength="{9.0 * len(text)}">{text}</text>',
-            f'<text {middle} y="47" font-size="12">{probability:.0%}</text>',
+            f'<text {middle} y="26" fill="{color}" textLength="{9.0 * len(text)}">{text}</text>',
+            f'<text {middle} y="47" font-size="12">{100 * probability:.0f}</text>',
         ]
-        x += width + 2
+        x += width
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 8}" height="54" font-family="monospace" font-size="15">\n'
         + '<rect width="100%" height="100%" fill="white"/>\n'
