@@ -19,7 +19,7 @@ from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from ..models.text_encoder import TextEncoder
-from .compared_models import Models, load_encoders
+from .compared_models import Models, load_encoders, require_languages
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
 from .vectors import hidden_states, unit_vectors
@@ -65,7 +65,8 @@ def align(
     """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
     one. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
-    compared, tests = load_encoders(models, layer, random, which), read_gold_alignments(Path(data))
+    tests, compared = read_gold_alignments(Path(data)), load_encoders(models, layer, random, which)
+    require_languages(compared, {code for languages in tests for code in languages.split("-", 1)})
     return {
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
