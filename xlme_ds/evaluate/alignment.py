@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cli import progress
+from ..cli import note, progress
 from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
@@ -110,7 +110,12 @@ def read_gold_alignments(folder: Path) -> dict[str, list[GoldPair]]:
 
 def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str]) -> list[GoldPair]:
     """The pairs with their links. A line of `links_file` is `sentence source-word target-word [S|P]`, with words
-    counted from 1; a link without S or P is sure."""
+    counted from 1; a link without S or P is sure.
+
+    In this format, NAACL's, sentences are counted from 1, but some published files count them from 0. A file counts
+    from 0 if it has a link of sentence 0, or if only then all its words exist. If they exist either way, the file is
+    read as counted from 1, and a note says so.
+    """
     # Not line.split(): a no-break space is part of a word.
     split_sides = ([re.findall(r"[^ \t]+", line) for line in side] for side in (source_lines, target_lines))
     pairs = [GoldPair(source, target, set(), set()) for source, target in zip(*split_sides, strict=True)]
@@ -124,8 +129,21 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                 f"{links_file} line {line_number} is {line.strip()!r}: it must be sentence, source word, target word, "
                 "and S or P or nothing"
             )
-    # Published files count sentences from 0 or from 1.
-    first_sentence = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1
+    # The numbers from which sentences may be counted: the words of all links exist.
+    firsts = [
+        first
+        for first in (0, 1)
+        if all(
+            0 <= sentence - first < len(pairs)
+            and source_word <= len(pairs[sentence - first].source)
+            and target_word <= len(pairs[sentence - first].target)
+            for _, sentence, source_word, target_word, _ in links
+        )
+    ]
+    has_zero = any(sentence == 0 for _, sentence, *_ in links)
+    first_sentence = 0 if has_zero or firsts == [0] else 1
+    if firsts == [0, 1]:
+        note(f"{links_file} has no link of sentence 0 or {len(pairs)}: its sentences are taken as counted from 1")
     for line_number, sentence, source_word, target_word, certainty in links:
         if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
