@@ -51,14 +51,18 @@ def write_data(
     sha256: str = "0" * 64,
     unknown: str = "",
     layout: str = "xlme",
+    documents: bool = False,
 ) -> Path:
-    """A data folder of both tasks with `rows` rows each; of the language `unknown` the vocabulary knows no word."""
+    """A data folder of both tasks with `rows` rows each; of the language `unknown` the vocabulary knows no word. With
+    `documents`, monolingual rows have the end of a document inside."""
     for task in ("mono", "para"):
         rng = np.random.default_rng([seed, task == "para"])
         made = [random_row(rng, task, row_tokens, vocabulary, layout) for _ in range(rows)]
         for tokens, _, languages in made if task == "mono" else []:
             if LANGUAGES[languages[0]] == unknown:
                 tokens[1:-1] = [UNK] * (len(tokens) - 2)
+            if documents:
+                tokens[9] = EOS
         shards = []
         (folder / task).mkdir(parents=True)
         for first in range(0, rows, rows_per_shard):

@@ -20,7 +20,7 @@ from xlme_ds.io.files import (
     read_checksummed,
     read_versioned,
     refuse_carriage_returns,
-    require_regular,
+    require_writable_file,
     visible_paths,
     write_checksummed,
     write_text,
@@ -142,9 +142,12 @@ def test_files_that_are_read_and_written(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("pipe", "link"):
         with pytest.raises(ValueError, match=rf"--out .*{name} is no regular file: name another"):
-            require_regular(tmp_path / name, "--out")
-    for name in ("none", ".top", ".top/b.txt"):
-        require_regular(tmp_path / name, "--out")
+            require_writable_file(tmp_path / name, "--out")
+    for name in ("none", ".top/b.txt"):
+        require_writable_file(tmp_path / name, "--out")
+    for name, words in (("none/page", "is in no folder that exists: make"), (".top", "is a folder: name a file in it")):
+        with pytest.raises(ValueError, match=rf"--out .*{name} {words}"):
+            require_writable_file(tmp_path / name, "--out")
 
 
 def test_errors_in_words() -> None:

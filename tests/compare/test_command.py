@@ -3,6 +3,7 @@ refused."""
 
 import json
 import math
+import re
 import shutil
 import subprocess
 from dataclasses import asdict, replace
@@ -25,7 +26,7 @@ from xlme_ds.compare.results import (
     read_scores,
     write_results,
 )
-from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, pending_tests, record_if_scored
+from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, pending_tests, record_if_scored, require_tests
 from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -303,6 +304,42 @@ def test_runs_of_two_places_count_once() -> None:
         join_runs({"here": [first], "b": [replace(first, scores={"ner": 9.5})]})
 
 
+def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> None:
+    write_data(tmp_path / "data", rows=8)
+    small = [*SETTINGS.split(), "--model.vocabulary", "99"]
+
+    def read(seed: int, rows: int, *settings: str) -> RunScores:
+        budget = Budget(1e9 * rows, rows, 32)  # as many steps, whatever the rows
+        system = plan_system(CHAIN, seed, budget, [*small, *settings], {}, tmp_path / str(rows))
+        return replace(RunScores.read(system, tmp_path / "data", 1), budget=1e9)
+
+    first, second = read(1, 4), read(2, 4)
+    assert join_runs({"here": [first], "there": [second]}) == [first, second]
+    write_results([replace(first, scores={"pairs": 9.0})], tmp_path)
+    (stored,) = read_results(tmp_path / "compare.json")
+    assert [settings["data.mono_rows"] for settings in stored.settings] == [2, 2]
+    for other, message in (
+        (read(2, 8), "data.mono_rows 2 and 4: leave one of them out"),
+        (read(2, 4, "--model.dropout", "0.2"), "model.dropout 0.0 and 0.2: leave"),
+        (replace(second, settings=[], tokens=9.0), "with tokens .* and 9.0: leave"),  # of an earlier version
+    ):
+        with pytest.raises(ValueError, match=rf"here and there have runs of .* with 1e\+09 operations, .*{message}"):
+            join_runs({"here": [stored], "there": [other]})
+
+
+def test_other_runs_that_cannot_be_joined_are_refused_before_training(
+    tuned: CompareSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results([RunScores("xlme", 4e8, 2, 4e8, 9, 1e6, {}, {}, {}, {"pairs": 9.0}, {})], tmp_path)
+    words = ["--recipes", "xlme", "--budgets", "4e8", "--rows", "4", "--data", str(tuned.data_folder)]
+    words += ["--heldout", str(tuned.heldout), "--out", str(tmp_path / "out"), "--also", str(tmp_path / "compare.json")]
+    with pytest.raises(SystemExit) as left:
+        compare.main([*words, "--", *SETTINGS.split(), "--model.vocabulary", "120"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and re.search(r"runs of xlme with 4e\+08 operations, but with steps \d+ and 9: ", line)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -325,6 +362,61 @@ def test_tests_that_would_fail_are_refused_before_training(
     command = CompareSettings(("xlme",), (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=message):
         plan_systems(replace(command, **changes), words[words.index("--") + 1 :])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> CompareSettings:
+    """A comparison with a test of entities."""
+    folder = tmp_path_factory.mktemp("tuned")
+    vocabulary = train_vocabulary(folder / "data/vocab")
+    data, heldout = (
+        write_data(folder / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
+        for seed, name in enumerate(("data", "heldout"))
+    )
+    (heldout / "vocab").symlink_to(data / "vocab")
+    write_entities(folder / "panx", sentences=20)
+    return CompareSettings(("xlme",), (4e8,), data, heldout, folder / "out", rows=4, ner=folder / "panx")
+
+
+@pytest.mark.parametrize(("languages", "missing"), [("de en", "fr"), ("de en fr", "sw")])
+def test_tests_in_languages_that_a_model_lacks_are_refused_before_training(
+    languages: str, missing: str, tuned: CompareSettings, tmp_path: Path
+) -> None:
+    """The held-out pairs are in German and French, the entities in English and Swahili."""
+    entities = write_entities(tmp_path / "panx", sentences=20)
+    for name in ("train-de", "test-de"):
+        (entities / f"{name}.tsv").rename(entities / f"{name.replace('de', 'sw')}.tsv")
+    settings = f"{SETTINGS} --model.vocabulary 120 --model.language-embeddings {languages}"
+    with pytest.raises(ValueError, match=f"model.language_embeddings has no {missing}, only {languages}: leave out"):
+        plan_systems(replace(tuned, ner=entities), settings.split())
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        ("--tuning.train-languages sw", "no training set of sw in the data, only of de, en"),
+        ("--tuning.train-languages de --tuning.train-examples 9 --tuning.held-out", "too few to hold out every tenth"),
+        ("--tuning.learning-rate -1", "tuning.learning_rate is -1.0: it must"),
+        ("--tuning.max-tokens 8", "tuning.max_tokens 8 leaves no room for text"),
+        ("--tuning.warmup 2", "optimizer.warmup_steps"),
+        ("--train.save-every -1", "train.save_every is -1: it must"),
+        ("--engine.deepspeed auto", "engine.deepspeed auto is for pre-training"),
+    ],
+)
+def test_fine_tuning_that_would_fail_is_refused_before_training(
+    tuning: str, message: str, tuned: CompareSettings
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_tests(replace(tuned, tuning=tuning))
+
+
+def test_fine_tuning_reads_the_training_sets_that_its_settings_name(tuned: CompareSettings, tmp_path: Path) -> None:
+    shutil.copytree(tuned.ner or "", tmp_path / "panx")
+    (tmp_path / "panx/train-en.tsv").write_text("kalo\tnone\n")
+    with pytest.raises(ValueError, match=r"train-en\.tsv, line 1: tag 'none' is none of"):
+        require_tests(replace(tuned, ner=tmp_path / "panx"))
+    (tmp_path / "panx/train-en.tsv").unlink()
+    require_tests(replace(tuned, ner=tmp_path / "panx", tuning="--tuning.train-languages de"))
 
 
 @pytest.mark.parametrize(

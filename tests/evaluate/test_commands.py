@@ -436,6 +436,28 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     out = tmp_path / "out"
     assert "nob-eng.eng has 12 lines" in fault("tatoeba", "--model", str(run), "--out", str(out), *data)
     assert not out.exists()
+    (tmp_path / "file").touch()
+    for test in evaluate.__all__:  # before the model is looked for
+        said = fault(test, "--model", "nowhere", *data, "--out", str(tmp_path / "file/scores"))
+        assert f"{tmp_path / 'file'} is a file, not a folder: choose another output folder" in said
+
+
+def test_what_one_model_cannot_read_is_said_before_another_is_scored(
+    run: Path, tatoeba: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = write_run(tmp_path / "few", like=run, language_embeddings=("de", "en"))
+    vocabulary = load_encoder(run).vocabulary
+    data = write_data(tmp_path / "data", 40, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    write_alignment(tmp_path / "fr-en", ["kalo"], ["kalo"], "1 1 1 S\n")
+    scoring = "retrieval.sentence_vectors", "alignment.hidden_states", "heldout_losses._losses"
+    for name in (*scoring, "heldout_perplexity.mean_nlls"):
+        monkeypatch.setattr(f"xlme_ds.evaluate.{name}", None)  # scoring would raise TypeError
+    for test, folder in (
+        (evaluate.tatoeba, tatoeba), (evaluate.pairs, data), (evaluate.align, tmp_path / "fr-en"),
+        (evaluate.losses, data), (evaluate.perplexity, data),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"model\.language_embeddings"):
+            test([run, few], folder)
 
 
 def test_the_module_is_a_command(run: Path, alignment: Path) -> None:

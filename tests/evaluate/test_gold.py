@@ -67,6 +67,24 @@ def test_sentences_count_from_zero_where_one_has_number_zero(tmp_path: Path) -> 
     assert [pair.sure for pair in pairs] == [{(0, 0)}, set()]  # negative: no word
 
 
+@pytest.mark.parametrize(
+    ("link", "linked", "said"),
+    [
+        ("1 2 2 S", 1, False),  # the words exist only in the sentence with index 1
+        ("1 1 1 S", 0, True),
+        ("3 1 1 S", 2, False),  # sentence 3 exists only if sentences count from 1
+    ],
+)
+def test_without_a_link_of_sentence_zero_the_words_tell_how_sentences_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], link: str, linked: int, said: bool
+) -> None:
+    write_alignment(tmp_path / "de-en", ["a", "b c", "d"], ["e", "f g", "h"], f"{link}\n")
+    pairs = read_gold_alignments(tmp_path / "de-en")["de-en"]
+    assert [bool(pair.sure) for pair in pairs] == [index == linked for index in range(3)]
+    note = f"{tmp_path}/de-en/alignv2.txt has no link of sentence 0 or 3: its sentences are taken as counted from 1\n"
+    assert capsys.readouterr().err == (note if said else "")
+
+
 def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> None:
     folder = write_alignment(tmp_path / "en-fr", ["a b"], ["c d"], "1 1 1\n1 2 2\n", file="align.txt")
     assert len(read_gold_alignments(tmp_path)["en-fr"][0].sure) == 2

@@ -70,10 +70,10 @@ def answer(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> d
     return found
 
 
-def rows_of(root: Path) -> list[tuple[str, np.ndarray]]:
+def rows_of(root: Path, count: int = ROWS) -> list[tuple[str, np.ndarray]]:
     """(language, ids without padding) of every held-out row."""
     store = RowStore(root / "heldout/mono")
-    rows = [store.read(np.array([record])) for record in range(ROWS)]
+    rows = [store.read(np.array([record])) for record in range(count)]
     return [(store.manifest.languages[int(row.languages[0])], row.tokens[0][: row.lengths[0]]) for row in rows]
 
 
@@ -163,6 +163,25 @@ def test_bits_per_character_count_the_characters_of_the_text(
         letters = sum(len("".join(map(vocabulary.piece, row))) for row in rows)
         bits = value["nll"] * sum(map(len, rows)) / math.log(2)
         assert value["bits_per_character"] == pytest.approx(bits / letters)
+
+
+def test_bits_per_character_of_a_causal_model_pay_for_the_ends_of_documents(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bits of all tokens that it predicts, over the characters of the text."""
+    run = write_run(tmp_path / "clm", objective="clm", like=root / "mlm")
+    vocabulary = Vocabulary(run / "model")
+    write_data(tmp_path / "heldout", 20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, documents=True)
+    (model,) = answer(capsys, tmp_path, "--model", str(run), "--passes", "2")["models"]
+    predicted: dict[str, int] = dict.fromkeys(("de", "en", "fr"), 0)
+    letters = dict(predicted)
+    for language, ids in rows_of(tmp_path, 20):
+        predicted[language] += len(ids) - 2
+        letters[language] += len("".join(vocabulary.piece(token) for token in ids if token > UNK))
+    for language, value in model["languages"].items():
+        assert value["predicted"] == 2 * predicted[language]
+        bits = value["nll"] * predicted[language] / math.log(2)
+        assert value["bits_per_character"] == pytest.approx(bits / letters[language])
 
 
 def test_a_model_that_diverged_has_an_infinite_perplexity() -> None:

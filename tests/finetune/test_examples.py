@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.launch import ROOT
-from xlme_ds.compare.scoring import require_labels
+from xlme_ds.compare.scoring import require_tunable
 from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS as TASKS
 from xlme_ds.finetune.predictions import write_predictions
-from xlme_ds.finetune.settings import TuningConfig
+from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig
 from xlme_ds.finetune.task_files import (
     Question,
     Sentence,
@@ -144,10 +144,11 @@ def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
     """The measure is the mean over those: without any it would be no number, at the end of all training."""
     for name in ("train-en", "test-en", "test-de"):
         (tmp_path / f"{name}.tsv").write_text("a\tO\n")
-    require_labels(tmp_path, "ner")
+    command = FinetuneSettings("ner", tmp_path, (tmp_path,), tmp_path)
+    require_tunable(tmp_path, "ner", command)
     (tmp_path / "test-de.tsv").write_text("a\n")
     with pytest.raises(ValueError, match="has no test with labels in a language other than English"):
-        require_labels(tmp_path, "ner")
+        require_tunable(tmp_path, "ner", command)
 
 
 def bare_or_not(path: Path, content: str) -> TaskFile:

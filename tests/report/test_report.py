@@ -379,7 +379,10 @@ def test_held_out_losses_by_language(run: Path) -> None:
     text = " ".join(Page(html).text.split())
     # Gains 1.25 and -0.125, whose median is 0.5625.
     assert "is 0.56 nats below the unigram model in the median of 2 languages, and above it in 1" in text
-    assert "Most: Swahili 1.25. Least: German −0.12." in text and "Means over 812 to 1,204 tokens" in text
+    assert (
+        "Most: Swahili 1.25. Least: German −0.12." in text
+        and "Monolingual text: means over 812 to 1,204 tokens" in text
+    )
     assert "sw Swahili 1,204 6.25 7.50 1.25 −1.15 0.29 de German 812 7.12 7.00 −0.12 −0.12 0.31" in text
     drawn = [line.split() for line in re.findall(r'<polyline\npoints="([^"]*)"', html)]
     # Less the unigram model's from 0.25 to -1.25: German 0.25, 0.125 and Swahili -0.1, -1.25, in 46 of 50 units.
@@ -388,6 +391,16 @@ def test_held_out_losses_by_language(run: Path) -> None:
     write_lines(run / "heldout_languages.jsonl", lines)
     with pytest.raises(ValueError, match=r"heldout_languages\.jsonl has no 'tokens' where the report needs it"):
         write_report(run)
+
+
+def test_each_task_says_how_many_tokens_its_means_have(run: Path) -> None:
+    losses = {"mlm": {"de": 7.0, "sw": 7.0}, "tlm": {"de": 6.0, "sw": 6.5}}
+    tokens = {"mlm": {"de": 8120, "sw": 12040}, "tlm": {"de": 90, "sw": 50}}
+    line = {"step": 100, "terms": losses, "unigram": {"mono": {}, "para": {}}, "tokens": tokens}
+    write_lines(run / "heldout_languages.jsonl", [line])
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    assert "Monolingual text: means over 8,120 to 12,040 tokens a language. Parallel text: means over 50 to" in text
+    assert "Parallel text: means over 50 to 90 tokens a language. So few tokens make differences between" in text
 
 
 def test_change_and_languages_behind() -> None:

@@ -1,7 +1,7 @@
 """Read the scores of all runs of a comparison, and write them as JSON, tables and one plot."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +21,7 @@ from ..evaluate.output import ResultTable, plot_label, save_figure
 from ..evaluate.retrieval import mean_of_directions
 from ..io.files import read_versioned, write_text, write_versioned
 from ..recipes import RECIPES
+from ..train.run_folder import fixed_settings
 from .systems import System
 from .trends import CONFIDENCE_LEVEL, Trend, crossing, trends
 
@@ -37,6 +38,7 @@ _LESS_IS_BETTER = ("align",)
 # Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
 # different tokens.
 LOSSES = ("mlm", "tlm")
+_OF_ONE_SEED = ("seed", "start.folder")  # settings in which the seeds of a system differ
 SCORES_FOLDER = "scores"  # subfolder of a run's folder
 # Recipes in the order in which they get colours; the recipes named here have the colours of docs/results/.
 _COLOUR_ORDER = list(dict.fromkeys(("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm", *RECIPES)))
@@ -59,6 +61,8 @@ class RunScores:
     languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
     scores: dict[str, float]  # measure -> score
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
+    # For each run of the system, the settings that seeds share; empty in a file of an earlier version.
+    settings: list[dict[str, Any]] = field(default_factory=list, compare=False)
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
@@ -83,6 +87,10 @@ class RunScores:
             languages=by_language,
             scores=trained,
             untrained=untrained,
+            settings=[
+                {key: value for key, value in fixed_settings(run.config).items() if key not in _OF_ONE_SEED}
+                for run in system.runs
+            ],
         )
 
 
@@ -173,7 +181,8 @@ def read_results(path: Path) -> list[RunScores]:
 
 def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
     """The runs of several sources (folders or files, by name) without duplicates. Raises ValueError for two different
-    runs of one system, budget and seed."""
+    runs of one system, budget and seed, and if `require_seeds` does."""
+    require_seeds(by_source)
     first_runs: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
     for source, runs in by_source.items():
         for run in runs:
@@ -184,6 +193,33 @@ def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
                     f"and seed {run.seed}: leave one of them out"
                 )
     return [run for _, run in first_runs.values()]
+
+
+def require_seeds(by_source: Mapping[str, Sequence[RunScores]]) -> None:
+    """Raise ValueError for runs of one system and budget that are no seeds of one another, because their settings
+    differ. Scores do not matter."""
+    first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
+    for source, runs in by_source.items():
+        for run in runs:
+            first_source, first = first_seeds.setdefault((run.system, run.budget), (source, run))
+            theirs, ours = _shared_by_seeds(first), _shared_by_seeds(run)
+            for key in theirs:
+                if key in ours and theirs[key] != ours[key]:
+                    raise ValueError(
+                        f"{first_source} and {source} have runs of {run.system} with {run.budget:.3g} operations, but "
+                        f"with {key} {theirs[key]} and {ours[key]}: leave one of them out"
+                    )
+
+
+def _shared_by_seeds(run: RunScores) -> dict[str, Any]:
+    """What all seeds of a system and budget have in common, by name. In a chain, the names of a later run's settings
+    begin with the run's number."""
+    settings = {
+        f"{f'{number}. run: ' if number > 1 else ''}{key}": value
+        for number, of_run in enumerate(run.settings, start=1)
+        for key, value in of_run.items()
+    }
+    return settings | {"steps": run.steps, "tokens": run.tokens}
 
 
 def write_results(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:

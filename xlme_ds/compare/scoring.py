@@ -12,34 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import program
+from ..config import ModelConfig
 from ..data.schema import TASKS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold_alignments
 from ..evaluate.retrieval import FEWEST_PAIRS, group_by_language, heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
-from ..finetune.settings import TuningConfig, parse
-from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
+from ..finetune.finetune_run import require_scorer
+from ..finetune.settings import FinetuneSettings, parse, run_config
+from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples, training_examples
 from ..io.files import file_sha256, write_versioned
 from ..objectives import objective_of
 from ..report.files import read_optional
+from ..settings_file import check_ranges
+from ..validate import check_processes
 from .results import LOSSES, SCORES_FOLDER, UNTRAINED_SUFFIX, finetune_score_files
 from .systems import CompareSettings, System
 
 COMMANDS_FILE = "commands.json"  # next to the scores: name of a test -> its command, and a hash of its data
 
 
-def require_tests(settings: CompareSettings) -> None:
-    """Raise ValueError if a test could not be done after training."""
+def require_tests(settings: CompareSettings) -> set[str]:
+    """Raise ValueError if a test could not be done after training. Returns the languages of the tests."""
     pairs = settings.pairs or settings.heldout
-    if not group_by_language(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab"))):
+    languages = {"en", *group_by_language(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab")))}
+    if languages == {"en"}:
         raise ValueError(f"{pairs} has no language with {FEWEST_PAIRS} pairs with English: name data with more pairs")
     if settings.tatoeba is not None:
-        read_tatoeba(settings.tatoeba)
+        languages |= read_tatoeba(settings.tatoeba).keys()
     if settings.align is not None:
-        read_gold_alignments(settings.align)
-    for task in ("pos", "ner"):
-        if (folder := getattr(settings, task)) is not None:
-            require_labels(folder, task)
+        languages |= {code for name in read_gold_alignments(settings.align) for code in name.split("-", 1)}
     try:
         options = shlex.split(settings.tuning)
     except ValueError as error:
@@ -55,21 +57,33 @@ def require_tests(settings: CompareSettings) -> None:
             "--tuning and --tuning-seeds are for --pos and --ner: name a folder with --pos or --ner, or leave the "
             "--tuning settings out"
         )
+    for task in ("pos", "ner"):
+        if (folder := getattr(settings, task)) is not None:
+            languages |= require_tunable(folder, task, tuned)
+    return languages
 
 
-def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
-    over these languages."""
-    tests = choose_sets(
-        find_task_files(DOWNSTREAM_TASKS[task], [folder]), task, TuningConfig(), several_settings=False
-    ).test
-    if not any(
-        have_labels(read_examples(source, DOWNSTREAM_TASKS[task])) for source in tests if source.language != "en"
-    ):
+def require_tunable(folder: Path, name: str, command: FinetuneSettings) -> set[str]:
+    """Raise ValueError if a model could not be fine-tuned on the task `name` with the settings of `command`, or if
+    `folder` has no labelled test in a language other than English: the score is a mean over these languages. Returns
+    the languages of the task's files."""
+    task = DOWNSTREAM_TASKS[name]
+    check_ranges(command.tuning, "tuning.")
+    check_processes(command.engine, 1)
+    require_scorer(task)
+    sets = choose_sets(find_task_files(task, [folder]), name, command.tuning, several_settings=False)
+    tuning = command.tuning.completed(task, ModelConfig())
+    examples = sum(len(training_examples(source, task, tuning)) for source in sets.train)
+    run_config(name, tuning, ModelConfig(), command.engine, command.train, 1, examples, "")
+    for source in sets.dev:
+        read_examples(source, task)
+    labelled = [source.language for source in sets.test if have_labels(read_examples(source, task))]
+    if not set(labelled) - {"en"}:
         raise ValueError(
-            f"--{task} {folder} has no test with labels in a language other than English: name a folder with such a "
+            f"--{name} {folder} has no test with labels in a language other than English: name a folder with such a "
             "test"
         )
+    return {source.language for source in (*sets.train, *sets.dev, *sets.test)}
 
 
 def pending_tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:

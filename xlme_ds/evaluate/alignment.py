@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cli import progress
+from ..cli import note, progress
 from ..config import EncoderName
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from ..models.text_encoder import TextEncoder
-from .compared_models import Models, load_encoders
+from .compared_models import Models, load_encoders, require_languages
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
 from .vectors import hidden_states, unit_vectors
@@ -65,7 +65,8 @@ def align(
     """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt, or is such a folder. `apart`: each sentence is an input of its own, instead of both in
     one. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
-    compared, tests = load_encoders(models, layer, random, which), read_gold_alignments(Path(data))
+    tests, compared = read_gold_alignments(Path(data)), load_encoders(models, layer, random, which)
+    require_languages(compared, {code for languages in tests for code in languages.split("-", 1)})
     return {
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
@@ -109,7 +110,12 @@ def read_gold_alignments(folder: Path) -> dict[str, list[GoldPair]]:
 
 def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str]) -> list[GoldPair]:
     """The pairs with their links. A line of `links_file` is `sentence source-word target-word [S|P]`, with words
-    counted from 1; a link without S or P is sure."""
+    counted from 1; a link without S or P is sure.
+
+    In this format, NAACL's, sentences are counted from 1, but some published files count them from 0. A file counts
+    from 0 if it has a link of sentence 0, or if only then all its words exist. If they exist either way, the file is
+    read as counted from 1, and a note says so.
+    """
     # Not line.split(): a no-break space is part of a word.
     split_sides = ([re.findall(r"[^ \t]+", line) for line in side] for side in (source_lines, target_lines))
     pairs = [GoldPair(source, target, set(), set()) for source, target in zip(*split_sides, strict=True)]
@@ -123,8 +129,21 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                 f"{links_file} line {line_number} is {line.strip()!r}: it must be sentence, source word, target word, "
                 "and S or P or nothing"
             )
-    # Published files count sentences from 0 or from 1.
-    first_sentence = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1
+    # The numbers from which sentences may be counted: the words of all links exist.
+    firsts = [
+        first
+        for first in (0, 1)
+        if all(
+            0 <= sentence - first < len(pairs)
+            and source_word <= len(pairs[sentence - first].source)
+            and target_word <= len(pairs[sentence - first].target)
+            for _, sentence, source_word, target_word, _ in links
+        )
+    ]
+    has_zero = any(sentence == 0 for _, sentence, *_ in links)
+    first_sentence = 0 if has_zero or firsts == [0] else 1
+    if firsts == [0, 1]:
+        note(f"{links_file} has no link of sentence 0 or {len(pairs)}: its sentences are taken as counted from 1")
     for line_number, sentence, source_word, target_word, certainty in links:
         if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(

@@ -2,7 +2,7 @@
 same shapes are added to the trained ones."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, language_index
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
@@ -134,6 +134,14 @@ def load_predictors(models: Models, with_untrained: bool) -> list[ComparedPredic
         initialise(model, seed, trained.cfg.init_std)
         predictors.append(replace(trained, name=name, step=None, untrained=True, model=_on_device(model)))
     return predictors
+
+
+def require_languages(models: Sequence[ComparedModel], codes: Collection[str]) -> None:
+    """Raise ValueError, before any model is scored, for a language that a model with language embeddings does not
+    have."""
+    for model in models:
+        for code in codes:
+            language_index(model.cfg, code)
 
 
 def trained_on_entry(model: ComparedModel, store: RowStore) -> dict[str, bool]:

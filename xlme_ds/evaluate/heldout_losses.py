@@ -35,11 +35,15 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
-    results = []
-    for model in load_predictors(models, random):
+    predictors = load_predictors(models, random)
+    stores_of_models = []
+    for model in predictors:
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
             require_readable(model, store)
+        stores_of_models.append(stores)
+    results = []
+    for model, stores in zip(predictors, stores_of_models, strict=True):
         metadata = model.metadata
         for store in stores.values():
             metadata |= trained_on_entry(model, store)

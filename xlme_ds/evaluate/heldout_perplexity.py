@@ -46,23 +46,27 @@ def perplexity(
     explains the other arguments, the errors and what is returned.
     """
     check_seed_and_counts(seed, passes=passes, limit=limit)
-    predictors, store = load_predictors(models, random), open_monolingual(Path(data))
+    store, predictors = open_monolingual(Path(data)), load_predictors(models, random)
+    texts = []
     for model in predictors:
         quantity = model.objective.quantities[model.objective.terms[0]]
         if quantity.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
-    rows, tokens_per_character = text_statistics(store, predictors[0].vocabulary, limit)
+        texts.append(open_monolingual(Path(data), model.cfg.language_embeddings))
+    rows, tokens_per_character, characters = text_statistics(store, predictors[0].vocabulary, limit)
     counted = None if unigram is None else open_monolingual(Path(unigram))
     if counted is not None and counted.manifest.shares_text(store.manifest):
         raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
     nlls_of_unigram = None if counted is None else unigram_nlls(counted, store, limit)
     results = []
-    for model in predictors:
-        text = open_monolingual(Path(data), model.cfg.language_embeddings)
+    for model, text in zip(predictors, texts, strict=True):
         nlls = mean_nlls(model, text, seed, sum(rows.values()), passes, limit)
         metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
-        results.append(metadata | perplexities(nlls, tokens_per_character))
+        rate = tokens_per_character
+        if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
+            rate = {language: count / passes / characters[language] for language, (_, count) in nlls.items()}
+        results.append(metadata | perplexities(nlls, rate))
     if nlls_of_unigram is not None:
         metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
         results.append(metadata | perplexities(nlls_of_unigram, tokens_per_character))
@@ -105,9 +109,9 @@ def rows_by_language(
 
 def text_statistics(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
-) -> tuple[dict[str, int], dict[str, float]]:
-    """Returns two dicts by language: the number of rows, and the number of ordinary tokens per character, where the
-    characters are those of the tokens' pieces, spaces included.
+) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
+    """Returns three dicts by language: the number of rows, the number of ordinary tokens per character, and the number
+    of characters, which are those of the ordinary tokens' pieces, spaces included.
 
     Raises ValueError for a language without a token to predict: a mean over languages would leave it out.
     """
@@ -125,6 +129,7 @@ def text_statistics(
     return (
         {language: int(rows) for language, (rows, _, _) in sorted(sums.items())},
         {language: tokens / characters for language, (_, tokens, characters) in sums.items()},
+        {language: int(characters) for language, (_, _, characters) in sums.items()},
     )
 
 

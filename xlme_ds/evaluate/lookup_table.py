@@ -72,8 +72,8 @@ def words(
     en-de.txt, or both. Subfolders are searched too. `help(xlme.evaluate)` explains the other arguments, the errors and
     what is returned.
     """
-    compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))
+    compared = load_encoders(models, None, random, which)
     results = []
     for model in compared:
         trained = TrainedEncoder(model.encoder, model.vocabulary)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ..config import EncoderName
 from ..io.files import atomic_write, write_text, write_versioned
+from ..io.folders import require_writable
 
 _MAX_PRINTED_ROWS = 25  # if a longer table has means, and a file holds it whole, only its means are printed
 
@@ -76,6 +77,11 @@ class CommonOptions:
     out: Path | None = None
     """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. If
     a table has means and more than 25 rows, only its means are then printed."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, before the test begins, if its results could not be written."""
+        if self.out is not None:
+            require_writable(self.out)
 
     def write_and_print(
         self,

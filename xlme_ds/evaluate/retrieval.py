@@ -25,7 +25,7 @@ from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
 from ..models.effective_rank import effective_rank
 from ..models.text_encoder import TextEncoder
-from .compared_models import Models, load_encoders, trained_on_entry, trained_on_notes
+from .compared_models import Models, load_encoders, require_languages, trained_on_entry, trained_on_notes
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_vectors
@@ -69,7 +69,8 @@ def tatoeba(
 ) -> dict[str, Any]:
     """Sentence retrieval on the Tatoeba test set. `data` is a folder with LASER's files, tatoeba.xxx-eng.xxx and
     tatoeba.xxx-eng.eng. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
-    compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
+    text, compared = read_tatoeba(Path(data)), load_encoders(models, layer, random, which)
+    require_languages(compared, {ENGLISH, *text})
     results = []
     for model in compared:
         encode = model.vocabulary.encode
@@ -97,8 +98,9 @@ def pairs(
     arguments, the errors and what is returned."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
-    results = []
-    for model in load_encoders(models, layer, random, which):
+    compared = load_encoders(models, layer, random, which)
+    bitexts_of_models = []
+    for model in compared:
         all_bitexts = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
         bitexts = {
             language: (english[:limit], other[:limit])
@@ -107,7 +109,11 @@ def pairs(
         }
         if not bitexts:
             raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
+        require_languages([model], {ENGLISH, *bitexts})
         too_few = {language: len(english) for language, (english, _) in all_bitexts.items() if language not in bitexts}
+        bitexts_of_models.append((bitexts, too_few))
+    results = []
+    for model, (bitexts, too_few) in zip(compared, bitexts_of_models, strict=True):
         trained_on = trained_on_entry(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, bitexts, model.name)
         results.append(model.layerwise_metadata | trained_on | scores | {"too_few": too_few})

@@ -124,8 +124,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
     command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
     engine = command.engine
     check_processes(engine, world)
-    if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
-        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
+    require_scorer(task)
     validate(Training(command.task, engine=engine))
     initial, sources = load_encoder(command.model), find_task_files(task, list(command.data))
     cfg = initial.encoder.cfg
@@ -164,6 +163,12 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
     return TuningInputs(initial, sets, config, loader, unlabelled)
+
+
+def require_scorer(task: DownstreamTask) -> None:
+    """Raise ValueError if the package that scores tags is missing."""
+    if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
+        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
 def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:

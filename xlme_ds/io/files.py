@@ -147,10 +147,17 @@ def _dict_of_unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def require_regular(path: Path, option: str) -> None:
-    """Raise ValueError if `path` is a link, a device or a pipe: an atomic write would replace it by a file. A folder is
-    accepted here, because a write to it fails anyway."""
-    if os.path.lexists(path) and not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
+def require_writable_file(path: Path, option: str) -> None:
+    """Raise ValueError if `path` cannot be written as a file: no folder has it, or it is a folder itself, a link, a
+    device or a pipe, which an atomic write would replace."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"{option} {path} is in no folder that exists: make {folder} first")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{option} {path} is in a folder that cannot be written: name a file in another folder")
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file in it")
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(f"{option} {path} is no regular file: name another")
 
 

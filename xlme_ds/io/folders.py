@@ -33,6 +33,15 @@ def require_folder(folder: Path, advice: str) -> None:
         raise ValueError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: {advice}")
 
 
+def require_writable(folder: Path) -> None:
+    """Raise ValueError unless `folder` can be written, or made if it does not exist."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file, not a folder: choose another output folder")
+    if not os.access(nearest, os.W_OK):
+        raise ValueError(f"{nearest} cannot be written: choose another output folder")
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the lock of `folder`. This makes no lock file."""
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..cli import fail, note, program
 from ..io.errors import in_words
-from ..io.files import require_regular
+from ..io.files import require_writable_file
 from ..io.help import call_from_command_line
 from .files import require_run
 from .run_page import write_report
@@ -62,7 +62,7 @@ def write_page(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path |
         return write_comparison(runs, out or Path("runs.html"))
     require_run(run)
     if out is not None:
-        require_regular(out, "--out")
+        require_writable_file(out, "--out")
     if problem := _update(run):
         note(problem)
     return write_report(run, out)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import format_number
-from ..io.files import require_regular, write_text
+from ..io.files import require_writable_file, write_text
 from ..train.run_folder import flatten
 from . import figures
 from .files import RunFiles, render, require_run
@@ -24,7 +24,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
         raise ValueError(f"the number of folders after --runs is {len(runs)}: name 2 to {most}")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
-    require_regular(out, "--out")
+    require_writable_file(out, "--out")
     for run in runs:
         require_run(run)
     names = [run.resolve().name for run in runs]

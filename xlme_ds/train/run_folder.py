@@ -19,7 +19,7 @@ from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..io.files import read_json, read_versioned, write_versioned
-from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder
+from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder, require_writable
 from .schedule import learning_rate
 
 # Prefixes of the settings that may change on resume. They change the loss curve only by rounding, except `spike_sigma`,
@@ -82,13 +82,9 @@ class RunFolder:
     def _check_usable(self) -> None:
         """Raise ValueError if the folder is an export or cannot be made or written, and, if no rank writes, if it is in
         use. Print a remark if it holds files but no run."""
-        nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and is_locked(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
-        if not nearest.is_dir():
-            raise ValueError(f"{nearest} is a file, not a folder: choose another output folder")
-        if not os.access(nearest, os.W_OK):
-            raise ValueError(f"{nearest} cannot be written: choose another output folder")
+        require_writable(self.path)
         refuse_export(self.path, "choose another output folder")
         is_new = not (self.path / "config.json").exists() and not checkpoints_of(self.path)
         if is_new and any(self.path.glob("[!.]*")):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..cli import fail, note, program
-from ..io.files import require_regular, write_text
+from ..io.files import require_writable_file, write_text
 from ..io.help import call_from_command_line
 
 if TYPE_CHECKING:
@@ -115,15 +115,11 @@ def _check_outputs(settings: TranslateSettings) -> None:
         raise ValueError("--pairs is for text without a translation: leave out --reference and --trained-on")
     if out is None:
         return
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out} is in no folder that exists: make {out.absolute().parent} first")
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: name a file in it")
     inputs = {"source": settings.source, "reference": settings.reference}
     both_exist = [(name, path) for name, path in inputs.items() if path and path.exists() and out.exists()]
     if overwritten := [name for name, path in both_exist if out.samefile(path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
-    require_regular(out, "--out")
+    require_writable_file(out, "--out")
 
 
 def _write_pairs(
