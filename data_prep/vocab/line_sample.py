@@ -212,8 +212,12 @@ def _read_lines(
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
-    lines_read = read.paragraphs_in if len(keys) == 1 else 2 * read.units_in
-    for warning in text_warnings(lines_read, read.repaired):
+    reader = READERS[source.format]
+    if isinstance(reader, DocumentReader):
+        lines = read.paragraphs_in
+    else:
+        lines = reader.lines_cleaned(read.units_in, read.dropped)
+    for warning in text_warnings(lines, read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
     hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
