@@ -51,14 +51,17 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
-    for path in chain.from_iterable(source.paths for source in inputs):
-        if path.is_pipe:
-            raise ValueError(
-                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as a file"
-            )
+    refuse_pipes(inputs)
     settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
     settings["inputs"] = input_names(inputs)
     return inputs, settings
+
+
+def refuse_pipes(inputs: Iterable[Input]) -> None:
+    """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.is_pipe:
+            raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:
