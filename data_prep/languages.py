@@ -7,6 +7,7 @@ count either.
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
@@ -263,11 +264,24 @@ def script_numbers() -> np.ndarray:
     return table
 
 
+@cache
+def _letter_numbers() -> np.ndarray:
+    """`script_numbers` with the letters outside of its ranges: 1 + the index in SCRIPTS if the letter's name begins
+    with the script, as ə's does, else 1 + the number of SCRIPTS. Modifier letters stay 0: many scripts share them."""
+    numbers = script_numbers().copy()
+    for code_point in np.flatnonzero(numbers == 0).tolist():
+        character = chr(code_point)
+        if unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo"):
+            script = unicodedata.name(character, "TANGUT").split()[0].title()  # Python has no names of Tangut's
+            numbers[code_point] = 1 + (SCRIPTS.index(script) if script in SCRIPTS else len(SCRIPTS))
+    return numbers
+
+
 def count_letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns two int64 arrays with an entry for each line: the number of its letters that belong to `scripts`, and the
-    number of its letters that belong to any of SCRIPTS. No line may be empty, because `reduceat` has no empty sums."""
-    numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
-    is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
+    number of all its letters, without signs such as ʻ. No line may be empty, because `reduceat` has no empty sums."""
+    numbers = _letter_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
+    is_wanted = np.zeros(len(SCRIPTS) + 2, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     starts = np.cumsum(lengths) - lengths

@@ -301,7 +301,8 @@ class EngineConfig:
     keys only; a higher stage partitions more state. auto takes zero3 if a step has one micro-batch, else zero1: this
     choice is the faster one by the planner's estimates."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
+    """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32. The
+    plain engine computes in fp32 only."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3. bf16 takes half the memory,
     and its error grows with the number of processes. fp32 and auto add in fp32, over the processes and over a step's

@@ -24,7 +24,8 @@ _DECIDED_BY_THE_RECIPE = (
     "communication_data_type",
     "torch_autocast",
 )
-# These change how a step is computed or which messages it prints, but not its result.
+# Apart from `_LOSSY` in zero_optimization, these change how a step is computed and what it prints or records, but not
+# the loss curve.
 _ALLOWED = (
     "zero_optimization",
     "aio",

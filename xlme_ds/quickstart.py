@@ -78,7 +78,8 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 
 
 def begin(out: Path, fresh: bool) -> None:
-    """Prepare the locked folder `out`: with `fresh`, empty it; if it is empty, mark it as made by the quickstart.
+    """Prepare the folder `out`, which is locked during this call only: with `fresh`, empty it; if it is empty, mark it
+    as made by the quickstart.
 
     Raises ValueError if `out` has content but no mark, or if its run has other settings than the quickstart.
     """

@@ -31,6 +31,7 @@ from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
 from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks, world_size
 from data_prep.progress import print_stdout, warn
+from data_prep.readers import READERS, DocumentReader
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
@@ -202,7 +203,11 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
         if not result["shards"] and not left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        lines = counts["paragraphs_in"] if task.is_mono else 2 * counts["pairs_in"]
+        reader = READERS[task.source.format]
+        if isinstance(reader, DocumentReader):
+            lines = counts["paragraphs_in"]
+        else:
+            lines = reader.lines_cleaned(counts["pairs_in"], counts["dropped"])
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())

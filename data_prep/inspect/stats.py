@@ -43,19 +43,18 @@ class StatsConfig:
 
 class Section(NamedTuple):
     """The numbers of one task. For each language or pair, `lines` has a line and `lengths` a histogram of lengths;
-    `dropped_text` are tables of lost text. `packed` is True if documents or sentences are packed into monolingual
-    rows."""
+    `dropped_text` are tables of lost text. `mixed` is the manifest of the task's rows."""
 
     task: str
     lines: list[StatsLine]
     lengths: dict[str, np.ndarray]
     dropped_text: list[DroppedTextTable]
-    packed: bool = False
+    mixed: Manifest
 
     @property
     def rows(self) -> list[dict[str, str]]:
         """One dict per table row, from a column's heading to the row's cell. The last row is the sum."""
-        return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
+        return [line.cells(self.task, bool(self.mixed.packed_unit)) for line in (*self.lines, total(self.lines))]
 
 
 def run(config: StatsConfig) -> None:
@@ -73,15 +72,15 @@ def run(config: StatsConfig) -> None:
 
 
 def _section(config: StatsConfig, task: str) -> Section:
-    lines, encoded, packed = on_root(
+    lines, encoded, mixed = on_root(
         lambda: (
             stats_lines(config.encoded, config.data, task),
             read_manifest(config.encoded / task),
-            bool(read_manifest(config.data / task).packed_unit),
+            read_manifest(config.data / task),
         )
     )
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, dropped_text_tables(encoded), packed)
+    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, dropped_text_tables(encoded), mixed)
 
 
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
@@ -90,7 +89,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     width = None if Console().is_terminal else 160  # a file gets lines that are wide enough for every column
     console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
     page = config.out / "stats.html"  # written before the tables are printed, because `head` may end the output early
-    write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
+    write_file(page, html(sections).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
@@ -113,7 +112,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
     return table
 
 
-def html(sections: Sequence[Section], mixed: Manifest) -> str:
+def html(sections: Sequence[Section]) -> str:
     """The page as HTML. The plots are inside the page, so that it needs no other file."""
     from jinja2 import Environment, FileSystemLoader
 
@@ -123,7 +122,6 @@ def html(sections: Sequence[Section], mixed: Manifest) -> str:
     environment.filters["inline"] = lambda svg: "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
     return environment.get_template("stats.html.jinja").render(
         sections=sections,
-        mixed=mixed,
         titles=TITLES,
         share_plot=share_plot,
         length_plot=length_plot,

@@ -45,7 +45,8 @@ class StatsLine(NamedTuple):
         """A dict from a column's heading to its human-readable value. `packed` tells whether documents or sentences
         were packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
-        used = "rows" if task == "mono" and not packed else units
+        # An item is a sentence, or a document or a piece of one.
+        used = units if task == "para" else "items" if packed else "rows"
         return {
             name: self.name,
             "size": decimal(self.bytes),

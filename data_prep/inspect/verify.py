@@ -45,8 +45,9 @@ def run(config: VerifyConfig) -> None:
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
-        count = f"{len(shards)} shard{'s' * (len(shards) != 1)}"
-        on_root(partial(print_stdout, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
+        content = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
+        content = content if shards else "no shards, because encode kept no text"
+        on_root(partial(print_stdout, f"{folder}: {content}, no fault"))
 
 
 def _raise_first(checks: Checks) -> None:

@@ -309,7 +309,8 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
-    on_root(lambda: _print_shares(plan.order, "rows" if unit == "slices" else unit))
+    # A piece of a long document is an item too.
+    on_root(lambda: _print_shares(plan.order, {"slices": "rows", "documents": "items"}.get(unit, unit)))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
     return plan

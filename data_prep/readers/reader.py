@@ -4,7 +4,7 @@ pairs; the reader of CC-100's format; and checks of file names."""
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -198,21 +198,33 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
                 cut_lines = [cut_line(line) for line in raw_lines]
                 uncounted = cut_lines[1:] if in_long_line else cut_lines
                 repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
-                lines = [clean_line(part, repaired) for parts in cut_lines for part in parts]
+                lines = list(chain.from_iterable(_clean_parts(parts, repaired) for parts in cut_lines))
         else:  # one line is longer than the piece
             parts = cut_line(piece)[:-1]  # without the last part, which may continue in the next piece
             size = sum(map(len, parts))
             repaired["long_line"] += not in_long_line
-            lines = [clean_line(part, repaired) for part in parts]
+            lines = _clean_parts(parts, repaired)
+        if in_long_line and not lines[0]:
+            del lines[0]  # the rest of a line that has text before
         in_long_line = not piece.endswith(b"\n")
         begin += size
         yield lines, begin < len(data)
+
+
+def _clean_parts(parts: Sequence[bytes], repaired: Counter[str]) -> list[str]:
+    """The cleaned parts of one line. Parts without text are left out, because an empty line ends a document. A line
+    without any text stays, as one empty line."""
+    return [line for part in parts if (line := clean_line(part, repaired))] or [""]
 
 
 class PairReader(Reader):
     """A format of pairs of sentences."""
 
     task = "para"
+
+    def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
+        """The number of lines that were cleaned, of `pairs_in` pairs. `dropped` counts the dropped ones by reason."""
+        return 2 * pairs_in
 
     @abstractmethod
     def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:

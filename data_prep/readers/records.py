@@ -3,12 +3,12 @@ columns."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from data_prep.filters.clean import Counts, clean_lines
-from data_prep.filters.columns import column_filters, first_reason
+from data_prep.filters.columns import COLUMN, column_filters, first_reason
 from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import DocumentReader, Input, ScoredPair, TextBlock, in_blocks
@@ -89,6 +89,10 @@ class RecordPairs(TableReader):
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """The role of each column: source, target and, if there is a third one, score."""
         return self.columns[: len(columns)]
+
+    def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
+        """The number of rows without those that column filters drop, because these are dropped before cleaning."""
+        return pairs_in - sum(count for reason, count in dropped.items() if reason.startswith(f"{COLUMN} "))
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole pairs as rows of a table. Tabs and line ends inside a side become spaces."""

@@ -51,14 +51,17 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
-    for path in chain.from_iterable(source.paths for source in inputs):
-        if path.is_pipe:
-            raise ValueError(
-                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as a file"
-            )
+    refuse_pipes(inputs)
     settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
     settings["inputs"] = input_names(inputs)
     return inputs, settings
+
+
+def refuse_pipes(inputs: Iterable[Input]) -> None:
+    """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.is_pipe:
+            raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:
@@ -212,8 +215,12 @@ def _read_lines(
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
-    lines_read = read.paragraphs_in if len(keys) == 1 else 2 * read.units_in
-    for warning in text_warnings(lines_read, read.repaired):
+    reader = READERS[source.format]
+    if isinstance(reader, DocumentReader):
+        lines = read.paragraphs_in
+    else:
+        lines = reader.lines_cleaned(read.units_in, read.dropped)
+    for warning in text_warnings(lines, read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
     hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]

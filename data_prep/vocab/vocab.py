@@ -16,7 +16,15 @@ from data_prep.readers.corpus import TextConfig
 from data_prep.shares import apportion, temperature_shares
 from data_prep.store import Stage, write_file
 from data_prep.vocab.extension import describe_change, extend, room_for_pieces, segmentation
-from data_prep.vocab.line_sample import SAMPLE, filtered_lines, input_names, read_lines, sample_lines, sampled_inputs
+from data_prep.vocab.line_sample import (
+    SAMPLE,
+    filtered_lines,
+    input_names,
+    read_lines,
+    refuse_pipes,
+    sample_lines,
+    sampled_inputs,
+)
 from data_prep.vocab.model_file import SPECIALS, serialize
 from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, write_manifest
@@ -99,6 +107,7 @@ def _train(config: VocabConfig) -> None:
     settings = {name: getattr(config, name) for name in _SETTINGS} | text_settings
     old = None if config.model is None else on_root(partial(Vocabulary, config.model))
     compared = [] if config.compare is None else on_root(partial(find_documents, config.compare))
+    on_root(partial(refuse_pipes, compared))
     if old is not None:
         on_root(partial(room_for_pieces, old.path, config.size))
         settings |= {"model": old.sha256, "compare": input_names(compared)}

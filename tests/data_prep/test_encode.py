@@ -664,6 +664,26 @@ def test_text_that_is_hardly_what_it_should_be_is_named(
     assert not any(name in told for name in ("en.txt", "ur.txt", "el.txt", "X.en-ru", "X.en-fr"))
 
 
+def test_a_row_of_a_table_is_one_line(vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 40 rows 16 have a control character, so 40%. Where a column filter leaves ten records unread of which none or
+    all have one, the share is that of the others: 16 of 30."""
+    rows = [f"All{chr(1) * (i < 16)} human beings {i}\tAlle Menschen {i}" for i in range(40)]
+    (tmp_path / "de-en.tsv").write_text("".join(f"{row}\n" for row in rows))
+    records = [dict(zip(("en", "de"), row.split("\t"), strict=True)) | {"p": i} for i, row in enumerate(rows)]
+    (tmp_path / "de-en.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    text = f'name = "x"\nwhere = "{tmp_path}"\nlanguages = ["de", "en"]\n'
+    table = text + 'format = "tsv"\nfiles = "{src}-{tgt}.tsv"\ncolumns = {source = 2, target = 1}\n'
+    pairs = text + 'format = "jsonl_pairs"\nfiles = "{src}-{tgt}.jsonl"\ncolumns = {source = "de", target = "en"}\n'
+    pairs += "[filters.column.p]\nmax = 29\n"
+    for description, share in ((table, "40%"), (pairs, "53%")):
+        (tmp_path / "x.toml").write_text(description)
+        told = rf"de-en\.\w+: {share} of its lines have control characters"
+        run(EncodeConfig(vocab, tmp_path / f"out of {share}", corpus=(str(tmp_path / "x.toml"),)))
+        assert re.search(told, capsys.readouterr().err)
+        train(VocabConfig(tmp_path / f"vocab of {share}", corpus=(str(tmp_path / "x.toml"),), size=60))
+        assert re.search(told, capsys.readouterr().err)
+
+
 def test_pairs_are_encoded_as_many_at_once_as_are_allowed() -> None:
     """Four thousand, or as many as have a million characters on both sides together."""
     short, long = ("a", "b", None), ("a" * 300_000, "b" * 200_000, None)

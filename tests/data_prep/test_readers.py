@@ -124,6 +124,18 @@ def test_a_long_line_is_cut_and_no_character_lost(tmp_path: Path) -> None:
     assert 2 <= counts.repaired["long_line"] <= 2 + len(found)  # once in every block that has a part of it
 
 
+@pytest.mark.parametrize("characters", [33_333, 11 * 33_333])  # of three bytes; the longer line is read in pieces
+def test_white_space_in_a_long_line_ends_no_document(tmp_path: Path, characters: int) -> None:
+    """At the line's end or inside, where it fills a part of the line; a line of white space alone ends one."""
+    word = "尊" * characters
+    for white in ("  ", " " * 120_000, "\t \r"):
+        found, _ = read_documents(tmp_path, f"a\n{word}{white}\nb\n\nc\n{word}{white}y\nd\n".encode())
+        assert ["|".join((document[0], "".join(document[1:-1]), document[-1])) for document in found] == [
+            f"a|{word}|b", f"c|{word}y|d",
+        ]  # fmt: skip
+        assert read_documents(tmp_path, f"a\n{white}\nb".encode())[0] == [["a"], ["b"]]
+
+
 def test_a_document_of_over_a_million_characters_is_cut_between_lines(tmp_path: Path) -> None:
     found, counts = read_documents(tmp_path, b"short\n\n" + (b"x" * 90_000 + b"\n") * 13 + b"\nlast\n")
     assert list(map(len, found)) == [1, 11, 2, 1] and counts.repaired == {"long_document": 1}

@@ -150,7 +150,7 @@ def test_items_are_sentences(text: Text, encoded: Path, vocab: Path, tmp_path: P
                     open_loader(run, out)
 
 
-def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
+def test_items_are_documents(vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each whole, or, if it is longer than a row, in pieces of a row; a little more than one pass."""
     rng, vocabulary = np.random.default_rng(1), Vocabulary(vocab)
     lengths = [1, 2, 30, 7, 200, 55, 3, 3, 90, 12] * 4
@@ -169,6 +169,10 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
         documents=True,
     )  # fmt: skip
     mix(asked)
+    heading, *lines = capsys.readouterr().out.splitlines()[-4:-1]  # the last line tells how many rows there are
+    of_language = Counter(code for code, _ in pieces.elements())
+    assert heading.split()[:3] == ["language", "items", "available"]
+    assert {line.split()[0]: int(line.split()[1]) for line in lines} == of_language != {"de": 40, "en": 40}
     verify(VerifyConfig(asked.out))
     found: Counter[tuple[str, tuple[int, ...]]] = Counter()
     read = rows(asked.out, "mono", asked.mono_rows)
@@ -189,7 +193,7 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
         data=DataConfig(8, 0, 8),
         objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)),
     )
-    with pytest.raises(ValueError, match="mixed with --documents, and this objective reads what was mixed without"):
+    with pytest.raises(ValueError, match=r"mixed with --documents, .* mixed without --sentences or --documents: mix"):
         open_loader(btmlm, asked.out)
     with pytest.raises(ValueError, match="--sentences and --documents both say what monolingual rows hold"):
         mix(replace(asked, sentences=True))

@@ -1,5 +1,6 @@
 """`stats` shows the counts of the manifests."""
 
+import base64
 import io
 import re
 import shutil
@@ -87,7 +88,7 @@ def test_the_language_with_most_text_comes_first(prepared: Path, tmp_path: Path)
     ("task", "packed", "name", "units", "used"),
     [
         ("mono", False, "language", "documents", "rows"),
-        ("mono", True, "language", "documents", "documents"),
+        ("mono", True, "language", "documents", "items"),
         ("para", False, "pair", "pairs", "pairs"),
     ],
 )
@@ -174,6 +175,20 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
 
 
+def test_each_task_has_the_settings_of_its_own_mix(prepared: Path, vocab: Path, tmp_path: Path) -> None:
+    """A second command mixes the pairs with other settings into the same folder."""
+    alphas = {"mono": 0.3, "para": 1.0}
+    for seed, (task, alpha) in enumerate(alphas.items()):
+        rows = {f"{task}_rows": 4}
+        mix.run(mix.MixConfig(prepared / "encoded", vocab, tmp_path, **rows, row_tokens=128, alpha=alpha, seed=seed))
+    run(StatsConfig(prepared / "encoded", tmp_path, tmp_path / "out"))
+    page = (tmp_path / "out" / "stats.html").read_text(encoding="utf-8")
+    text = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert re.findall(r"α: (\S+) .*? seed: (\d)", text) == [("0.3", "0"), ("1", "1")]
+    plots = [base64.b64decode(plot).decode() for plot in re.findall(r"base64,([^\"]+)", page)]
+    assert re.findall(r"sampled \(α = ([\d.]+)\)", "".join(plots)) == ["0.3", "1"]
+
+
 def test_the_page_is_written_whoever_reads_the_tables(prepared: Path, tmp_path: Path) -> None:
     with (
         open("/dev/full", "wb", buffering=0) as full,
@@ -190,7 +205,7 @@ def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
     line = StatsLine(name, 10, 1, 1, 0, 0, 5, 0, 10, 1.0, 1.0, 4, 4)
     table = dropped_text_table("documents", {name: 9}, {name: Counter({"<i>reason": 3})})
     lengths = {name: np.ones(len(EDGES), dtype=int)}
-    written = html([Section("mono", [line], lengths, [table])], read_manifest(prepared / "data" / "mono"))
+    written = html([Section("mono", [line], lengths, [table], read_manifest(prepared / "data" / "mono"))])
     page = Page()
     page.feed(written)
     assert page.cells.count(name) == 2 and "<script>alert" not in written and "<i>" not in written

@@ -95,6 +95,16 @@ def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.Captu
     assert "3 shards, 50 records" in capsys.readouterr().out
 
 
+def test_a_folder_without_shards(vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All text is in the other part."""
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono" / "en.txt").write_text("All human\n")
+    encode.run(encode.EncodeConfig(vocab, tmp_path / "encoded", mono=tmp_path / "mono", split="heldout"))
+    capsys.readouterr()
+    run(VerifyConfig(tmp_path / "encoded"))
+    assert capsys.readouterr().out == f"{tmp_path}/encoded/mono: no shards, because encode kept no text, no fault\n"
+
+
 def test_ranks_check_together_and_one_tells(
     prepared: Path, data_prep: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:

@@ -220,6 +220,12 @@ def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "de.txt")
     with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but a vocabulary"):
         run(VocabConfig(tmp_path / "out", mono=tmp_path))
+    old = train_vocabulary(tmp_path / "old")  # would wait for ever for a second writer of the pipe
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "en.txt").write_text("sador\n")
+    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but a vocabulary"):
+        run(VocabConfig(tmp_path / "out", mono=tmp_path / "new", model=old.path, compare=tmp_path, size=old.size + 1))
+    assert not (tmp_path / "out").exists()
 
 
 # the sample

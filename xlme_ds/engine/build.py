@@ -284,7 +284,8 @@ def build_data_parallel_engine(
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError if `engine.deepspeed` is a user's file with settings that DeepSpeed does not accept."""
+    """Raise SharedError if `engine.deepspeed` is a user's file with a section zero_optimization that DeepSpeed does not
+    accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
     from deepspeed.runtime.zero.config import get_zero_config

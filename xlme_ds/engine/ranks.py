@@ -169,7 +169,8 @@ def extend_timeout() -> None:
 
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
-    """Print `message`, once on each node, if the `with` block takes longer than `_SLOW_SECONDS`."""
+    """Print `message` if the `with` block takes longer than `_SLOW_SECONDS`. Only processes with LOCAL_RANK 0 print:
+    one on each node, or all if each process sees only one GPU (`_device`)."""
     timer = threading.Timer(_SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
@@ -188,8 +189,8 @@ def _alone() -> dict[str, str]:
 
 
 def _device() -> int:
-    """The index of this process's GPU. Sets LOCAL_RANK, which DeepSpeed reads, to this index. Raises SharedError if the
-    node has too few GPUs."""
+    """The index of this process's GPU: LOCAL_RANK, or 0 if the process sees only one GPU. Sets LOCAL_RANK, which
+    DeepSpeed reads, to this index. Raises SharedError if no visible GPU has the index."""
     index = int(os.environ["LOCAL_RANK"])
     visible = torch.cuda.device_count()
     if visible == 1:  # a launcher may show each process only one GPU (srun --gpus-per-task=1)

@@ -326,8 +326,9 @@ def vocabulary_softmax(
 
     `blocks` are the blocks of the tied embedding, which have V rows in all. `targets_M` is int64. `uniforms_M` is
     float32 in [0, 1), or None to draw no samples. `kernels` is the setting `model.kernels`. Torch's operators need
-    extra memory for a little more than one float32 tensor [M, `chunk`]. The Triton kernels need one tensor [M, `chunk`]
-    in the type of the hidden states, and only in the backward pass.
+    extra memory for one to two float32 tensors [M, `chunk`], depending on the temperature and on the type of the hidden
+    states. The Triton kernels need one tensor [M, `chunk`] in that type in the backward pass, and up to about
+    `_SUMS_BYTES` in the forward pass.
 
     The samples are drawn from softmax(logits / `temperature`). The loss has the value −log p, but the gradient of
     −log p + `z_loss` · log² Z, where Z is the sum of the logits' exponentials (PaLM, section 5).

@@ -115,7 +115,7 @@ class BackTranslation(MaskedLanguageModelling):
         self.fractions = cfg.pseudo_fractions
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """Raise ValueError if rows hold several sentences each (`mix --sentences`) instead of one item."""
+        """Raise ValueError if rows may hold several items (`mix --sentences` or `--documents`) instead of one."""
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 

@@ -2,8 +2,8 @@
 (XLM, section 3.2).
 
 L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Ordinary tokens and `</s>` are
-predicted, with two exceptions: the `</s>` that opens an item, and the `</s>` at the end of a monolingual item, where
-the text was cut rather than ended. B rows, T tokens, M predicted tokens.
+predicted, with two exceptions: the `</s>` that opens an item, and the `</s>` at the end of a monolingual item, because
+the text may have been cut there. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping

@@ -218,9 +218,10 @@ def require_sentences(rows: "RowStore", needed: bool) -> None:
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
     (mixed without `--sentences` or `--documents`).
     """
-    packed, expected = rows.manifest.packed_unit, "sentences" if needed else ""
-    if rows.folder.name == "mono" and packed != expected:
-        mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))
+    packed = rows.manifest.packed_unit
+    if rows.folder.name == "mono" and packed != ("sentences" if needed else ""):
+        mixed = f"with --{packed}" if packed else "without --sentences"
+        must_be = "with --sentences" if needed else "without --sentences or --documents"
         raise ValueError(
             f"{rows.folder} was mixed {mixed}, and this objective reads what was mixed {must_be}: mix it again"
         )

@@ -105,7 +105,8 @@ def layer_backward_bytes(layout: ParallelLayout) -> float:
 
 def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     """Peak bytes of the vocabulary softmax in the model's first part, or in its last part if `last`. The softmax holds
-    a tile of logits [M, C] in float32, and for a moment the same tile in the type of the weights.
+    a tile of logits [M, C] in float32, and for a moment the same tile in the type of the weights, if that is another.
+    In the backward pass it also holds two float32 tensors [M, D].
 
     The forward pass also holds two numbers for each position and group of vocabulary entries. For several positions at
     a time it holds the embeddings of the groups that their samples are drawn from. Sampling with a temperature needs a
