@@ -19,6 +19,7 @@ from tests.small import MODERN
 from tests.train.test_folder import rewrite
 from xlme_ds.api import dry_run, pretrain
 from xlme_ds.audit import examine
+from xlme_ds.audit import main as audit_command
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import (
     DataConfig,
@@ -720,6 +721,33 @@ def test_an_audit_needs_records_and_all_folders(data: tuple[Path, Path], stable:
         shutil.rmtree(out / lost)
         with pytest.raises(ValueError, match=words):
             examine(out, data)
+
+
+def test_an_audit_is_of_the_steps_that_were_recorded(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train.audit` is switched on late, and off for steps that had been recorded before they were done again."""
+    out, one_folder = tmp_path / "run", replace(config, data=DataConfig(4, 4, 4))
+
+    def train(steps: int, audit: bool) -> None:
+        pretrain(replace(one_folder, train=replace(config.train, steps=steps, audit=audit)), data[0], out)
+
+    train(4, audit=False)
+    train(8, audit=True)
+    assert examine(out, data[:1]) == ([], "16 mono rows and 16 para rows of 4 steps (--train.audit was off in 4 more)")
+    forget(out, 6, 8)
+    train(6, audit=False)
+    with pytest.raises(ValueError, match=r"run has 6 steps, all without --train.audit: only steps with it can be"):
+        examine(out, data[:1])
+    train(9, audit=True)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        audit_command(["--run", str(out), "--data", str(data[0])])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == (
+        "12 mono rows and 12 para rows of 3 steps (--train.audit was off in 6 more): each was read once, with the "
+        "data's tokens\n"
+    )
 
 
 def test_a_branch_is_of_the_same_model(

@@ -74,8 +74,8 @@ def train(
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
     peak = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
-    if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
-        audited = audit_reads(out, loader, start, engine.rank, engine.world)
+    if isinstance(loader, Loader):  # only pre-training has this setting
+        audited = audit_reads(out, loader, start, engine.rank, engine.world, settings.audit)
     if logged > start:
         last = min(logged, settings.steps)
         print(f"{out}: steps {start + 1} to {last} are done again: the newest checkpoint is of step {start}")
