@@ -324,6 +324,18 @@ def test_a_branch_reads_other_data(config: RunConfig, data: tuple[Path, Path], s
     assert examine(out, data[:1]) == ([], "4 mono rows and 4 para rows of 1 steps")
 
 
+def test_tokens_of_a_branch_are_its_parents_and_its_own(data: tuple[Path, Path], stable: Path) -> None:
+    """Rows of 32 tokens: eight a step in the six steps of the parent, twelve a step in the branch."""
+    branch = read_branch_config(stable.with_name("stable@6"))
+    branch = longer(replace(branch, data=DataConfig(8, 4, 4)), 7)
+    out = pretrain(branch, data[0], stable.with_name("wider"))
+    pretrain(longer(branch, 8), data[0], out)
+    assert [line["tokens"] for line in records(out)] == [6 * 8 * 32 + steps * 12 * 32 for steps in (1, 2)]
+    narrow = longer(replace(read_branch_config(out.with_name("wider@8")), data=DataConfig(4, 0, 4)), 9)
+    last = pretrain(narrow, data[0], stable.with_name("narrow"))
+    assert [line["tokens"] for line in records(last)] == [6 * 8 * 32 + 2 * 12 * 32 + 4 * 32]
+
+
 def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("longer")
     shutil.copytree(stable, out)
