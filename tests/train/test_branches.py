@@ -31,6 +31,7 @@ from xlme_ds.config import (
     ScheduleConfig,
     StartConfig,
     TrainConfig,
+    Training,
     from_json,
 )
 from xlme_ds.counting import flops_per_step
@@ -39,7 +40,7 @@ from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_loader
+from xlme_ds.engine.build import build_engine, open_loader, require_kernels
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate import report_data
 from xlme_ds.evaluate.report_data import _data_of
@@ -51,6 +52,7 @@ from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
 from xlme_ds.pretrain import main as pretrain_command
+from xlme_ds.train import resume
 from xlme_ds.train.opening import _phases
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, read_branch_config
@@ -247,8 +249,16 @@ def test_a_run_keeps_its_kernels_tilings(
     (tmp_path / "tilings.json").write_text(json.dumps(table))
     monkeypatch.setattr(tiles, "TILINGS_FILE", tmp_path / "tilings.json")
     forget(run, 8)
+    checked = []
+
+    def require_kernels_here(config: Training) -> None:
+        checked.append(tiles.tiling("_forward", 64, 2))
+        require_kernels(config)
+
+    monkeypatch.setattr(resume, "require_kernels", require_kernels_here)
     pretrain(config, data, run)
     assert tiles.tiling("_forward", 64, 2) == begun
+    assert checked == [begun], "the kernels that the run goes on with, not those of the package"
     pretrain(config, data, tmp_path / "new")
     assert tiles.tiling("_forward", 64, 2) == (128, 32, 8, 3)
     monkeypatch.undo()

@@ -12,10 +12,10 @@ from ..checkpoint.state_files import read_state
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..config import RunConfig, TrainConfig, Training
 from ..data.loader import Loader
-from ..engine.build import resolve_precision
+from ..engine.build import require_kernels, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import broadcast, on_all_ranks
-from ..models.tiles import use_tilings
+from ..engine.ranks import all_gather, broadcast, on_all_ranks
+from ..models.tiles import tilings, use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import find_complete_checkpoint
 from .records import StepLog
@@ -46,7 +46,10 @@ def resume(
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
+    tilings_checked = tilings()
     use_tilings(saved.get("tilings", {}))
+    if any(all_gather(tilings() != tilings_checked)):
+        require_kernels(config)  # `build_engine` has checked the kernels with other tilings than this run uses
     identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
