@@ -343,8 +343,8 @@ class TrainConfig:
     log_every: Count = 10
     """Steps between two lines on the terminal and in `metrics.jsonl`."""
     eval_every: NotNegative[int] = field(default=5_000, metadata=PRETRAINING_ONLY)
-    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too. 0:
-    only the last step has one."""
+    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too,
+    unless `steps` is lowered to a step that is done already. 0: only the last step has one."""
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500
