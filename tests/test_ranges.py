@@ -70,6 +70,7 @@ RANGES: dict[str, tuple[list[float], list[float]]] = {
     "not be negative": ([0], [-1, -LEAST]),
     "be positive": ([LEAST], [0]),
     "be at least 0 and below 1": ([0, 1 - 2**-53], [-LEAST, 1]),
+    "be at least 0 and at most 0.9999": ([0, 0.9999], [-LEAST, 0.99991]),
     "be above 0, up to 1": ([LEAST, 1], [0, 1 + 2**-52]),
     "be even and at least 4": ([4, 6], [2, 3, 5]),
     "be even and at least 2": ([2, 4], [0, 1, 3]),

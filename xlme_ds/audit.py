@@ -2,7 +2,7 @@
 
 Proves from the run's own records that in the steps up to its newest checkpoint it read every row exactly once, in the
 step that the row belongs to, with the tokens that the data hold. If a step was repeated, because the run was killed and
-resumed, only its last attempt counts.
+resumed, only its last attempt counts. Steps whose last attempt was made without `--train.audit` are left out.
 """
 
 import sys
@@ -64,7 +64,10 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run} read {len(run_phases)} folders, but --data names {len(data)}: name all folders")
     start = first_step(asdict(config))
     rows_per_step = settings.mono_rows, settings.para_rows
-    readings = _last_readings(run / AUDIT_FOLDER, steps)
+    audited, readings = _last_readings(run / AUDIT_FOLDER, steps)
+    audited_steps = [step for step in range(start, steps) if audited[step]]
+    if not audited_steps:
+        raise ValueError(f"{run} has {steps} steps, all without --train.audit: only steps with it can be examined")
     faults, row_counts = [], []
     for task_index, task in enumerate(TASKS):
         if rows_per_step[task_index]:
@@ -74,21 +77,25 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
             step_rows = {
                 step: row_range
-                for step in range(start, steps)
+                for step in audited_steps
                 if (row_range := plans[phase_index(run_phases, step)].step_rows(step, task_index))
             }
             step_stores = {step: stores[phase_index(run_phases, step)] for step in step_rows}
             faults += _compare(task, step_rows, step_stores, readings[task])
             row_counts.append(f"{sum(map(len, step_rows.values())):,} {task} rows")
-    return faults, f"{' and '.join(row_counts)} of {steps - start} steps"
+    left_out = steps - start - len(audited_steps)
+    note = f" (--train.audit was off in {left_out} more)" if left_out else ""
+    return faults, f"{' and '.join(row_counts)} of {len(audited_steps)} steps{note}"
 
 
-def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """By task and row index, a (step, checksum) for each time that the row was read. If a step was attempted several
-    times, only its last attempt counts."""
-    last_attempts = np.zeros(steps, dtype=np.int64)  # for each step, the index of the last attempt at it
+def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict[int, list[tuple[int, int]]]]]:
+    """Returns (for each step, whether its last attempt was recorded; readings). The readings are, by task and row
+    index, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
+    attempt counts."""
+    last_attempts = np.full(steps, -1)  # for each step, the index of the last attempt at it; -1 if it was not recorded
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        last_attempts[line["start"] :] = attempt  # this attempt repeated the steps from `start` on
+        # This attempt repeated the steps from `start` on.
+        last_attempts[line["start"] :] = attempt if line.get("audit", True) else -1
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):
@@ -98,7 +105,7 @@ def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[i
                     for first_row, *checksums in row_ranges:
                         for row, checksum in enumerate(checksums, start=first_row):
                             readings[task][row].append((step, checksum))
-    return readings
+    return last_attempts >= 0, readings
 
 
 def _compare(
@@ -110,7 +117,7 @@ def _compare(
     """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
 
     For each step that reads rows of the task, `step_rows` has the rows' indices and `step_stores` the data that hold
-    them. `readings` is the task's entry in the result of `_last_readings`.
+    them. `readings` is the task's entry in the readings that `_last_readings` returns.
     """
     expected_rows = {row for row_range in step_rows.values() for row in row_range}
     faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in expected_rows]

@@ -281,7 +281,7 @@ def fail(program: str, error: Exception) -> None:
     running after the wait prints the mistake too, because rank 0 may not have found it.
     """
     prints = getattr(error, "prints", None)
-    if prints is None and not _on_rank_0():
+    if prints is None and not on_rank_0():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's signal ends this rank: it has nothing to save
         time.sleep(_RANK_0_SECONDS)
         prints = True
@@ -291,11 +291,12 @@ def fail(program: str, error: Exception) -> None:
 
 def note(text: str, here: bool = False) -> None:
     """Print a remark for the user on stderr, on rank 0 only; with `here`, on the calling rank whatever its number."""
-    if here or _on_rank_0():
+    if here or on_rank_0():
         print(text, file=sys.stderr, flush=True)
 
 
-def _on_rank_0() -> bool:
+def on_rank_0() -> bool:
+    """Whether this process is rank 0, by the variables of its launcher; true without a launcher."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 

@@ -33,6 +33,8 @@ NotNegative = Annotated[Number, Range("not be negative", lambda value: value >= 
 Positive = Annotated[float, Range("be positive", lambda value: value > 0)]
 PositiveOrInfinite = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]
 BelowOne = Annotated[float, Range("be at least 0 and below 1", lambda value: 0 <= value < 1)]
+# `models.dropout` counts rates in 65,536ths, and no rate may round to 1.
+DropoutRate = Annotated[float, Range("be at least 0 and at most 0.9999", lambda value: 0 <= value <= 0.9999)]
 UpToOne = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
 Buckets = Annotated[
     int,
@@ -125,10 +127,10 @@ class ModelConfig:
     decoder: Literal["xlm", "interleaved"] = "xlm"
     """Sublayers of a decoder layer. xlm: self-attention, cross-attention, feed-forward; interleaved: self-attention,
     feed-forward, cross-attention, feed-forward, as in DeltaLM, where such a layer starts from two encoder layers."""
-    dropout: BelowOne = 0.0
+    dropout: DropoutRate = 0.0
     """Dropout of the embedded tokens and of each sublayer's output in training, except in XLM-E's generator; raise
     it (0.1) if a run repeats its data."""
-    attention_dropout: BelowOne = 0.0
+    attention_dropout: DropoutRate = 0.0
     """Dropout of the attention weights in training, except in XLM-E's generator; above 0 it needs more memory, because
     the weights are stored."""
     norm: Literal["post", "pre"] = "post"
@@ -344,8 +346,8 @@ class TrainConfig:
     log_every: Count = 10
     """Steps between two lines on the terminal and in `metrics.jsonl`."""
     eval_every: NotNegative[int] = field(default=5_000, metadata=PRETRAINING_ONLY)
-    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too. 0:
-    only the last step has one."""
+    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too,
+    unless `steps` is lowered to a step that is done already. 0: only the last step has one."""
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500

@@ -23,6 +23,7 @@ from xlme_ds.cli import fail, note
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import ranks
 from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous, start_process_group
+from xlme_ds.finetune.__main__ import main as finetune
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
 SCRIPT = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
@@ -178,7 +179,7 @@ def test_a_mistake_that_rank_0_does_not_have(
     [({}, True), ({"SLURM_PROCID": "0"}, True), ({"SLURM_PROCID": "1"}, False), ({"RANK": "1"}, False),
      ({"RANK": "0", "SLURM_PROCID": "1"}, True)],
 )  # fmt: skip
-def test_a_remark_is_printed_by_rank_0(
+def test_a_remark_and_a_list_are_printed_by_rank_0(
     variables: dict[str, str], prints: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By srun's number where no launcher has given torch's."""
@@ -190,6 +191,8 @@ def test_a_remark_is_printed_by_rank_0(
     assert bool(capsys.readouterr().err) == prints
     note("a remark", here=True)
     assert capsys.readouterr().err == "a remark\n"
+    finetune(["--task", "ner", "--model", "base", "--data", "data", "--out", "out", "--seeds", "1", "2", "--list"])
+    assert capsys.readouterr().out == "out/seed1\nout/seed2\n" * prints
 
 
 @pytest.mark.parametrize(

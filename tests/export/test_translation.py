@@ -120,6 +120,19 @@ def test_beam_search_is_ours(both: Both, beam: int, penalty: float) -> None:
     assert words(both.theirs.generate(padded(both), search, **INTO)) == expected
 
 
+@pytest.mark.parametrize("stopping", ["never", False])
+def test_a_search_may_go_on_after_as_many_translations_as_beams(both: Both, stopping: str | bool) -> None:
+    """`early_stopping` of an argument, of a given configuration and of the model's own."""
+    theirs, rows = deepcopy(both.theirs), padded(both)
+    expected = words(theirs.generate(rows, num_beams=3, length_penalty=2.0, early_stopping=stopping, **INTO))
+    assert expected != words(theirs.generate(rows, num_beams=3, length_penalty=2.0, **INTO))
+    search = deepcopy(theirs.generation_config)
+    search.num_beams, search.length_penalty, search.early_stopping = 3, 2.0, stopping
+    assert words(theirs.generate(rows, search, **INTO)) == expected
+    theirs.generation_config = search
+    assert words(theirs.generate(rows, **INTO)) == expected
+
+
 def test_rows_of_several_languages(both: Both) -> None:
     pairs = [(0, 1), (1, 0), (2, 1), (1, 3), (0, 2)]
     expected = [translate(both.ours, [one], pair)[0] for one, pair in zip(sources(both), pairs, strict=True)]

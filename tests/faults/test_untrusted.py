@@ -106,7 +106,7 @@ def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:
     assert gather_fault(folder) == "complete.json is missing or damaged", "it vouches for no state"
 
 
-SOUND = {"format": 1, "step": 1, "world": 1, "probe": 1.0, "settings": {}, "records": {}, "guard": {}}
+SOUND = {"format": 1, "step": 1, "world": 1, "probe": 1.0, "settings": {}, "records": {}, "guard": {}, "tokens": 0}
 STATES = ["[]", "{", "null", *(json.dumps(SOUND | {name: []}) for name in SOUND)]
 STATES += [json.dumps({name: value for name, value in SOUND.items() if name != gone}) for gone in list(SOUND)[:4]]
 

@@ -12,6 +12,7 @@ from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.models.attention import attention_bias, cpu_attend, dropout_attend
 from xlme_ds.models.dropout import _STEP, _mixed, derive_seeds, drop, drop_weights
 from xlme_ds.models.encoder import Encoder
+from xlme_ds.settings_file import check_ranges
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -41,6 +42,15 @@ def test_share_and_scale(rate: float) -> None:
         shares = 1 - kept.double().mean(axis)
         count = x.numel() / shares.numel()
         assert (shares - rate).abs().max() < 4.5 * (rate * (1 - rate) / count) ** 0.5
+
+
+def test_the_largest_rate_of_the_settings_leaves_some() -> None:
+    check_ranges(replace(SMALL, dropout=0.9999, attention_dropout=0.9999), "model.")
+    out = drop(torch.ones(4, 100, 250), 0.9999, KEYS)
+    assert 0 < out.count_nonzero() < 40 and out.isfinite().all()
+    for name in ("dropout", "attention_dropout"):
+        with pytest.raises(ValueError, match=rf"model.{name} is 0.99999\d*: it must be at least 0 and at most 0.9999$"):
+            check_ranges(replace(SMALL, **{name: 1 - 2**-17}), "model.")
 
 
 def test_nothing_but_key_and_place_decides() -> None:

@@ -802,11 +802,12 @@ def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
 
 
 def test_the_training_time_of_a_branch_is_its_own(run: Path) -> None:
-    """Steps 25 to 40 at two seconds each, of a parent that did 24; logged at every fifth step."""
+    """Steps 25 to 40 of 1,000 tokens at two seconds each, of a parent that did 24 of 250; every fifth is logged."""
     config = json.loads((run / "config.json").read_text())
     config["config"]["start"] = {"take": "state", "folder": "parent@24"}
     (run / "config.json").write_text(json.dumps(config))
-    write_lines(run / "metrics.jsonl", [metric(step) for step in (25, 30, 35, 40)])
+    lines = [metric(step) for step in (25, 30, 35, 40)]
+    write_lines(run / "metrics.jsonl", [line | {"tokens": line["tokens"] - 24 * 750} for line in lines])
     assert "Training time 32 s" in " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
 
 

@@ -19,6 +19,7 @@ from tests.small import MODERN
 from tests.train.test_folder import rewrite
 from xlme_ds.api import dry_run, pretrain
 from xlme_ds.audit import examine
+from xlme_ds.audit import main as audit_command
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import (
     DataConfig,
@@ -30,6 +31,7 @@ from xlme_ds.config import (
     ScheduleConfig,
     StartConfig,
     TrainConfig,
+    Training,
     from_json,
 )
 from xlme_ds.counting import flops_per_step
@@ -38,7 +40,7 @@ from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_loader
+from xlme_ds.engine.build import build_engine, open_loader, require_kernels
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate import report_data
 from xlme_ds.evaluate.report_data import _data_of
@@ -50,6 +52,7 @@ from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
 from xlme_ds.pretrain import main as pretrain_command
+from xlme_ds.train import resume
 from xlme_ds.train.opening import _phases
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, read_branch_config
@@ -246,8 +249,16 @@ def test_a_run_keeps_its_kernels_tilings(
     (tmp_path / "tilings.json").write_text(json.dumps(table))
     monkeypatch.setattr(tiles, "TILINGS_FILE", tmp_path / "tilings.json")
     forget(run, 8)
+    checked = []
+
+    def require_kernels_here(config: Training) -> None:
+        checked.append(tiles.tiling("_forward", 64, 2))
+        require_kernels(config)
+
+    monkeypatch.setattr(resume, "require_kernels", require_kernels_here)
     pretrain(config, data, run)
     assert tiles.tiling("_forward", 64, 2) == begun
+    assert checked == [begun], "the kernels that the run goes on with, not those of the package"
     pretrain(config, data, tmp_path / "new")
     assert tiles.tiling("_forward", 64, 2) == (128, 32, 8, 3)
     monkeypatch.undo()
@@ -321,6 +332,18 @@ def test_a_branch_reads_other_data(config: RunConfig, data: tuple[Path, Path], s
     out = pretrain(branch, data[0], stable.with_name("elsewhere"))
     assert records(out)[0]["loss"] != records(stable)[6]["loss"]
     assert examine(out, data[:1]) == ([], "4 mono rows and 4 para rows of 1 steps")
+
+
+def test_tokens_of_a_branch_are_its_parents_and_its_own(data: tuple[Path, Path], stable: Path) -> None:
+    """Rows of 32 tokens: eight a step in the six steps of the parent, twelve a step in the branch."""
+    branch = read_branch_config(stable.with_name("stable@6"))
+    branch = longer(replace(branch, data=DataConfig(8, 4, 4)), 7)
+    out = pretrain(branch, data[0], stable.with_name("wider"))
+    pretrain(longer(branch, 8), data[0], out)
+    assert [line["tokens"] for line in records(out)] == [6 * 8 * 32 + steps * 12 * 32 for steps in (1, 2)]
+    narrow = longer(replace(read_branch_config(out.with_name("wider@8")), data=DataConfig(4, 0, 4)), 9)
+    last = pretrain(narrow, data[0], stable.with_name("narrow"))
+    assert [line["tokens"] for line in records(last)] == [6 * 8 * 32 + 2 * 12 * 32 + 4 * 32]
 
 
 def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
@@ -720,6 +743,33 @@ def test_an_audit_needs_records_and_all_folders(data: tuple[Path, Path], stable:
         shutil.rmtree(out / lost)
         with pytest.raises(ValueError, match=words):
             examine(out, data)
+
+
+def test_an_audit_is_of_the_steps_that_were_recorded(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train.audit` is switched on late, and off for steps that had been recorded before they were done again."""
+    out, one_folder = tmp_path / "run", replace(config, data=DataConfig(4, 4, 4))
+
+    def train(steps: int, audit: bool) -> None:
+        pretrain(replace(one_folder, train=replace(config.train, steps=steps, audit=audit)), data[0], out)
+
+    train(4, audit=False)
+    train(8, audit=True)
+    assert examine(out, data[:1]) == ([], "16 mono rows and 16 para rows of 4 steps (--train.audit was off in 4 more)")
+    forget(out, 6, 8)
+    train(6, audit=False)
+    with pytest.raises(ValueError, match=r"run has 6 steps, all without --train.audit: only steps with it can be"):
+        examine(out, data[:1])
+    train(9, audit=True)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        audit_command(["--run", str(out), "--data", str(data[0])])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == (
+        "12 mono rows and 12 para rows of 3 steps (--train.audit was off in 6 more): each was read once, with the "
+        "data's tokens\n"
+    )
 
 
 def test_a_branch_is_of_the_same_model(

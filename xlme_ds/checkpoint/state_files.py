@@ -378,7 +378,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
         state = read_versioned(folder / STATE_JSON)
-        int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number
+        # Each raises if it is not a number; earlier versions stored no `tokens`.
+        int(state["step"]), int(state["world"]), int(state.get("tokens", 0)), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
                 raise TypeError(name)

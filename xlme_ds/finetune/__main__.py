@@ -8,14 +8,13 @@ counted from 0, as in a job array. --config FILE gives the settings of a run's c
 names of the flags; flags replace them.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..cli import fail, program, without_local_rank
+from ..cli import fail, on_rank_0, program, without_local_rank
 from ..io.arguments import HELP_FLAGS
 from ..train.stop import StopRequest
 from .settings import FinetuneSettings, Job, jobs, parse
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         fail("xlme finetune", error)
     if command.list or stop is None:
-        if os.environ.get("RANK", "0") == "0":
+        if on_rank_0():
             print("\n".join(str(job.out) for job in runs))
         return
     from ..engine.ranks import SharedError

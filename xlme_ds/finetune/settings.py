@@ -13,9 +13,9 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from ..cli import take_flag, without_flags
 from ..config import (
     PRETRAINING_ONLY,
-    BelowOne,
     Count,
     DataConfig,
+    DropoutRate,
     EngineConfig,
     ModelConfig,
     NotNegative,
@@ -52,7 +52,7 @@ class TuningConfig:
     layer_decay: UpToOne = 1.0
     """The learning rate of each layer is this factor times that of the layer above it (ERNIE-M: 0.8 or 0.9); 1: all
     layers have the same."""
-    dropout: BelowOne = 0.1
+    dropout: DropoutRate = 0.1
     """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
     weight_decay: NotNegative[float] = 0.0
     """Weight decay, decoupled as in AdamW (ERNIE-M on CoNLL: 0.01)."""

@@ -14,7 +14,6 @@ from ..cli import fail, parse, program, without_flags
 from ..config import RunConfig
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
-_ALL_LAYOUTS = 10_000  # a number of layouts that no plan reaches
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
             amounts = settings.budget, settings.dollars_per_hour
             result = affordable_model(settings.run, shlex.join(recipe_arguments), *amounts, gpu, settings.utilisation)
         else:
-            # `print_plan` first merges equally fast layouts, so it needs all of them.
-            listed = settings.layouts if settings.json else _ALL_LAYOUTS
-            result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
+            result = plan(settings.run, settings.gpus, gpu, settings.utilisation, settings.layouts)
+            if settings.dollars_per_hour is not None:
+                for costs in (result, *result["layouts"]):
+                    costs["dollars"] = costs["gpu_hours"] * settings.dollars_per_hour
     except ValueError as error:
         fail("xlme plan", error)
     if settings.json:
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         print_budget(result, settings.gpus or 8)
     else:
         recipe_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
-        print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
+        print_plan(result, recipe_flags)
         if replaced := sorted(flags.intersection(LAYOUT_FLAGS)):
             print(f"\nThese layouts do not use your {', '.join(replaced)}; --details prints the layout that does.")
         if settings.details:

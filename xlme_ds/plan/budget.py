@@ -30,7 +30,8 @@ def affordable_model(
 ) -> dict[str, Any]:
     """The model in XLM-E's shape that `dollars` can train on the data and vocabulary of `run`, and the share of each
     published recipe that they would buy. `flags`: the command-line options that select `run`. Raises ValueError if
-    `dollars` do not pay for one step, or pay for more than _MOST_HOURS, and for settings that no run accepts."""
+    `dollars` do not pay for one step, or pay for more than _MOST_HOURS, and for settings that no run accepts, also
+    with the number of steps that they pay for."""
     validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1)))  # the shape is chosen below
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
@@ -40,12 +41,18 @@ def affordable_model(
     # The larger a model, the fewer tokens per parameter. Bisection finds the index of the smallest model with at most
     # TOKENS_A_PARAMETER tokens per parameter. Either it or the next smaller model is nearest to that number.
     index = bisect_left(
-        _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
+        _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)[1]) <= TOKENS_A_PARAMETER
     )
     candidates = [_shaped(run, heads, flops) for heads in _HEAD_COUNTS[max(index - 1, 0) : index + 1]]
-    model = min(candidates, key=lambda model: abs(math.log(_tokens_per_parameter(model) / TOKENS_A_PARAMETER)))
+    shaped, model = min(
+        candidates, key=lambda candidate: abs(math.log(_tokens_per_parameter(candidate[1]) / TOKENS_A_PARAMETER))
+    )
     if not model["steps"]:
         raise ValueError(f"--budget {dollars:g} does not buy a step of the smallest model: raise it")
+    try:
+        validate(shaped)
+    except ValueError as error:
+        raise ValueError(f"--budget {dollars:g} buys a run that does not fit its settings: {error}") from None
     return {
         "dollars": dollars,
         "gpu_hours": gpu_hours,
@@ -54,7 +61,7 @@ def affordable_model(
         "utilisation": utilisation,
         "rule": RULE,
         "model": model | {"settings": f"{flags} {model['settings']}"},
-        "recipes": {name: _share(RECIPES[name], gpu_hours, flops) for name in _PUBLISHED},
+        "recipes": {name: _share(RECIPES[name], dollars, gpu_hours, flops) for name in _PUBLISHED},
     }
 
 
@@ -62,8 +69,9 @@ def _tokens_per_parameter(model: dict[str, Any]) -> float:
     return float(max(model["tokens"], 1) / model["layer_parameters"])
 
 
-def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
-    """Size, tokens, steps and options of a model with `heads` heads that is trained with `flops` operations.
+def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[str, Any]]:
+    """Returns (`run` with a model of `heads` heads that is trained with `flops` operations; size, tokens, steps and
+    options of it).
 
     XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 discriminator
     layers and 8 generator layers. So here the number of discriminator layers grows as the square of the width, and the
@@ -83,9 +91,11 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
     warmup = min(run.optimizer.warmup_steps, steps // 10)
     options = [f"--model.{name.replace('_', '-')} {value}" for name, value in shape.items()]
     options += [f"--train.steps {steps}", f"--optimizer.warmup-steps {warmup}"]
+    run = replace(run, train=replace(run.train, steps=steps), optimizer=replace(run.optimizer, warmup_steps=warmup))
     counts = count_parameters(run)
     main_encoder = next(name for name in counts if name != "embedding")
-    return {
+    return run, {
+        "network": main_encoder,
         "parameters": counts[main_encoder],
         "layer_parameters": counts[main_encoder] - counts["embedding"],
         "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
@@ -94,13 +104,14 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
     }
 
 
-def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
-    """Size, steps and GPU-hours of a whole published `run`, without time for transfers, and `share`: `flops` / all
-    operations of that run."""
+def _share(run: RunConfig, dollars: float, gpu_hours: float, flops: float) -> dict[str, float]:
+    """Size, steps, GPU-hours and dollars of a whole published `run`, without time for transfers, and `share`: `flops` /
+    all operations of that run."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
     return {
         "parameters": count_parameters(run)["discriminator"],
         "steps": run.train.steps,
         "gpu_hours": gpu_hours / share,
+        "dollars": dollars / share,
         "share": share,
     }

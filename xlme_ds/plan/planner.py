@@ -1,6 +1,7 @@
 """The plan of a run as one dictionary: the cost of the layout that its settings give, and the fastest of the tried
 layouts (ZeRO 1 to 3 and pipelines, micro-batches of powers of two) that fit in memory."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from .layout import ParallelLayout
 from .memory import GIB, peak_memory
 from .speed import GPU, GPUS, HOST_RATE, LINK_EFFICIENCY, UTILISATION, communication_bytes, speed
 
+_MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 RESERVED = 0.1  # assumed fraction of a GPU's memory for the driver, NCCL and fragmentation
 ACCOUNTING = (
     "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
@@ -59,7 +61,9 @@ def plan(
     utilisation: float = UTILISATION,
     layouts: int = 4,
 ) -> dict[str, Any]:
-    """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`.
+    """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`. Of layouts
+    that are equally fast and differ only in the size of the micro-batch, the largest size is listed; its
+    `micro_batches` are all sizes.
 
     By default `gpus` is 1 or, in a pipeline, its number of stages. Raises ValueError if `run` cannot run on `gpus`
     GPUs.
@@ -95,7 +99,7 @@ def plan(
             "host_bytes_per_s": HOST_RATE,
         },
         **own_costs,
-        "layouts": ranked[:layouts],
+        "layouts": _distinct(ranked)[:layouts],
         "layouts_that_fit": len(ranked),
     }
 
@@ -212,6 +216,18 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
         with suppress(ValueError):  # a variant is invalid if, for example, rows do not divide, or a stage is empty
             keys_and_costs.append(_estimate(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
+
+
+def _distinct(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of each group of `layouts` that are equally fast and differ only in the size of the micro-batch. Its
+    key `micro_batches` lists all sizes in the group."""
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for layout in layouts:
+        micro_batch = _MICRO_BATCH.search(layout["settings"])
+        assert micro_batch
+        key = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
+        groups.setdefault(key, layout | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
+    return list(groups.values())
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:

@@ -1,7 +1,6 @@
 """Prints the output of `xlme plan`: the fastest layout, its command, other layouts, and on request tables with all
 figures."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,11 @@ from rich.table import Table
 from ..cli import format_duration, format_number
 from .speed import DAY
 
-_MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
-
-def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, its training command with `recipe_flags`, and other layouts. At most `layouts` layouts
-    are printed in all."""
-    fastest = distinct(result["layouts"])[:layouts]
-    print(_answer(result, fastest, dollars_per_hour) + "\n")
+def print_plan(result: dict[str, Any], recipe_flags: str) -> None:
+    """Print the fastest layout, its training command with `recipe_flags`, and other layouts."""
+    fastest = result["layouts"]
+    print(_answer(result) + "\n")
     if fastest:
         gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
         machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
@@ -56,9 +52,10 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     recipe."""
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
+    article = "an" if model["network"] == "encoder" else "a"
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
-        f"on {gpus} GPUs): a discriminator of {format_number(model['parameters'])} parameters on "
+        f"on {gpus} GPUs): {article} {model['network']} of {format_number(model['parameters'])} parameters on "
         f"{format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n"
         f"{result['rule']}.\nAssumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
         " no time for transfers.\n",
@@ -71,7 +68,7 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
             format_number(cost["parameters"]),
             f"{cost['steps']:,}",
             _round(cost["gpu_hours"]),
-            f"${_round(result['dollars'] / cost['share'])}",
+            f"${_round(cost['dollars'])}",
             f"{cost['share']:.0%}" if cost["share"] < 10 else f"{format_number(cost['share'])} times",
         )
         for name, cost in result["recipes"].items()
@@ -80,31 +77,18 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     console.print(_table("the published recipes, whole", columns, rows))
 
 
-def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`layouts`, after merging layouts that are equally fast and differ only in the size of the micro-batch.
-
-    Of each group of such layouts only the first one is kept. Its key `micro_batches` lists all sizes in the group.
-    """
-    groups: dict[tuple[str, int], dict[str, Any]] = {}
-    for layout in layouts:
-        micro_batch = _MICRO_BATCH.search(layout["settings"])
-        assert micro_batch
-        key = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
-        groups.setdefault(key, dict(layout) | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
-    return list(groups.values())
-
-
-def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
-    """The sentence with time, memory, GPU-hours and cost of the first of `layouts`, which is the fastest, or the
-    sentence that no layout fits."""
+def _answer(result: Mapping[str, Any]) -> str:
+    """The sentence with time, memory, GPU-hours and cost of the fastest layout, or the sentence that no layout
+    fits."""
     hardware = result["hardware"]
     head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
-    if not layouts:
+    if not result["layouts"]:
         return head + "no layout fits: take more GPUs, larger ones, or offload"
-    best, hours = layouts[0], layouts[0]["gpu_hours"]
-    cost = "" if dollars_per_hour is None else f", ${_round(hours * dollars_per_hour)}"
+    best = result["layouts"][0]
+    hours = _round(best["gpu_hours"])
+    cost = f", ${_round(best['dollars'])}" if "dollars" in best else ""
     return (
-        f"{head}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_round(hours)} GPU-hours"
+        f"{head}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {hours} GPU-hours"
         f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)"
     )
 

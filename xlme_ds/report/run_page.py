@@ -143,8 +143,8 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             label = quantity["title"] + (", pairs" if quantity["task"] == "para" else "")
             baseline = f"unigram model {unigram[-1]:.2f}" if len(unigram) else "no unigram value logged"
             yield label, f"{values[-1]:.2f} nats", f"held-out text; {baseline}"
-    tokens, skipped, rate, flops = (
-        points(run.metrics, key)[1] for key in ("tokens", "skipped_steps", "tokens_per_s", "flops_per_s")
+    (steps, tokens), (_, skipped), (_, rate), (_, flops) = (
+        points(run.metrics, key) for key in ("tokens", "skipped_steps", "tokens_per_s", "flops_per_s")
     )
     if len(tokens):
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
@@ -153,10 +153,10 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{format_number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        # Tokens between two records. The first record of a branch also counts its parent's tokens: they are subtracted
-        # in proportion to the steps.
-        inherited_tokens = tokens[0] * first_step(run.settings) / run.metrics[0]["step"]
-        new_tokens = np.diff(tokens, prepend=inherited_tokens)
+        # Tokens between two records. The first record of a branch also counts its parent's tokens, so the tokens of a
+        # step are those between the first record and the last, if there are two.
+        step_tokens = (tokens[-1] - tokens[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else tokens[0] / steps[0]
+        new_tokens = np.diff(steps, prepend=first_step(run.settings)) * step_tokens
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
         yield "Training time", format_duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases(run.settings)

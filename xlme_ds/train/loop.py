@@ -60,19 +60,22 @@ class Record(Callback):
         config: Training,
         start: int,
         engine: Engine,
+        tokens_until: Callable[[int], int],
         flops_per_step: float,
         peak: float | None,
         show: Callable[[dict[str, Any]], None],
         skipped_steps: Callable[[], int],
     ):
-        """`peak`: FLOP/s that each process can reach. Without it, the record has no `peak_fraction`."""
+        """`tokens_until(n)`: tokens of the first n steps; `peak`: FLOP/s that each process can reach. Without
+        `peak`, the record has no `peak_fraction`."""
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
         self.logs = (log,)
         self.skipped_steps = skipped_steps
         self.steps = config.train.steps
         self.engine = engine
-        self.tokens_per_step = int(sum(config.data.mean_rows)) * engine.loader.row_tokens
+        self.tokens_until = tokens_until
+        self.tokens_per_step = tokens_until(start + 1) - tokens_until(start)
         self.flops_per_step = flops_per_step
         self.peak = peak
         self.show = show
@@ -98,7 +101,7 @@ class Record(Callback):
             "lr": stats.learning_rate,
             "grad_norm": stats.gradient_norm,
             "skipped_steps": self.skipped_steps(),
-            "tokens": done * self.tokens_per_step,
+            "tokens": self.tokens_until(done),
             "tokens_per_s": steps_per_s * self.tokens_per_step,
             "flops_per_s": flops_per_s,
             **({"peak_fraction": flops_per_s / (self.engine.world * self.peak)} if self.peak else {}),

@@ -282,22 +282,24 @@ class Console:
 
 # The folder that records the rows of every step, for `xlme audit`. Its files:
 #
-# `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}. The index of the line,
-# from 0, is the index of the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
+# `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`, `audit`: whether
+# `train.audit` was on}; starts before the first with `train.audit` have none. The index of the line, from 0, is the
+# index of the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
 # [[first row, CRC-32 of the tokens of each row, ...], ...]}}. `rows` has one list for each micro-batch. Lines are only
 # added: a step that was repeated after a resume has a line for each attempt.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
-def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
-    """Make `loader` record the rows that it reads from now on; collective.
+def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int, audit: bool) -> Path | None:
+    """Make `loader` record the rows that it reads from now on; without `audit`, only record that it does not, if
+    earlier starts of the run did. Collective.
 
-    Returns this rank's file, or None if another rank records the same rows.
+    Returns this rank's file, or None if it records nothing.
     """
     folder = run / AUDIT_FOLDER
-    attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
-    if rank >= loader.plan.world:  # a later pipeline stage, which reads the same rows as the first
+    attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world, audit) if rank == 0 else 0))
+    if not audit or rank >= loader.plan.world:  # a later pipeline stage reads the same rows as the first
         return None
     path = folder / f"rank_{rank:05d}.jsonl"
     loader.on_read = lambda step, micro_batches: _record_rows(path, attempt, step, micro_batches)
@@ -320,12 +322,14 @@ def row_checksums(tokens: np.ndarray) -> list[int]:
     return [zlib.crc32(row.tobytes()) for row in np.ascontiguousarray(tokens, dtype=np.int32)]
 
 
-def _begin_attempt(folder: Path, start: int, world: int) -> int:
+def _begin_attempt(folder: Path, start: int, world: int, audit: bool) -> int:
     """Record a start of the run; returns the index of the attempt."""
-    folder.mkdir(exist_ok=True)
     path = folder / ATTEMPTS
+    if not audit and not path.exists():
+        return 0
+    folder.mkdir(exist_ok=True)
     attempt = len(audit_lines(path)) if path.exists() else 0
-    _append_line(path, {"start": start, "world": world})
+    _append_line(path, {"start": start, "world": world, "audit": audit})
     return attempt
 
 

@@ -12,10 +12,10 @@ from ..checkpoint.state_files import read_state
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..config import RunConfig, TrainConfig, Training
 from ..data.loader import Loader
-from ..engine.build import resolve_precision
+from ..engine.build import require_kernels, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import broadcast, on_all_ranks
-from ..models.tiles import use_tilings
+from ..engine.ranks import all_gather, broadcast, on_all_ranks
+from ..models.tiles import tilings, use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import find_complete_checkpoint
 from .records import StepLog
@@ -39,14 +39,17 @@ def resume(
     checkpoint from which it branches.
 
     Returns (number of steps done, saved state). The saved state is the state in the run's own checkpoint; without an
-    own checkpoint, it has only `run`, the run's identity. `fingerprints_until(steps)` returns `data_fingerprints` for
-    the run's data.
+    own checkpoint, it has only `run`, the run's identity, and in a branch `tokens`, those of the parent's steps.
+    `fingerprints_until(steps)` returns `data_fingerprints` for the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
+    tilings_checked = tilings()
     use_tilings(saved.get("tilings", {}))
+    if any(all_gather(tilings() != tilings_checked)):
+        require_kernels(config)  # `build_engine` has checked the kernels with other tilings than this run uses
     identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
@@ -54,7 +57,8 @@ def resume(
         return checkpoints.load(engine, newest, fingerprints_until(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        return _branch(engine, config, checkpoints, fingerprints_until, tolerance), {"run": identity}
+        start, inherited = _branch(engine, config, checkpoints, fingerprints_until, tolerance)
+        return start, {"run": identity, **inherited}
     return 0, {"run": identity}
 
 
@@ -119,8 +123,9 @@ def _branch(
     checkpoints: Checkpoints,
     fingerprints_until: Callable[[int], dict[str, Any]],
     tolerance: float,
-) -> int:
-    """Load the state of the checkpoint that `start.folder` names; returns its step."""
+) -> tuple[int, dict[str, Any]]:
+    """Load the state of the checkpoint that `start.folder` names. Returns (its step, {`tokens`: those of its steps});
+    the dict is empty if an earlier version saved the checkpoint."""
     parent = on_all_ranks(lambda: find_complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
@@ -138,7 +143,7 @@ def _branch(
     start = checkpoints.load(engine, parent, any_data, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
-    return start
+    return start, {key: saved[key] for key in ("tokens",) if key in saved}
 
 
 def report_missing_records(logs: Sequence[StepLog], config: Training, start: int, saved: Mapping[str, Any]) -> None:

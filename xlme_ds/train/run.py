@@ -74,13 +74,19 @@ def train(
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
     peak = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
-    if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
-        audited = audit_reads(out, loader, start, engine.rank, engine.world)
+    if isinstance(loader, Loader):  # only pre-training has this setting
+        audited = audit_reads(out, loader, start, engine.rank, engine.world, settings.audit)
     if logged > start:
         last = min(logged, settings.steps)
         print(f"{out}: steps {start + 1} to {last} are done again: the newest checkpoint is of step {start}")
+    tokens_per_step = int(sum(config.data.mean_rows)) * loader.row_tokens
+
+    def tokens_until(done: int) -> int:
+        """Tokens of the first `done` steps. The steps of a branch's parent may have had another number of tokens."""
+        return int(saved.get("tokens", start * tokens_per_step)) + (done - start) * tokens_per_step
+
     guard, callbacks, outputs = on_all_ranks(
-        lambda: _callbacks(engine, config, out, start, saved, loader, info, peak, profiled)
+        lambda: _callbacks(engine, config, out, start, saved, loader, info, tokens_until, peak, profiled)
     )
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
     report_missing_records(logs, config, start, saved)
@@ -95,6 +101,7 @@ def train(
             "settings": fixed_settings(config),
             "tilings": tilings(),
             **fingerprints_until(done),
+            "tokens": tokens_until(done),
             "guard": guard.state,
             "records": {log.path.stem: log.sync() for log in logs},
         }
@@ -123,6 +130,7 @@ def _callbacks(
     saved: Mapping[str, Any],
     loader: BatchSource,
     info: RunInfo,
+    tokens_until: Callable[[int], int],
     peak: float | None,
     profiled: int,
 ) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
@@ -137,7 +145,8 @@ def _callbacks(
     console = Console(settings.steps, start, info.objective) if root else None
     if console is not None:
         log = MetricsLog(out, "metrics", start, tracker)
-        callbacks.append(Record(log, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped))
+        numbers = tokens_until, info.flops, peak
+        callbacks.append(Record(log, config, start, engine, *numbers, console.step, lambda: guard.skipped))
     if info.summarise is not None:
         classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
         logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
@@ -278,7 +285,10 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
             raise ValueError("a static cache does not fit this model: leave out cache_implementation")
         generation = kwargs.get("generation_config") or (settings[0] if settings else None)
         beams = (kwargs.get("num_beams"), getattr(generation, "num_beams", None), self.generation_config.num_beams, 1)
-        if next(count for count in beams if count) > 1:
+        unset = GenerationConfig().early_stopping  # None, or False in transformers 4
+        configs = generation, self.generation_config
+        is_set = any(getattr(config, "early_stopping", unset) != unset for config in configs)
+        if next(count for count in beams if count) > 1 and not is_set:
             kwargs.setdefault("early_stopping", True)  # as in XLM: stop when there are as many translations as beams
         lengths_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
         limit_B = (1.3 * lengths_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
