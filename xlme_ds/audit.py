@@ -95,7 +95,7 @@ def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict
     last_attempts = np.full(steps, -1)  # for each step, the index of the last attempt at it; -1 if it was not recorded
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
         # This attempt repeated the steps from `start` on.
-        last_attempts[line["start"] :] = attempt if line.get("audit", True) else -1
+        last_attempts[line["start"] :] = attempt if line["audit"] else -1
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):

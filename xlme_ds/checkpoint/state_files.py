@@ -378,8 +378,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
         state = read_versioned(folder / STATE_JSON)
-        # Each raises if it is not a number; earlier versions stored no `tokens`.
-        int(state["step"]), int(state["world"]), int(state.get("tokens", 0)), float(state["probe"])
+        # Each raises if it is not a number.
+        int(state["step"]), int(state["world"]), int(state["tokens"]), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
                 raise TypeError(name)

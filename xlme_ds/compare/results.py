@@ -61,7 +61,7 @@ class RunScores:
     languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
     scores: dict[str, float]  # measure -> score
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
-    # For each run of the system, the settings that seeds share; empty in a file of an earlier version.
+    # For each run of the system, the settings that seeds share.
     settings: list[dict[str, Any]] = field(default_factory=list, compare=False)
 
     @classmethod

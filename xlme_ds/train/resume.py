@@ -57,8 +57,8 @@ def resume(
         return checkpoints.load(engine, newest, fingerprints_until(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        start, inherited = _branch(engine, config, checkpoints, fingerprints_until, tolerance)
-        return start, {"run": identity, **inherited}
+        start, tokens = _branch(engine, config, checkpoints, fingerprints_until, tolerance)
+        return start, {"run": identity, "tokens": tokens}
     return 0, {"run": identity}
 
 
@@ -123,9 +123,8 @@ def _branch(
     checkpoints: Checkpoints,
     fingerprints_until: Callable[[int], dict[str, Any]],
     tolerance: float,
-) -> tuple[int, dict[str, Any]]:
-    """Load the state of the checkpoint that `start.folder` names. Returns (its step, {`tokens`: those of its steps});
-    the dict is empty if an earlier version saved the checkpoint."""
+) -> tuple[int, int]:
+    """Load the state of the checkpoint that `start.folder` names. Returns (its step, the tokens of its steps)."""
     parent = on_all_ranks(lambda: find_complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
@@ -143,7 +142,7 @@ def _branch(
     start = checkpoints.load(engine, parent, any_data, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
-    return start, {key: saved[key] for key in ("tokens",) if key in saved}
+    return start, saved["tokens"]
 
 
 def report_missing_records(logs: Sequence[StepLog], config: Training, start: int, saved: Mapping[str, Any]) -> None:
