@@ -379,7 +379,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state = read_versioned(folder / STATE_JSON)
         # Each raises if it is not a number.
-        int(state["step"]), int(state["world"]), int(state["tokens"]), float(state["probe"])
+        int(state["step"]), int(state["world"]), int(state.get("tokens", 0)), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
                 raise TypeError(name)
