@@ -48,9 +48,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def flagged(samples: list[dict[str, Any]]) -> dict[str, int]:
-    """Of the tokens in the report's sentences that the discriminator judged: how many there are, how many the generator
-    replaced, and how many of as many tokens with the highest probabilities are replaced."""
-    judged = [token for sample in samples for token in sample["tokens"] if token["score"] is not None]
+    """Of the tokens in the report's sentences that the discriminator judged, without `<s>` and `</s>`: how many there
+    are, how many the generator replaced, and how many of as many tokens with the highest probabilities are replaced."""
+    tokens = (token for sample in samples for token in sample["tokens"])
+    judged = [token for token in tokens if token["score"] is not None and token["original"] not in ("<s>", "</s>")]
     replaced = sum(token["replaced"] for token in judged)
     highest = sorted(judged, key=lambda token: -token["score"])[:replaced]
     return {"tokens": len(judged), "replaced": replaced, "hits": sum(token["replaced"] for token in highest)}

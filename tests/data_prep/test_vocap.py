@@ -214,6 +214,13 @@ def test_seeds_are_the_substrings_that_branch(lines: dict[str, list[str]]) -> No
     assert set(found) == wanted and len(found) > 100
 
 
+def test_pieces_join_every_letter_of_a_language() -> None:
+    """Azerbaijani's ə and Hausa's ɗ and ɓ are in Unicode's block after the other Latin letters."""
+    words = count_words(["məktəb məktəblər ɗalibi ɗalibai ɓera ɓeraye"] * 2)
+    found, _ = unigram._seeds(unigram._read_words(words, 1.0), 1000)
+    assert {"▁məktəb", "▁ɗalib", "▁ɓera"} <= set(found)
+
+
 def test_a_large_vocabulary_begins_with_more_seeds(
     lines: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

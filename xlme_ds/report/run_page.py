@@ -158,7 +158,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         step_tokens = (tokens[-1] - tokens[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else tokens[0] / steps[0]
         new_tokens = np.diff(steps, prepend=first_step(run.settings)) * step_tokens
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
-        yield "Training time", format_duration(seconds), "tokens over throughput: from the first step to the last"
+        yield "Training time", format_duration(seconds), "from the first step to the last, with evaluations"
     phases = _phases(run.settings)
     if len(phases) > 1:
         descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
