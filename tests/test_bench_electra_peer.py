@@ -51,3 +51,9 @@ def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureF
 def test_another_model_is_an_error(other: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no relative bias: name a run of electra with"):
         Peer(tiny({"kind": "plain"}, 4, **(LIKE_THEIRS | other)))
+
+
+def test_another_rate_of_the_discriminator_is_an_error() -> None:
+    run = tiny({"kind": "plain"}, 4, **LIKE_THEIRS)
+    with pytest.raises(SystemExit, match=r"discriminator_rate 0\.2, .* name a run with 1"):
+        Peer(replace(run, optimizer=replace(run.optimizer, discriminator_rate=0.2)))

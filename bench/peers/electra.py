@@ -55,6 +55,11 @@ class Peer(HuggingFacePeer):
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
                 "temperature, readable tokens and vocabulary blocks"
             )
+        if run.optimizer.discriminator_rate != 1:
+            raise SystemExit(
+                f"error: this run has optimizer.discriminator_rate {run.optimizer.discriminator_rate}, and the peer's "
+                "networks learn at one rate: name a run with 1"
+            )
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
         self.run = run
