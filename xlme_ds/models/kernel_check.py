@@ -2,7 +2,8 @@
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
 check has the run's head size and width, for which the kernels are compiled, and rows of attention that tiles divide as
-well as rows that they do not, for which other branches are compiled.
+well as rows that they do not, for which other branches are compiled. Samples, a z-loss and a sampling temperature other
+than 1 are not checked.
 """
 
 from collections.abc import Mapping
