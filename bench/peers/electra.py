@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_config, map_layers, map_modules
+from xlme_ds.cli import fail
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
@@ -135,8 +136,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.out / MODEL_FOLDER).exists():
         parser.error(f"{options.out} has a model already: choose a new folder")
-    run = read_run_config(options.run)
-    peer, loader = Peer(run), open_loader(run, options.data)
+    try:
+        run = read_run_config(options.run)
+        peer, loader = Peer(run), open_loader(run, options.data)
+    except (ValueError, OSError) as error:
+        fail("bench.peers.electra", error)
     for step in range(run.train.steps):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         means = peer.step(loader.micro_batches(step), rate)
