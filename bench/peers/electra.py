@@ -50,16 +50,11 @@ class Peer(HuggingFacePeer):
 
         cfg, ours = run.model, run.objective
         like_theirs = ObjectiveConfig(mask_fraction=ours.mask_fraction, discriminator_weight=ours.discriminator_weight)
-        if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg:
+        if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg or run.optimizer.discriminator_rate != 1:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
-                "temperature, readable tokens and vocabulary blocks"
-            )
-        if run.optimizer.discriminator_rate != 1:
-            raise SystemExit(
-                f"error: this run has optimizer.discriminator_rate {run.optimizer.discriminator_rate}, and the peer's "
-                "networks learn at one rate: name a run with 1"
+                "temperature, readable tokens, vocabulary blocks and optimizer.discriminator_rate"
             )
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
