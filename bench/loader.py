@@ -49,7 +49,7 @@ class LoaderSettings:
     """Arguments of the command."""
 
     data: Path  # folder that `xlme prep mix` wrote; its first rows are read
-    rows: int = 16_384  # rows of each task in a pass
+    rows: int = 16_384  # most rows of each task in a pass, which reads whole batches of 16 rows of each
     rounds: int = 5  # rounds to measure; each figure is the median over the rounds
     quick: bool = False  # at most 2,048 rows of each task, three rounds
     json: bool = False  # print JSON
@@ -135,6 +135,9 @@ def race(data: Path, rows: int, rounds: int) -> Figures:
     figure is the median over the rounds."""
     if find_spec("datasets") is None or find_spec("transformers") is None:
         raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
+    rows = min(rows, *(RowStore(data / task).rows for task in TASKS)) // ROWS_PER_TASK * ROWS_PER_TASK
+    if rows <= 0:
+        raise ValueError(f"a batch needs {ROWS_PER_TASK} rows of each task: raise --rows, or name larger data")
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
     contenders = [(OURS, "lean"), (OURS, "bare"), (PEER, "lean"), (PEER, "bare"), (PEER, "customary")]

@@ -33,7 +33,12 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
 
 
 def synthetic_batch(
-    rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0, pseudo_fractions: tuple[float, ...] = ()
+    rows: tuple[int, int],
+    row_tokens: int,
+    vocabulary: int,
+    seed: int = 0,
+    pseudo_fractions: tuple[float, ...] = (),
+    mask_fraction: float = 0.15,
 ) -> Batch:
     """Make a micro-batch with `rows[task]` rows of each task, masked as in training. With `pseudo_fractions`, each
     row has a second side whose positions are open: the model fills them (`PseudoSides`)."""
@@ -44,7 +49,7 @@ def synthetic_batch(
         if count
     ]
     make_batch = PseudoSides(pseudo_fractions, languages=(0,)).collate if pseudo_fractions else collate
-    return make_batch(parts, seed, mask_fraction=0.15)
+    return make_batch(parts, seed, mask_fraction=mask_fraction)
 
 
 class SyntheticSource:
@@ -57,8 +62,9 @@ class SyntheticSource:
         self.row_tokens = row_tokens
         # A step of an alternating run has rows of one task only. Every step here has the rows of step 0: task 0.
         rows = self.plan.rows_per_micro_batch[0], 0 if run.data.alternate else self.plan.rows_per_micro_batch[1]
+        vocabulary, objective = run.model.vocabulary, run.objective
         self.batches = [
-            synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
+            synthetic_batch(rows, row_tokens, vocabulary, seed, objective.pseudo_fractions, objective.mask_fraction)
             for seed in range(self.plan.accumulation)
         ]
 

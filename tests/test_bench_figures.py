@@ -197,6 +197,9 @@ def test_synthetic_steps() -> None:
     turns = SyntheticSource(replace(run, data=replace(run.data, alternate=True)), 64)
     assert {task for batch in turns.micro_batches(0) for task in batch.task_B.tolist()} == {0}
     assert len(SyntheticSource(run, 64, world=2).micro_batches(0)) == 1
+    dense = SyntheticSource(replace(run, objective=replace(run.objective, mask_fraction=0.3)), 64).probe()
+    text = dense.task_of_masked() == 0
+    assert int(text.sum()) == 2 * round(0.3 * 62)  # of the 62 ordinary tokens of each row
     rows = synthetic_rows(np.random.default_rng(0), 20, 128, 500, pairs=True)
     sides = []
     for tokens, row_items in zip(rows.tokens, rows.item_counts, strict=True):

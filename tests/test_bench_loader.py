@@ -120,6 +120,13 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pyt
     assert found["contenders"][PEER]["customary"]["rows_per_s"] == 9
 
 
+def test_a_pass_has_the_whole_batches_of_the_data(data: Path) -> None:
+    """64 rows of each task: four batches of 16 + 16; of 40 rows two batches, and of 15 none."""
+    assert race(data, 16_384, 1)["rows"] == 2 * 64 and race(data, 40, 1)["rows"] == 2 * 32
+    with pytest.raises(ValueError, match="needs 16 rows of each task: raise --rows"):
+        race(data, 15, 1)
+
+
 def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench.our_batches
 

@@ -19,7 +19,7 @@ from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, attention_bias
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
-from xlme_ds.models.kernel_check import random_numbers, trained_indices
+from xlme_ds.models.kernel_check import random_numbers, with_gradients
 from xlme_ds.models.layers import Attention
 from xlme_ds.models.masked_head import vocabulary_softmax
 from xlme_ds.objectives.electra import ElectraObjective
@@ -96,7 +96,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
 
     def forward_and_backward() -> Tensors:
         out_BTD = module(x_BTD, attention_bias(cfg, segments_BT, table(192), dtype))
-        return trained_indices({"output": out_BTD}, inputs)
+        return with_gradients({"output": out_BTD}, inputs)
 
     return _repeatable(forward_and_backward, kernels)
 
@@ -111,7 +111,7 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
         tokens[: ids // 2] = 7
         for blocks in (1, 3):
             out = lookup(tokens.view(8, -1), table.split(600 // blocks))
-            tensors = trained_indices({"output": out}, {"table": table})
+            tensors = with_gradients({"output": out}, {"table": table})
             outputs |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in tensors.items()}
     return outputs
 
@@ -138,7 +138,7 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
     high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
     low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-    tensors = trained_indices({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+    tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
     # In bf16 a CPU rounds the logits. The rounding moves the borders of tokens in the CDF so far that samples differ.

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_config, map_layers, map_modules
+from xlme_ds.cli import fail
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
@@ -49,11 +50,11 @@ class Peer(HuggingFacePeer):
 
         cfg, ours = run.model, run.objective
         like_theirs = ObjectiveConfig(mask_fraction=ours.mask_fraction, discriminator_weight=ours.discriminator_weight)
-        if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg:
+        if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg or run.optimizer.discriminator_rate != 1:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
-                "temperature, readable tokens and vocabulary blocks"
+                "temperature, readable tokens, vocabulary blocks and optimizer.discriminator_rate"
             )
         if run.start.folder:
             raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
@@ -130,8 +131,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.out / MODEL_FOLDER).exists():
         parser.error(f"{options.out} has a model already: choose a new folder")
-    run = read_run_config(options.run)
-    peer, loader = Peer(run), open_loader(run, options.data)
+    try:
+        run = read_run_config(options.run)
+        peer, loader = Peer(run), open_loader(run, options.data)
+    except (ValueError, OSError) as error:
+        fail("bench.peers.electra", error)
     for step in range(run.train.steps):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         means = peer.step(loader.micro_batches(step), rate)

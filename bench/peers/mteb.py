@@ -86,6 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
     try:
         tasks = tasks_of(options.data)
+        if not (options.model / "modules.json").exists():
+            raise ValueError(f"{options.model} is no folder of `xlme export`: name one by --model")
     except ModuleNotFoundError:
         fail("bench.peers.mteb", ValueError('mteb is missing: pip install -c constraints.txt ".[mteb]"'))
     except (ValueError, OSError) as error:

@@ -4,9 +4,9 @@
 
 The stages are text, vocap, vocab, encode, mix, stats, verify and train. Each stage is a Slurm job, submitted by sbatch
 with the options after `--`; data stages run `slurm/stage.sh`, training runs `slurm/pretrain_base.sh`. While vocap,
-vocab, encode or mix runs, SIGKILL ends one rank or all ranks, and the job restarts. Training has 20 steps; the signal
-that Slurm sends before a time limit interrupts it once. The results are checked, and the first difference ends
-the rehearsal.
+vocab, encode or mix runs, SIGKILL ends one rank or all ranks, and the job restarts. Training has 20 steps, on one
+process a node of at most two nodes; the signal that Slurm sends before a time limit interrupts it once. The results
+are checked, and the first difference ends the rehearsal.
 
 OUT/rehearsal.json records the finished stages: the same command continues an interrupted rehearsal. At the end, a table
 of the stages is printed.
@@ -214,7 +214,9 @@ class Jobs:
     def train(self) -> None:
         """Run the training job, which is interrupted once and resumes."""
         out = self.out / "run"
-        script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *TRAINING.split()]
+        # The last options of sbatch count: 8 rows are enough for two processes, not for all ranks of the data stages.
+        places = ["--nodes=1-2", "--ntasks-per-node=1", "--gpus-per-node=1"]
+        script = [*places, "slurm/pretrain_base.sh", *TRAINING.split()]
         script += ["--model.vocabulary", str(self.rehearsal.vocabulary)]
 
         def ready() -> bool:

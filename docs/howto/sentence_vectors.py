@@ -21,7 +21,9 @@ for name in sorted(name for name in texts if name.endswith(".en")):  # X.de-en.e
     stem = name.removesuffix(".en")
     code = stem.rpartition(".")[2].removeprefix("en-").removesuffix("-en")
     for lines, side in ((english, name), (other, f"{stem}.{code}")):
-        lines += texts[side].decode().removesuffix("\n").split("\n")
+        lines += texts.get(side, b"").decode().removesuffix("\n").split("\n")
+    if f"{stem}.{code}" not in texts or len(english) != len(other):
+        sys.exit(f"{folder}: {stem}.{code} is absent, or has not as many lines as {name}: give both sides of each pair")
 if not english:
     sys.exit(f"{folder} has no pairs with English: name a folder of X.en-de.en with X.en-de.de, or of en-de.txt.zip")
 

@@ -65,3 +65,8 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as left:
         main(["--model", str(tmp_path), "--data", str(tmp_path)])
     assert left.value.code == 2 and "name the folder above them" in capsys.readouterr().err
+    for language in ("deu", "eng"):
+        write(tmp_path / f"{language}_Latn.devtest", ["one"])
+    with pytest.raises(SystemExit) as left:
+        main(["--model", str(tmp_path / "none"), "--data", str(tmp_path)])
+    assert left.value.code == 2 and "none is no folder of `xlme export`: name one by --model" in capsys.readouterr().err

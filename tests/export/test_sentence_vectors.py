@@ -70,6 +70,22 @@ def test_no_pair_with_english_is_one_sentence(
         exec(recipe()[0], {})
 
 
+@pytest.mark.parametrize("german", [None, "eins\n"])
+def test_a_side_without_its_lines_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, german: str | None) -> None:
+    """Also if another pair has the lines that this one lacks: in all, both languages would have as many."""
+    for name, text in {
+        "X.en-de.en": "one\ntwo\n",
+        "X.en-de.de": german,
+        "Y.en-fr.en": "a\n",
+        "Y.en-fr.fr": "a\nb\n",
+    }.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    monkeypatch.setattr("sys.argv", ["sentence_vectors.py", "exports/base", str(tmp_path), "out", "1e-3"])
+    with pytest.raises(SystemExit, match=r"X\.en-de\.de is absent, or has not as many lines as X\.en-de\.en: "):
+        exec(recipe()[0], {})
+
+
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(["--run", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "exports/base")])
     english, german = write_pairs(tmp_path / "pairs")

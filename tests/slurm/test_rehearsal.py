@@ -71,6 +71,19 @@ def test_slurm_is_asked_for(
     assert "there is no sbatch here: start the rehearsal on a login node" in capsys.readouterr().err
 
 
+def test_training_has_a_process_for_each_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data stages of the documented command have 128 ranks; a step of training has 8 rows of each task."""
+    for name, says in (("sbatch", f'echo "$@" >{tmp_path}/job; echo 7'), ("scontrol", "echo JobState=COMPLETED")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    options = ("--nodes=4", "--ntasks-per-node=32")
+    Jobs(Rehearsal(0.06, tmp_path, tmp_path / "out", options=options)).train()
+    before_script = (tmp_path / "job").read_text().partition(" slurm/pretrain_base.sh ")[0].split()
+    chosen = dict(word.removeprefix("--").split("=") for word in before_script if "=" in word)  # the last one counts
+    assert (chosen["nodes"], chosen["ntasks-per-node"], chosen["gpus-per-node"]) == ("1-2", "1", "1")
+
+
 @pytest.mark.parametrize(
     ("words", "size"), [("0.06", 150_000), ("40", 524_288), ("0.06 --ids 7000", 7000), ("40 --ids 600000", 600_000)]
 )

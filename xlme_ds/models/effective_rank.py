@@ -32,7 +32,7 @@ def effective_rank(scatter_DD: np.ndarray) -> float:
 def scatter_matrices(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
     """Yield a dict that a forward pass in the `with` block fills for the encoder named `encoder`. For each of its
     layers that `model` holds, the dict gets Σ x xᵀ [D, D], where x are the token states minus their mean. Key 0 is for
-    the input of the first layer, and key n + 1 for the output of layer n.
+    the input of the first layer, and key n + 1 for the output of layer n, after `output_norm` if it is the last layer.
 
     `included_BT`: bool, whether a token counts.
     """

@@ -2,7 +2,8 @@
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
 check has the run's head size and width, for which the kernels are compiled, and rows of attention that tiles divide as
-well as rows that they do not, for which other branches are compiled.
+well as rows that they do not, for which other branches are compiled. Samples, a z-loss and a sampling temperature other
+than 1 are not checked.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, token
     is_reference = device.type == "cpu" and dtype == torch.float64
     if not is_reference and not isinstance(bias, TritonBias):
         return {}
-    return trained_indices({"output": bias.attend(qkv_BT3HK, gate, 0.0, None)}, inputs)
+    return with_gradients({"output": bias.attend(qkv_BT3HK, gate, 0.0, None)}, inputs)
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -84,10 +85,10 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     uniforms_M = torch.rand(200, generator=generator).to(device)
     hidden_MD, table_VD, bias_V = inputs.values()
     predicted = vocabulary_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
-    return trained_indices({"loss": predicted.nll_M}, inputs)
+    return with_gradients({"loss": predicted.nll_M}, inputs)
 
 
-def trained_indices(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`outputs` and the gradients of `inputs`, by name. The gradients are those of a weighted sum of all numbers in
     `outputs`, in which all numbers of one output have different weights."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
