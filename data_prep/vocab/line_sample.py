@@ -93,6 +93,7 @@ def sample_lines(
         results = run_tasks(read, indices, sizes, processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
+            on_root(stage.forget_settings)  # the folder must accept inputs with text
             raise UserError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quota = quotas(distinct)
         choose = partial(_choose_lines, stage, results, quota)
