@@ -65,6 +65,7 @@ def run(config: StatsConfig) -> None:
 
 
 def _tasks(data: Path) -> list[str]:
+    """The tasks of which `data` has rows. Raises ValueError if there are none."""
     tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
     if not tasks:
         require_folder(data, "name the folder that `xlme prep mix` wrote")
