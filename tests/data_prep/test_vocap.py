@@ -557,7 +557,7 @@ def test_a_language_without_words_has_no_pieces(corpus: Path, tmp_path: Path) ->
     [
         ({"size": 5000}, "the curves end at"),
         ({"size": 40}, "the characters of 6 languages are"),
-        ({"largest": 10, "step": 5}, "ja: --largest is too small for a language with"),
+        ({"largest": 10, "step": 5}, "de: --largest is too small for a language with"),
         ({"mono": None}, "neither --mono nor --para nor --corpus is given"),
         ({"shrink": 1.0}, "--shrink is 1.0"),
         ({"beta": 1.5}, "--beta is 1.5"),
