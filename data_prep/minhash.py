@@ -31,6 +31,7 @@ from xlme_ds.io.folders import make_folder
 
 # Languages that are written without spaces. In these, each character counts as a word.
 _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
+_WORK = ".work"  # folder of datatrove's files in OUT; hidden, so that it is none of the user's
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(config: MinhashConfig) -> None:
         finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
         results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
-        on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))
+        on_root(lambda: shutil.rmtree(stage.folder / _WORK, ignore_errors=True))
         if not finished:
             on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
     for (name, _), result in zip(languages, results, strict=True):
@@ -107,7 +108,7 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
     earlier_result = stage.read_marker(name)
     if earlier_result is not None:
         return earlier_result
-    work = stage.folder / "work" / name
+    work = stage.folder / _WORK / name
     shutil.rmtree(work, ignore_errors=True)
     make_folder(work)
     counts = Counts("documents")

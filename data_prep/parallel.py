@@ -111,7 +111,7 @@ def run_tasks(
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
-        raise ValueError(f"--processes is {processes}: it must be at least 1")
+        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         outcomes = _run_on_ranks(function, tasks, sizes, label, show_progress)
     else:

@@ -145,6 +145,11 @@ class Stage:
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
 
+    def forget_settings(self) -> None:
+        """Remove settings.json and all markers, so that the folder accepts other settings."""
+        (self.folder / "settings.json").unlink()
+        self.remove_markers(path.stem for path in (self.folder / "tasks").glob("*.json"))
+
     def _marker(self, task_name: str) -> Path:
         return self.folder / "tasks" / f"{task_name}.json"
 

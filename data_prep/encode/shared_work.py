@@ -120,12 +120,10 @@ class SharedWork:
                 os.rename(offered, taken)
             except FileNotFoundError:
                 continue
-            try:
-                with open(taken, "rb") as file:
-                    arguments = pickle.load(file)
-                encode(*arguments)
-            finally:
-                taken.unlink()
+            with open(taken, "rb") as file:
+                arguments = pickle.load(file)
+            encode(*arguments)
+            taken.unlink()  # not after an error: the input's reader waits for this block until it sees `failed`
             return True
         return False
 

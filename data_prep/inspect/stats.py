@@ -60,15 +60,20 @@ class Section(NamedTuple):
 def run(config: StatsConfig) -> None:
     """Print the tables and write `stats.html`. Raises ValueError if `config.data` was not mixed from
     `config.encoded`."""
-    tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
-    if not tasks:
-        require_folder(config.data, "name the folder that `xlme prep mix` wrote")
-        raise ValueError(
-            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
-            "`xlme prep mix` wrote"
-        )
-    sections = [_section(config, task) for task in tasks]
+    sections = [_section(config, task) for task in on_root(lambda: _tasks(config.data))]
     on_root(lambda: _show(config, sections))
+
+
+def _tasks(data: Path) -> list[str]:
+    """The tasks of which `data` has rows. Raises ValueError if there are none."""
+    tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
+    if not tasks:
+        require_folder(data, "name the folder that `xlme prep mix` wrote")
+        raise ValueError(
+            f"{data} holds neither mono/manifest.json nor para/manifest.json: name the folder that `xlme prep mix` "
+            "wrote"
+        )
+    return tasks
 
 
 def _section(config: StatsConfig, task: str) -> Section:

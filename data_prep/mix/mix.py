@@ -253,7 +253,8 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         if stage.check_finished(config.processes):
             on_root(lambda: print_stdout(f"{stage.folder} is complete"))
         else:
-            _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
+            with raised_by_all_ranks():
+                _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
 def _unit(config: MixConfig, task: str) -> ExampleUnit:

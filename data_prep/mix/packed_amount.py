@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, count_rows, with_total
-from data_prep.parallel import run_tasks
+from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage
 
 _WINDOWS_PER_TASK = 64  # a window is `WINDOW_SLOTS` consecutive examples of the sampled order, packed together
@@ -45,7 +45,8 @@ def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
 def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Raise the plan's total until its examples pack into at least `rows` rows.
 
-    Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1].
+    Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1]. Raises
+    ValueError if --max-repeats allows too few examples.
     """
     while True:
         total = plan.order.total
@@ -59,7 +60,11 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
             return plan, rows_before
         # Raise the total by the ratio of the rows wanted to the rows made, and by 0.2% more, so that one more round is
         # nearly always enough.
-        plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
+        try:
+            plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
+        except ValueError:  # more than --max-repeats allows: the folder must accept other settings
+            on_root(stage.forget_settings)
+            raise
 
 
 def _count_rows(stage: Stage, plan: MixPlan, windows: int, first_window: int) -> dict[str, Any]:

@@ -127,7 +127,10 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
                 f"{folder} is not a folder: name the one that holds the corpus files, named as en.txt"
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
-    for stage_folder in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
+    real = Path(root).resolve()
+    # The folders into whose subfolder mono/ `minhash` may be writing some of these files.
+    stage_folders = [real] * recursive + [real.parent] * (real.name == "mono")
+    for stage_folder in stage_folders if isinstance(system, fs.LocalFileSystem) else ():
         if is_unfinished(stage_folder, "minhash"):
             raise ValueError(
                 f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"

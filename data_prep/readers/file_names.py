@@ -43,8 +43,7 @@ class FileNames:
     def __init__(self, patterns: Sequence[str], paths: Mapping[str, CorpusPath], wanted: Sequence[Codes] | None):
         self.paths = paths
         listed = frozenset(code for codes in wanted or () for code in codes)
-        # Both map pattern -> name -> codes: `every` has those of every reading of the name, `whole` only the likely
-        # ones.
+        # pattern -> name -> codes: in `every` the codes of every reading of the name, in `whole` only the likely ones.
         self.every, self.whole = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
         for pattern in patterns:
             readings = {name: _readings(pattern, name, listed) for name in paths}

@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import UserError, on_root, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -93,7 +93,8 @@ def sample_lines(
         results = run_tasks(read, indices, sizes, processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
-            raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
+            on_root(stage.forget_settings)  # the folder must accept inputs with text
+            raise UserError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quota = quotas(distinct)
         choose = partial(_choose_lines, stage, results, quota)
         numbers_chosen, missing = zip(

@@ -140,7 +140,7 @@ def _train(config: VocabConfig) -> None:
                 else:
                     on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
             except ValueError:  # the sampled text does not allow --size: the folder must accept another size
-                on_root((config.out / "settings.json").unlink)
+                on_root(stage.forget_settings)
                 on_root(lambda: discard_work(stage, SAMPLE))
                 raise
         on_root(lambda: discard_work(stage, SAMPLE))

@@ -116,11 +116,11 @@ def run(config: VocapConfig) -> None:
                 stage, inputs, quotas, config.sentences, config.seed, config.processes
             )
             write = partial(_write_curve, stage, config)
-            results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
             try:
+                results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
                 on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
-            except ValueError:  # the text does not allow --size: the folder must accept another size
-                on_root((config.out / "settings.json").unlink)
+            except ValueError:  # the text does not allow --size or --largest: the folder must accept others
+                on_root(stage.forget_settings)
                 on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
                 raise
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))

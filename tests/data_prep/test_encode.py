@@ -495,6 +495,29 @@ def test_a_reader_waits_for_the_blocks_that_others_encode(tmp_path: Path) -> Non
     back.join()
 
 
+def test_a_block_that_fails_is_not_taken_for_encoded(tmp_path: Path) -> None:
+    """Else its reader would miss the block's result, and hide the error by one of its own."""
+    folder = SharedWork.begin(tmp_path)
+    reader, helper = SharedWork(folder, 0), SharedWork(folder, 1)
+    (folder / "waiting" / "1").touch()
+    assert reader.offer("a", 0, "block")
+    drained: list[bool] = []
+    back = Thread(target=lambda: drained.append(reader.drain("a", lambda *_: None)))
+
+    def encode(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError), helper.abort_on_error():
+        try:
+            helper.take(encode)
+        finally:
+            back.start()
+            back.join(0.2)
+            assert back.is_alive()
+    back.join()
+    assert drained == [False]
+
+
 def test_finished_blocks_of_a_killed_run_are_kept(
     huge: Path, vocab: Path, tmp_path: Path, start_data_prep: Callable[..., "subprocess.Popen[str]"]
 ) -> None:

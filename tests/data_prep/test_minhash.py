@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_one_of_each_pair_of_near_duplicates_stays(corpus: Path, tmp_path: Path,
         text.rpartition(" ")[0] for text in (corpus / "de.txt").read_text(encoding="utf-8").split("\n\n")
     }
     assert len(german) == len(texts(out / "mono/zh-Hans.jsonl.gz")) == 20
-    assert not (out / "work").exists()
+    assert {path.name for path in out.iterdir()} == {".lock", "manifest.json", "mono", "settings.json", "tasks"}
     run(MinhashConfig(corpus, tmp_path / "alone"))
     for name in ("de", "zh-Hans"):
         path = f"mono/{name}.jsonl.gz"
@@ -135,6 +136,20 @@ def test_the_input_is_not_overwritten(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="where the documents go: choose another --out"):
         run(MinhashConfig(corpus, tmp_path))
     assert {path: path.read_bytes() for path in corpus.iterdir()} == before
+
+
+@needs_datatrove
+@pytest.mark.parametrize("name", [".", "raw", "work"])
+def test_out_may_be_the_input_or_the_folder_around_it(corpus: Path, tmp_path: Path, name: str) -> None:
+    """The same command continues a run that did not finish, and no file of the user's is lost."""
+    folder = tmp_path / "data" / name
+    shutil.copytree(corpus, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    run(MinhashConfig(folder, tmp_path / "data"))
+    (tmp_path / "data/manifest.json").unlink()
+    run(MinhashConfig(folder, tmp_path / "data"))
+    assert len(texts(tmp_path / "data/mono/de.jsonl.gz")) == 20
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @needs_datatrove

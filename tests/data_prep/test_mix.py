@@ -259,6 +259,29 @@ def test_the_rows_that_pairs_fill_within_a_bound(corpus: Corpus, tmp_path: Path)
     assert max(counts["repeat"] for counts in read_manifest(tmp_path / "para").counts["by_language"].values()) <= 2.5
 
 
+def test_a_folder_accepts_another_bound_after_one_under_which_pairs_fill_too_few_rows(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Of 200 pairs, half have 16 tokens and half 8, without gaps in rows of 16. On average, 100 of them fill 75 rows;
+    with some seeds they are shorter than that."""
+    sizes = [(5, 8)] * 100 + [(2, 3)] * 100
+    columns = [pa.array([[4] * pair[side] for pair in sizes], pa.list_(pa.int32())) for side in (0, 1)]
+    folder, batch = tmp_path / "encoded/para", pa.record_batch(columns, schema=PAIRS)
+    shard = write_arrow(folder / "en-de/00000.arrow", PAIRS, [batch], folder)
+    _manifest(folder, [shard], file_sha256(corpus.vocab), ("de", "en"))
+    refused = 0
+    for seed in range(6):
+        config = corpus.config(tmp_path / f"{seed}", para_rows=75, max_repeats=0.5, seed=seed)
+        config = replace(config, encoded=tmp_path / "encoded")
+        try:
+            run(config)
+        except ValueError as error:
+            refused += 1
+            assert "all languages together give only 100: raise --max-repeats, or ask for fewer rows" in str(error)
+            run(replace(config, max_repeats=1.0))
+    assert refused
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -395,9 +395,12 @@ def test_only_an_unfinished_minhash_keeps_its_folder_from_readers(tmp_path: Path
         with Stage(tmp_path / stage, stage).open():
             (tmp_path / stage / "mono").mkdir()
     assert list_folder(str(tmp_path / "encode" / "mono")) == []
-    for folder in (tmp_path / "minhash" / "mono", tmp_path / "minhash"):
+    (tmp_path / "minhash" / "raw").mkdir()
+    assert list_folder(str(tmp_path / "minhash" / "raw")) == []  # `minhash` writes only into mono
+    assert list_folder(str(tmp_path / "minhash"))
+    for folder, recursive in (("minhash/mono", False), ("minhash/raw/../mono", False), ("minhash", True)):
         with pytest.raises(ValueError, match="lacks documents, because minhash did not finish"):
-            list_folder(str(folder))
+            list_folder(str(tmp_path / folder), recursive)
 
 
 def test_errors_that_a_user_can_act_on() -> None:

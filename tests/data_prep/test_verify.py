@@ -117,6 +117,11 @@ def test_ranks_check_together_and_one_tells(
     done = data_prep("stats", *flags, ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Language pairs ") == done.stdout.count("\nopen ") == 1
+    no_rows = ["--encoded", prepared / "encoded", "--data", tmp_path, "--out", tmp_path]
+    for wrong, words in ((no_rows, "holds neither mono/"), ([*flags, "--processes", 0], "--processes is 0")):
+        done = data_prep("stats", *wrong, ranks=2)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1, "not MPI's lines, which tell of an abort"
 
 
 def test_languages_that_cc100_does_not_have(

@@ -400,6 +400,16 @@ def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: P
             run(VocabConfig(mono=tmp_path / "in", out=tmp_path / f"out{number}", model=model, size=500))
 
 
+def test_a_folder_accepts_text_after_inputs_without_any(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/de.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match=f"there is no text in {tmp_path / 'in'}: a vocabulary needs some lines"):
+        run(config(tmp_path / "in", tmp_path / "out"))
+    (tmp_path / "in/de.txt").write_bytes((corpus / "de.txt").read_bytes())
+    with pytest.raises(ValueError, match="the sampled text allows no more than"):
+        run(config(tmp_path / "in", tmp_path / "out", size=100_000))
+
+
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--size is 50, but the characters alone need") as error:
         run(config(corpus, tmp_path / "least", size=50))

@@ -564,6 +564,7 @@ def test_a_language_without_words_has_no_pieces(corpus: Path, tmp_path: Path) ->
     [
         ({"size": 5000}, "the curves end at"),
         ({"size": 40}, "the characters of 6 languages are"),
+        ({"largest": 10, "step": 5}, "de: --largest is too small for a language with"),
         ({"mono": None}, "neither --mono nor --para nor --corpus is given"),
         ({"shrink": 1.0}, "--shrink is 1.0"),
         ({"beta": 1.5}, "--beta is 1.5"),
@@ -573,5 +574,5 @@ def test_a_language_without_words_has_no_pieces(corpus: Path, tmp_path: Path) ->
 def test_settings_that_cannot_work(corpus: Path, tmp_path: Path, settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(config(corpus, tmp_path, **settings))
-    if "size" in settings:  # the folder accepts another size
+    if settings.keys() & {"size", "largest"}:  # the folder accepts others
         run(config(corpus, tmp_path))

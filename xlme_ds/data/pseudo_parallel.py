@@ -45,8 +45,8 @@ class PseudoSides:
     def append(self, rows: Rows, row_numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """Returns (rows, languages): the rows with open positions, and the language of y in each row, int64 [B].
 
-        The first n tokens of x are kept, where n is the length of x, but at most (T − 3) / (1 + fraction). After these
-        tokens and a `</s>`, max(1, round(fraction · n)) positions are opened, or as many as the row has room for.
+        The first n tokens of x are kept: all of them, but at most (T − 3) / (1 + fraction). After these tokens and a
+        `</s>`, max(1, round(fraction · n)) positions are opened, or as many as the row has room for.
         Fraction and language depend on (seed, row number) alone. They are drawn from the random numbers of the row's
         first token. Masking does not use these numbers, because this token is never masked.
         """

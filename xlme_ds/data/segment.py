@@ -144,7 +144,8 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
     The segmentation was found where the line's score before the word was `total`; `margin` is the smallest difference
     between compared scores. The further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding
     errors of sums of up to `characters` terms could exceed the margin; r is −1 if they could exceed it at any score.
-    The word lowers the line's score by −`word_score` at most: `word_score` is that of as many unknown characters.
+    The word lowers the line's score by −`word_score` at most: `word_score` is the score of as many unknown
+    characters.
     """
     word_score = unknown * characters
     safe_margin = margin + characters * (word_score + total) * 2.0**-23
