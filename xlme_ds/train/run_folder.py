@@ -268,7 +268,8 @@ def first_step(settings: Mapping[str, Any]) -> int:
     """The step at which the run with these `settings`, as config.json stores them, began: for a branch the step of its
     parent's checkpoint, else 0."""
     start = settings.get("start", {"take": "all"})
-    return (run_and_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
+    # Not by `run_and_step`: a folder that is made later may have the name RUN@STEP.
+    return int(start["folder"].rpartition("@")[2]) if start["take"] == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
