@@ -62,7 +62,7 @@ class Checkpoints:
         if not math.isfinite(probe):
             raise SharedError(
                 f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}, so nothing is saved "
-                "any more: start a run with a lower optimizer.learning_rate"
+                "any more: start a run with a lower optimizer.learning_rate (in fine-tuning tuning.learning_rate)"
             )
         partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL_SUFFIX}"
         on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)

@@ -302,8 +302,7 @@ def fixed_settings(config: Training) -> dict[str, Any]:
 
 def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
     """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: `train.steps`
-    and `schedule.` if these steps have the same learning rates, `data.phase_` if the phases that they belong to are
-    equal."""
+    and `schedule.` if these steps have the same learning rates, `data.phase_` if these steps have equal phases."""
 
     def rates(steps: int, schedule: ScheduleConfig) -> list[float]:
         return [learning_rate(step, steps, config.optimizer, schedule) for step in range(done)]
