@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -448,6 +449,14 @@ def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dic
         with refusal:
             config = changed(settings)
             validate(config, config.engine.processes_per_replica)
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
+def test_a_dry_run_ends_by_the_first_signal(tmp_path: Path, flag: str) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        pretrain(["--recipe", "quickstart", "--data", f"{tmp_path}/none", "--out", f"{tmp_path}/run", flag])
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
