@@ -47,6 +47,7 @@ from xlme_ds.evaluate.report_data import _data_of
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.io.files import read_json, write_json
+from xlme_ds.io.folders import lock_folder
 from xlme_ds.models import tiles
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
@@ -277,7 +278,8 @@ def test_a_branch_may_compute_in_fp32(config: RunConfig, data: tuple[Path, Path]
 def test_what_a_run_shows_is_closed_after_an_error(
     config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bar that stays open leaves the terminal without a cursor."""
+    """A bar that stays open leaves the terminal without a cursor; a folder that stays locked, as long as a notebook
+    holds the error, keeps out the same call."""
     closed = []
 
     def full(*_: object) -> NoReturn:
