@@ -213,7 +213,7 @@ def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, An
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(
-                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the same "
-                f"{key}, or choose another --out"
+                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the data of "
+                "that checkpoint, or choose another --out"
             )
     return state
