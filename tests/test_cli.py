@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -373,6 +374,11 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
         validate(config, world=8)
     validate(config, world=16)
     validate(replace(config, model=replace(xl.model, vocabulary_blocks=16)), world=1)
+    # A buffer takes 39,321 rows of 1,280, and five times as many are two fewer than these.
+    shape = dict(vocabulary=196_607, width=1280, heads=20, feed_forward=5120)
+    with pytest.raises(ValueError, match=r"set model\.vocabulary_blocks to 6$"):
+        validate(replace(config, model=replace(xl.model, **shape)), world=1)
+    validate(replace(config, model=replace(xl.model, **shape, vocabulary_blocks=6)), world=1)
 
 
 PIPE = dict(kind="pipeline", deepspeed="pipe_zero1")
@@ -445,6 +451,14 @@ def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dic
             validate(config, config.engine.processes_per_replica)
 
 
+@pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
+def test_a_dry_run_ends_by_the_first_signal(tmp_path: Path, flag: str) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        pretrain(["--recipe", "quickstart", "--data", f"{tmp_path}/none", "--out", f"{tmp_path}/run", flag])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))
@@ -472,6 +486,9 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     for key in ("offload_param", "offload_optimizer"):
         path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: None}}))
         with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
+        path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: {"device": "cpu"}}}))
+        with pytest.raises(ValueError, match=rf"sets zero_optimization\.{key}\.device, which engine\.{key}"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
     for more in ({"gradient_predivide_factor": 8.0}, {"prescale_gradients": True}, {"zero_force_ds_cpu_optimizer": 1},
                  {"progressive_layer_drop": {"enabled": True}}, {"no such key": 1}):  # fmt: skip

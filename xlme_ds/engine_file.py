@@ -75,6 +75,9 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
         return "sets an offload_* of zero_optimization that is no object: give a JSON object, or leave it out"
+    for key, setting in ("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters"):
+        if zero.get(key, {}).get("device", "none") != "none":
+            return f"sets zero_optimization.{key}.device, which engine.{setting} decides: remove it from the file"
     for key, value in zero.items():
         if value == "auto":
             return (

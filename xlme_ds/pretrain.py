@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
     # Loading torch takes a while, and a signal to stop may come at any time: the request is made before.
-    stop = None if {*HELP_FLAGS, "--dry-run"} & set(argv) else StopRequest()
+    stop = None if {*HELP_FLAGS, "--dry-run"} & {word.replace("_", "-") for word in argv} else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
         branch_config = None

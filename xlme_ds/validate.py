@@ -250,11 +250,12 @@ def _check_world(config: Training, world: int) -> None:
         buffer = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
         block_size = _divide_up(model.vocabulary, model.vocabulary_blocks) * model.width
         share = _divide_up(block_size, world)
+        most_rows = max(1, world * buffer // model.width)  # of a block, for which the buffers suffice
         if share > buffer:
             raise ValueError(
                 f"engine.offload_parameters nvme has buffers of {buffer} elements, but with model.vocabulary_blocks "
                 f"{model.vocabulary_blocks} a process's share of a block of the embedding has {share}: set "
-                f"model.vocabulary_blocks to {_divide_up(model.vocabulary * model.width, world * buffer)}"
+                f"model.vocabulary_blocks to {_divide_up(model.vocabulary, most_rows)}"
             )
     accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
     needed = 2 * engine.pipeline_stages

@@ -192,6 +192,8 @@ def test_tasks_in_turns(folder: Path) -> None:
     assert_equal(loader.micro_batches(5)[1], reference(folder, [[], [27, 28, 29]], 7))
     assert loader.describe_rows(4) == "mono 24-35" and loader.describe_rows(5, 1) == "para 27-29"
     assert Loader(folder, replace(DATA, micro_batch=1), 7, 0.15).describe_rows(2, 1) == "mono 25, para 25"
+    text = Loader(folder, replace(DATA, para_rows=0), 7, 0.15)  # of 40 rows
+    assert text.describe_rows(3) == "mono 36-39, mono 0-7", "as `xlme prep show` counts them"
     assert loader.probe().task_B.tolist() == [0, 1] and len(loader.first_rows(7).task_B) == 14
     assert len(loader.first_rows(1000).task_B) == 2 * ROWS
 

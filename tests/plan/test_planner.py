@@ -542,6 +542,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
     assert base["gpu_hours"] * base["share"] == pytest.approx(200)
     assert "(12 h 30 min on 16 GPUs): " in printed(capsys, *words, "--gpus", "16")[0]
+    assert "(8.33 days on 1 GPU): " in printed(capsys, *words, "--gpus", "1")[0]
     lines = printed(capsys, *words)
     assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
     assert "Hoffmann et al. (2022" in " ".join(lines)

@@ -47,6 +47,7 @@ from xlme_ds.evaluate.report_data import _data_of
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.io.files import read_json, write_json
+from xlme_ds.io.folders import lock_folder
 from xlme_ds.models import tiles
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
@@ -277,7 +278,8 @@ def test_a_branch_may_compute_in_fp32(config: RunConfig, data: tuple[Path, Path]
 def test_what_a_run_shows_is_closed_after_an_error(
     config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bar that stays open leaves the terminal without a cursor."""
+    """A bar that stays open leaves the terminal without a cursor; a folder that stays locked, as long as a notebook
+    holds the error, keeps out the same call."""
     closed = []
 
     def full(*_: object) -> NoReturn:
@@ -285,9 +287,10 @@ def test_what_a_run_shows_is_closed_after_an_error(
 
     monkeypatch.setattr("xlme_ds.train.run.fit", full)
     monkeypatch.setattr("xlme_ds.train.records.Console.close", lambda console: closed.append(console))
-    with pytest.raises(SharedError, match="the disk is full"):
+    with pytest.raises(SharedError, match="the disk is full") as held:
         pretrain(config, data, tmp_path / "run")
-    assert len(closed) == 1
+    assert len(closed) == 1 and held.tb is not None
+    lock_folder(tmp_path / "run").close()
 
 
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
@@ -450,6 +453,9 @@ def test_rows_become_longer(
     assert examine(run, (data[0], longer)) == ([], "26 mono rows and 26 para rows of 8 steps")
     bases = {step: load_run(Path(f"{run}@{step}")).model.rotary_base for step in (3, 6, 8)}
     assert bases == {3: 50.0, 6: 5e3, 8: 5e3} and load_run(run).model.rotary_base == 5e3
+    for step, base in ((3, 50.0), (6, 5e3)):  # a folder with the model alone has the base of its checkpoint
+        checkpoint.main(["weights", "--run", f"{run}@{step}", "--out", str(tmp_path / f"model{step}")])
+        assert load_run(tmp_path / f"model{step}").model.rotary_base == base
 
     logged = {line["step"]: line for line in audit_lines(run / "metrics.jsonl")}
     assert {line["tokens"] // step for step, line in logged.items()} == {8 * 32}
@@ -459,6 +465,8 @@ def test_rows_become_longer(
     objective = objective_of(modern.objective)
     five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
     assert weights(five) == weights(run) and load_run(Path(f"{five}@5")).model.rotary_base == 50.0
+    checkpoint.main(["average", "--model", f"{run}@3", f"{five}@5", "--out", str(tmp_path / "mean")])
+    assert load_run(tmp_path / "mean").model.rotary_base == 50.0
     uninterrupted = weights(five)
     for folder in (five / "checkpoints/step_00000008", five / "model"):
         shutil.rmtree(folder)

@@ -35,7 +35,7 @@ from xlme_ds.io.folders import atomic_folder, is_locked, lock_folder
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.records import StepLog
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
-from xlme_ds.train.run_folder import RunFolder, describe_missing_steps
+from xlme_ds.train.run_folder import RunFolder, describe_missing_steps, first_step
 from xlme_ds.trained.runs import find_complete_checkpoint, write_model
 from xlme_ds.trained.settings import read_model_settings
 
@@ -580,6 +580,12 @@ def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:
     (copy / "metrics.jsonl").mkdir()
     with pytest.raises(SharedError, match=r"metrics\.jsonl: Is a directory"):
         again(data, copy)
+
+
+def test_a_branch_begins_at_the_step_in_its_parents_name(tmp_path: Path) -> None:
+    """Also if `xlme checkpoint weights` has since made a folder of that name."""
+    (tmp_path / "run@6").mkdir()
+    assert first_step({"start": {"take": "state", "folder": f"{tmp_path}/run@6"}}) == 6
 
 
 def test_missing_steps_in_words() -> None:

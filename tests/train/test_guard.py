@@ -97,7 +97,9 @@ def test_bad_steps_are_counted_and_recorded_and_the_count_survives_a_resume(data
 def test_bad_steps_in_a_row_end_the_run_and_name_their_rows(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(
-        SharedError, match=r"3 steps in a row, up to step 8, were skipped. .* rows are mono 60-63, para 60-63,"
+        SharedError,
+        match=r"3 steps in a row, up to step 8, were skipped\. .* rows are mono 60-63, para 60-63,.* `xlme prep show`"
+        r"\), or start a run with a lower optimizer\.learning_rate \(in fine-tuning tuning\.learning_rate\)$",
     ):
         run(data, out, config(), bad={2, 3, 5, 6, 7})
     assert [fault["step"] for fault in lines(out / "faults.jsonl")] == [3, 4, 6, 7, 8]

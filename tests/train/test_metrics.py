@@ -238,3 +238,6 @@ def test_a_service_that_fails_costs_no_step(
     service.init = refuse
     with pytest.raises(ValueError, match=r"train\.wandb proof: no key: log in with"):
         Tracker("proof", tmp_path, "1", {})
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import raises ModuleNotFoundError
+    with pytest.raises(ValueError, match=r"^train\.wandb needs the package wandb: pip install wandb, or leave"):
+        Tracker("proof", tmp_path, "1", {})

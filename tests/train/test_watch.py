@@ -332,14 +332,18 @@ def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig
     vocabulary = train_vocabulary(tmp_path / "other" / "vocab")
     write_data(tmp_path / "other", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=5)
     for n, call in enumerate((dry_run, pretrain)):
-        one, two, bare = (shutil.copytree(plain, tmp_path / f"{name}{n}") for name in ("one", "two", "bare"))
+        names = ("one", "two", "bare", "hurt")
+        one, two, bare, hurt = (shutil.copytree(plain, tmp_path / f"{name}{n}") for name in names)
         shutil.rmtree(bare / "checkpoints")
-        with pytest.raises(SharedError, match="was saved with fingerprints"):
+        for marker in hurt.glob("checkpoints/*/complete.json"):
+            marker.unlink()
+        with pytest.raises(SharedError, match=r"saved with fingerprints .*: resume with the data of that checkpoint"):
             call(config, tmp_path / "other", one)
         with pytest.raises(SharedError, match="was saved with heldout None"):
             call(config, folder / "data", two, folder / "heldout")
-        with pytest.raises(SharedError, match="has records but no usable checkpoint"):
-            call(config, folder / "data", bare)
+        for lacking in (bare, hurt):
+            with pytest.raises(SharedError, match="has records but no usable checkpoint"):
+                call(config, folder / "data", lacking)
     engine = EngineConfig("deepspeed", precision="fp32", gradient_precision="bf16")  # fp32 as `auto` has become
     place = RunFolder(tmp_path / "wide", writes=False)
     with pytest.raises(ValueError, match=r"engine\.gradient_precision bf16 is for .* computing in bf16"):

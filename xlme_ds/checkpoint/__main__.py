@@ -19,8 +19,10 @@ from torch import Tensor
 
 from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step, saved_step
 from ..cli import program, run_subcommand
-from ..data.vocabulary import MODEL_FILE
+from ..config import ModelConfig
+from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
+from ..io.files import write_versioned
 from ..io.folders import atomic_folder, require_folder
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
@@ -29,11 +31,19 @@ from ..trained.runs import (
     TrainedRun,
     find_complete_checkpoint,
     load_run,
+    model_after,
     read_checkpoint,
     split_vocabulary_tables,
     write_model,
 )
-from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_model_settings, read_vocabulary
+from ..trained.settings import (
+    CONFIG_FILE,
+    SENTENCEPIECE_FILE,
+    read_config,
+    read_model_settings,
+    read_run_config,
+    read_vocabulary,
+)
 from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
 from .checkpoints import write_state_and_marker
 from .state_files import StateReader, StateWriter, checkpoint_fault, merge_state, read_state, state_file, state_files
@@ -135,10 +145,19 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     vocabulary = read_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
     source = find_complete_checkpoint(run, step)
     state = read_checkpoint(source, settings)
+    model = model_after(read_run_config(run), saved_step(source))
     with atomic_folder(out) as partial:
-        shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
-        write_model(partial / MODEL_FOLDER, settings.model, state, vocabulary.path)
+        _write_run(partial, run, model, state, vocabulary)
     print(f"{out}: the model of {source.name}")
+
+
+def _write_run(out: Path, run: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Vocabulary) -> None:
+    """Write the folder of a finished run: its `model`, and the config.json of `run` with the settings `model`. In an
+    earlier phase of `run`, the rotary base may differ."""
+    content = read_config(run)
+    content["config"]["model"] = asdict(model)
+    write_versioned(out / CONFIG_FILE, content)
+    write_model(out / MODEL_FOLDER, model, state, vocabulary.path)
 
 
 def _with_step(run: Path, step: int | None) -> tuple[Path, int | None]:
@@ -190,8 +209,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
 
     state, checksums = _mean(models, state_of)
     _require_different(models, checksums)
-    shutil.copyfile(run_and_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
-    write_model(out / MODEL_FOLDER, first.model, state, first.vocabulary.path)
+    _write_run(out, models[0], first.model, state, first.vocabulary)
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:

@@ -62,7 +62,7 @@ class Checkpoints:
         if not math.isfinite(probe):
             raise SharedError(
                 f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}, so nothing is saved "
-                "any more: start a run with a lower optimizer.learning_rate"
+                "any more: start a run with a lower optimizer.learning_rate (in fine-tuning tuning.learning_rate)"
             )
         partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL_SUFFIX}"
         on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)
@@ -213,7 +213,7 @@ def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, An
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(
-                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the same "
-                f"{key}, or choose another --out"
+                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the data of "
+                "that checkpoint, or choose another --out"
             )
     return state

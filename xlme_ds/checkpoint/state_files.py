@@ -101,7 +101,7 @@ class StateWriter:
             raise ValueError(
                 f"{self.path} is not saved, because it would hold weights or moments that are not finite: continue "
                 "from the checkpoint before with train.spike_sigma 6, or start a run with a lower "
-                "optimizer.learning_rate"
+                "optimizer.learning_rate (in fine-tuning tuning.learning_rate)"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 

@@ -140,18 +140,20 @@ class Loader:
         ]
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """A text such as `mono 328-335, para 164-167`: the row numbers of a micro-batch of this rank, or of the whole
-        step if `micro_batch` is None."""
+        """A text such as `mono 328-335, para 164-167`: the rows of a micro-batch of this rank, or of the whole step if
+        `micro_batch` is None. Every pass over the data counts from 0, as `xlme prep show` does."""
         ranges = []
-        for task in self.stores:
+        for task, store in self.stores_at(step).items():
             row_numbers = (
                 self.plan_at(step).step_rows(step, task)
                 if micro_batch is None
                 else self.plan_at(step).row_numbers(step, self.rank, micro_batch, task)
             )
-            if len(row_numbers):
-                last = f"-{row_numbers[-1]}" if len(row_numbers) > 1 else ""
-                ranges.append(f"{TASKS[task]} {row_numbers[0]}{last}")
+            borders = [0, *(np.flatnonzero(np.diff(np.array(row_numbers) // store.rows)) + 1), len(row_numbers)]
+            for start, end in pairwise(borders):
+                if start < end:
+                    first, last = (int(row_numbers[index]) % store.rows for index in (start, end - 1))
+                    ranges.append(f"{TASKS[task]} {first}{f'-{last}' if last > first else ''}")
         return ", ".join(ranges)
 
     def probe(self) -> Batch:

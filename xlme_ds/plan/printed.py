@@ -55,9 +55,10 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     article = "an" if model["network"] == "encoder" else "a"
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
-        f"on {gpus} GPUs): {article} {model['network']} of {format_number(model['parameters'])} parameters on "
-        f"{format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n  {model['settings']}\n\n"
-        f"{result['rule']}.\nAssumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
+        f"on {gpus} GPU{'s' * (gpus != 1)}): {article} {model['network']} of {format_number(model['parameters'])} "
+        f"parameters on {format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n"
+        f"  {model['settings']}\n\n{result['rule']}.\n"
+        f"Assumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
         " no time for transfers.\n",
         highlight=False,
         soft_wrap=True,

@@ -391,8 +391,9 @@ class BadStepGuard(Callback):
         if self.in_a_row >= self.config.max_bad_steps:
             self.fault = (
                 f"{self.in_a_row} steps in a row, up to step {done}, were skipped. Reason of the last: {reason}; its "
-                f"rows are {'; '.join(rows)}, and faults.jsonl has the rows of the others. Look at the rows with "
-                "`xlme prep show`, or start a run with a lower optimizer.learning_rate"
+                f"rows are {'; '.join(rows)}, and faults.jsonl has the rows of the others. Look at them (those of "
+                "pre-training with `xlme prep show`), or start a run with a lower optimizer.learning_rate (in "
+                "fine-tuning tuning.learning_rate)"
             )
 
 

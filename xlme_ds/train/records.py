@@ -147,8 +147,12 @@ class Tracker:
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError, which names a remedy, if the service cannot be used."""
-        import wandb
-
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(
+                "train.wandb needs the package wandb: pip install wandb, or leave train.wandb empty"
+            ) from None
         try:
             self.run = wandb.init(
                 project=project,

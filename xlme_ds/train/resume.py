@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, require_match
-from ..checkpoint.state_files import read_state
-from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
+from ..checkpoint.state_files import checkpoint_fault, read_state
+from ..checkpoint_names import run_and_step, saved_step
+from ..cli import note
 from ..config import RunConfig, TrainConfig, Training
 from ..data.loader import Loader
 from ..engine.build import require_kernels, resolve_precision
@@ -65,12 +66,17 @@ def resume(
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> int:
     """The number of steps after which `resume` would continue. Raises ValueError if it would fail because the newest
     checkpoint does not match the run, or because the run has lost its checkpoints. Only rank 0 calls this."""
-    if checkpoints_of(folder.path):
-        newest = find_complete_checkpoint(folder.path)
-        saved = read_state(newest)
-        folder.identity(config, newest, require_match(saved, newest, data_fingerprints(loader, heldout, saved["step"])))
-        return int(saved["step"])
-    _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
+    checkpoints = Checkpoints(folder.path, config.train.keep_last, config.train.keep_every)
+    damaged = False
+    for newest in reversed(checkpoints.all()):
+        if (fault := checkpoint_fault(newest)) is None:
+            saved = read_state(newest)
+            expected = data_fingerprints(loader, heldout, saved["step"])
+            folder.identity(config, newest, require_match(saved, newest, expected))
+            return int(saved["step"])
+        damaged = True
+        note(f"{newest} is left out: {fault}")
+    _require_none_lost(config, folder, checkpoints, damaged)
     return first_step(asdict(config))
 
 

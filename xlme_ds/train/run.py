@@ -175,43 +175,40 @@ def pretrain(
     """
     minutes = config.train.watchdog_minutes
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-    with (
-        closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
-        process_group(config.engine, minutes) as (rank, world),
-    ):
-        watchdog.beat("reading the data and building the model")
-        # `auto` is replaced here, and config.json stores the choice: a resume on another processor must not change it.
-        config = replace(config, engine=with_shared_precision(config.engine))
-        folder = RunFolder(out, root=rank == 0)
-
-        # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer ones.
-        sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
-        try:
+    with closing(RunFolder(out, root=rank == 0)) as folder:  # also after an error: a notebook may try again
+        with (
+            closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
+            process_group(config.engine, minutes) as (rank, world),
+        ):
+            watchdog.beat("reading the data and building the model")
+            # `auto` is replaced here, and config.json stores the choice: a resume on another processor must not change
+            # it.
+            config = replace(config, engine=with_shared_precision(config.engine))
+            # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer
+            # ones.
+            sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
             inputs = on_all_ranks(partial(read_inputs, config, data, heldout, folder, sources, rank, world))
-        except SharedError:
-            folder.close()
-            raise
-        if any(all_gather(stop.received is not None)):
-            if rank == 0:
-                print(f"{out}: stopped before the first step; the same command starts again", flush=True)
-            return
-        if heldout is None:
-            note(
-                "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
-                "`xlme prep encode --split` keeps some text out of training"
-            )
-        engine = build_engine(config, *inputs)
-        folders = (data[0],) if heldout is None else (data[0], heldout)
-        info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
-        finished = train(engine, config, folder, inputs.loader, inputs.heldout, info, stop, watchdog, profiled)
-        watchdog.close()
-        state = engine.full_state() if finished else {}
-    if finished and rank == 0:
-        stop.at_once = True
-        try:
-            page = on_all_ranks(lambda: report(state))  # turns an error into SharedError; no other rank is left
-        except SystemExit:
-            print(f"{out}: stopped while the report was written; the same command writes it", flush=True)
-            raise
-        on_all_ranks(lambda: folder.finish(config.train.steps))
-        print(f"{out}: finished; open {page}", flush=True)
+            if any(all_gather(stop.received is not None)):
+                if rank == 0:
+                    print(f"{out}: stopped before the first step; the same command starts again", flush=True)
+                return
+            if heldout is None:
+                note(
+                    "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
+                    "`xlme prep encode --split` keeps some text out of training"
+                )
+            engine = build_engine(config, *inputs)
+            folders = (data[0],) if heldout is None else (data[0], heldout)
+            info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
+            finished = train(engine, config, folder, inputs.loader, inputs.heldout, info, stop, watchdog, profiled)
+            watchdog.close()
+            state = engine.full_state() if finished else {}
+        if finished and rank == 0:
+            stop.at_once = True
+            try:
+                page = on_all_ranks(lambda: report(state))  # turns an error into SharedError; no other rank is left
+            except SystemExit:
+                print(f"{out}: stopped while the report was written; the same command writes it", flush=True)
+                raise
+            on_all_ranks(lambda: folder.finish(config.train.steps))
+            print(f"{out}: finished; open {page}", flush=True)

@@ -268,7 +268,8 @@ def first_step(settings: Mapping[str, Any]) -> int:
     """The step at which the run with these `settings`, as config.json stores them, began: for a branch the step of its
     parent's checkpoint, else 0."""
     start = settings.get("start", {"take": "all"})
-    return (run_and_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
+    # Not by `run_and_step`: a folder that is made later may have the name RUN@STEP.
+    return int(start["folder"].rpartition("@")[2]) if start["take"] == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
@@ -301,8 +302,7 @@ def fixed_settings(config: Training) -> dict[str, Any]:
 
 def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
     """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: `train.steps`
-    and `schedule.` if these steps have the same learning rates, `data.phase_` if the phases that they belong to are
-    equal."""
+    and `schedule.` if these steps have the same learning rates, `data.phase_` if these steps have equal phases."""
 
     def rates(steps: int, schedule: ScheduleConfig) -> list[float]:
         return [learning_rate(step, steps, config.optimizer, schedule) for step in range(done)]

@@ -105,7 +105,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: finish it by the same command")
     else:
         step, state = _load_checkpoint(run, step, settings)
-        settings = settings._replace(model=_model_after(read_run_config(run), step))
+        settings = settings._replace(model=model_after(read_run_config(run), step))
         note(f"{run}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
@@ -117,7 +117,7 @@ def load_run(folder: Path) -> TrainedRun:
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 
 
-def _model_after(config: RunConfig, steps: int) -> ModelConfig:
+def model_after(config: RunConfig, steps: int) -> ModelConfig:
     """The model's settings after `steps` steps, with the rotary base of the last step's phase."""
     run_phases = phases(config.data, config.objective.mask_fraction)
     base = run_phases[phase_index(run_phases, max(steps - 1, 0))].rotary_base
