@@ -50,6 +50,7 @@ def _page_of(run: RunFiles) -> str:
         "run_page.html",
         run=run,
         name=build_from("config.json", lambda: settings.get("name")),
+        task=build_from("config.json", lambda: settings.get("task")),
         started=build_from("config.json", lambda: started_line(run.config_json)),
         going_on=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=build_from("config.json", lambda: run.objective["description"]),
