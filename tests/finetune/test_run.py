@@ -244,6 +244,8 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert f"{base} is a run of pre-training: choose another" in refused(base, "ner", data, base, **fixed)
     other = write_base(tmp_path / "other", seed=2)
     assert "was started with base" in refused(other, "ner", data, out, **fixed)
+    (out / "finished.json").unlink()
+    assert "name the checkpoint RUN@STEP that this run started from" in refused(other, "ner", data, out, **fixed)
     text = (data / "train-en.tsv").read_text()
     (data / "train-en.tsv").write_text(text.replace("kalo\t", "unve\t", 1))
     assert "was started on other training examples" in refused(base, "ner", data, out, **fixed)
