@@ -513,7 +513,8 @@ def test_names_are_those_of_cldr() -> None:
     assert {code: known[code] for code in ours} == ours and len(ours) == 93
     names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq", "zh-Hans–en")]
     assert names[:4] == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
-    assert names[4] == "Chinese, simplified–English"
+    assert names[4] == by_language.language_name("zh-Hans-en") == "Chinese, simplified–English"
+    assert by_language.language_name("zh-Hans-zh-Hant") == "Chinese, simplified–Chinese, traditional"
 
 
 SHOWN = {  # what only this file can tell
