@@ -270,7 +270,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
         assert theirs.config.label2id[labels[-1]] == len(labels) - 1
     torch.testing.assert_close(load_encoder(tuned).encoder(TOKENS, *positions_and_segments(TOKENS)), hidden)
     assert "## Scores in per cent, split test\n" in card
-    main(["--run", str(tuned), "--out", str(tmp_path / "cut"), "--layer", "3"])
+    main(["--run", str(tuned), "--out", str(tmp_path / "cut"), "--layer", "2"])
     assert "split test, of the whole model\n" in (tmp_path / "cut" / "README.md").read_text()
     with pytest.raises(ValueError, match="was fine-tuned and has no generator"):
         load_encoder(tuned, "generator")
