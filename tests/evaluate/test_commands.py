@@ -458,6 +458,10 @@ def test_what_one_model_cannot_read_is_said_before_another_is_scored(
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"model\.language_embeddings"):
             test([run, few], folder)
+    (data / "mono").rename(tmp_path / "mono")
+    of_text = write_run(tmp_path / "of_text", objective="btmlm", like=run)
+    with pytest.raises(ValueError, match=r"has no rows that .*of_text was trained to predict \(btmlm\)"):
+        evaluate.losses([run, of_text], data)
 
 
 def test_the_module_is_a_command(run: Path, alignment: Path) -> None:

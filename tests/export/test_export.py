@@ -269,6 +269,9 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
         assert tuple(theirs.config.id2label[n] for n in range(len(labels))) == labels
         assert theirs.config.label2id[labels[-1]] == len(labels) - 1
     torch.testing.assert_close(load_encoder(tuned).encoder(TOKENS, *positions_and_segments(TOKENS)), hidden)
+    assert "## Scores in per cent, split test\n" in card
+    main(["--run", str(tuned), "--out", str(tmp_path / "cut"), "--layer", "2"])
+    assert "split test, of the whole model\n" in (tmp_path / "cut" / "README.md").read_text()
     with pytest.raises(ValueError, match="was fine-tuned and has no generator"):
         load_encoder(tuned, "generator")
 
@@ -356,7 +359,8 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert said == f"{run} is a run, not a model in Hugging Face's form: name it by --run"
     said = refusal(capsys, no, "--run", str(run), "--layer", "4")
     assert said.startswith("layer 4 does not exist: the model has layers 1 to 3")
-    assert "exists already: choose another output folder" in refusal(capsys, exported, "--run", str(run))
+    for option in ("--run", "--from-hf"):  # said before the model is looked for
+        assert "exists already: choose another output folder" in refusal(capsys, exported, option, "missing")
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / "retrieval.json").write_text('{"format": 1, "step": 2, "before": {}}')

@@ -226,6 +226,10 @@ def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
 def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
     fixed = {"train_examples": 40}
+    in_the_way = out / f".scores.json.{os.getpid()}.tmp"
+    in_the_way.mkdir(parents=True)  # scores.json cannot be written, as on a full disk
+    assert f"{out}/scores.json" in refused(base, "ner", data, out, **fixed)
+    in_the_way.rmdir()
     found = tune(base, "ner", data, out, **fixed)
     (out / "finished.json").unlink()  # a kill after the scores
     assert tune(base, "ner", data, out, **fixed) == found
@@ -244,6 +248,8 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert f"{base} is a run of pre-training: choose another" in refused(base, "ner", data, base, **fixed)
     other = write_base(tmp_path / "other", seed=2)
     assert "was started with base" in refused(other, "ner", data, out, **fixed)
+    (out / "finished.json").unlink()
+    assert "name the checkpoint RUN@STEP that this run started from" in refused(other, "ner", data, out, **fixed)
     text = (data / "train-en.tsv").read_text()
     (data / "train-en.tsv").write_text(text.replace("kalo\t", "unve\t", 1))
     assert "was started on other training examples" in refused(base, "ner", data, out, **fixed)

@@ -168,10 +168,10 @@ def test_sentences_lead_with_english_german_and_the_largest(run: Path) -> None:
     share = {"share_before": 0.2, "repeat": 1.0}
     languages = {
         "mono": {"fr": share | {"share": 0.2}, "sw": share | {"share": 0.5}},
-        "para": {"en-sw": share | {"share": 1.0}},
+        "para": {"en-sw": share | {"share": 0.3}, "en-tr": share | {"share": 0.6}, "de-en": share | {"share": 0.1}},
     }
     (run / "languages.json").write_text(json.dumps({"format": 1} | languages))
-    pairs = [("ar–en", "para"), ("en–sw", "para"), ("de–en", "para")]
+    pairs = [("ar–en", "para"), ("en–sw", "para"), ("tr–en", "para"), ("de–en", "para")]
     samples = [
         {"language": language, "task": task, "tokens": FRENCH}
         for language, task in [*((code, "mono") for code in ("ar", "fr", "sw", "de", "en")), *pairs]
@@ -179,7 +179,7 @@ def test_sentences_lead_with_english_german_and_the_largest(run: Path) -> None:
     (run / "samples.json").write_text(json.dumps({"format": 1, "samples": samples}))
     html = write_report(run).read_text(encoding="utf-8")
     shown = re.findall(r"<article.*?<b>([^<]*)</b>", html, re.S)
-    assert shown == ["de–en", "en–sw", "ar–en", "en", "de", "sw", "fr", "ar"]
+    assert shown == ["de–en", "tr–en", "en–sw", "ar–en", "en", "de", "sw", "fr", "ar"]
 
 
 def test_legends_list_what_is_shown(run: Path) -> None:
@@ -217,6 +217,18 @@ def test_scores_of_fine_tuning(run: Path) -> None:
     assert "Sentences, as the" not in text
     (run / "scores.json").write_text(json.dumps(scores | {"languages": {}}))
     assert "No test set has labels" in Page(write_report(run).read_text(encoding="utf-8")).text
+
+
+def test_a_fine_tuning_that_is_not_scored_yet(run: Path) -> None:
+    """Its run writes neither sentences nor retrieval."""
+    config = {"format": 1, "config": {"name": "32x3-ner", "task": "ner", "train": {"steps": 60}}}
+    (run / "config.json").write_text(json.dumps(config))
+    for name in ("samples.json", "retrieval.json", "languages.json", "heldout.jsonl"):
+        (run / name).unlink()
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    assert "trial · XLM-E fine-tuning" in text and "32x3-ner: fine-tuning." in text and "Step 40 of 60." in text
+    assert "Scores of ner" in text and "scored after the last step" in text
+    assert "pre-training" not in text and "Sentences" not in text and "checkpoint" not in text
 
 
 def test_corpus_text_is_escaped(run: Path) -> None:
@@ -501,7 +513,8 @@ def test_names_are_those_of_cldr() -> None:
     assert {code: known[code] for code in ours} == ours and len(ours) == 93
     names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq", "zh-Hans–en")]
     assert names[:4] == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
-    assert names[4] == "Chinese, simplified–English"
+    assert names[4] == by_language.language_name("zh-Hans-en") == "Chinese, simplified–English"
+    assert by_language.language_name("zh-Hans-zh-Hant") == "Chinese, simplified–Chinese, traditional"
 
 
 SHOWN = {  # what only this file can tell

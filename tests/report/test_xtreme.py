@@ -421,6 +421,9 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file, not a folder: choose another output folder"):
+        write_xtreme([tmp_path / "absent"], tmp_path / "file/out")
     assert "absent does not exist: --runs takes folders that hold" in fault(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     assert "empty holds no scores.json" in fault(runs, tmp_path / "empty")

@@ -821,6 +821,10 @@ def test_all_ranks_start_from_the_checkpoint_that_was_pinned(
     forget(unfinished, 8)
     pinned = pin_step(unfinished)
     assert pinned == Path(f"{unfinished}@6")
+    tuned = stable.with_name("tuned")  # a fine-tuned run is read only at its end, so no checkpoint is named
+    (tuned / "checkpoints/step_00000002").mkdir(parents=True)
+    (tuned / "config.json").write_text('{"format": 1, "config": {"task": "ner"}}')
+    assert pin_step(tuned) == tuned
     shutil.copytree(stable / "checkpoints/step_00000008", unfinished / "checkpoints/step_00000008")
     begun = replace(config, start=StartConfig(str(unfinished)))
     first = starting_weights(begun, Vocabulary(data[0] / "vocab"), [pinned])

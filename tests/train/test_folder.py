@@ -241,6 +241,15 @@ def test_a_step_is_named_once(command: str, tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("command", ["weights", "convert"])
+def test_an_existing_folder_is_refused_before_the_checkpoint_is_read(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        checkpoint.main([command, "--run", f"{tmp_path}/run", "--out", str(tmp_path)])
+    assert f"{tmp_path} exists already: choose another output folder" in capsys.readouterr().err
+
+
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = claimed(tmp_path / "run", tiny(**PLAIN))
     waiting = os.open(tmp_path / "run/.lock", os.O_RDWR)  # of a process that has come as far as that

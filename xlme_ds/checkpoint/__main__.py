@@ -23,7 +23,7 @@ from ..config import ModelConfig
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
 from ..io.files import write_versioned
-from ..io.folders import atomic_folder, require_folder
+from ..io.folders import atomic_folder, require_folder, require_new
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
@@ -114,6 +114,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
     run, step = _with_step(run, step)
+    require_new(out)  # before the checkpoint is read, which may take long
     source = find_complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
@@ -139,6 +140,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
     run, step = _with_step(run, step)
+    require_new(out)  # before the checkpoint is read, which may take long
     settings = read_model_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")

@@ -114,7 +114,7 @@ def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
 def read_scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Returns (trained, untrained): by measure, the scores in `folder` of the trained and of the untrained model; the
     second dict is empty if the untrained model was not tested. Raises ValueError for a malformed file, and if the files
-    of one fine-tuning task are from several models, settings or tests."""
+    of one fine-tuning task are from several models, training sets or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
     path = folder  # an error names the file that is being read; before the first file, it names `folder`

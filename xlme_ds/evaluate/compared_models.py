@@ -63,8 +63,8 @@ class ComparedEncoder(ComparedModel):
 
 @dataclass(frozen=True)
 class ComparedPredictor(ComparedModel):
-    """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it is an
-    objective that masks no tokens."""
+    """A whole model of a comparison. `objective` shows every token to predict as `<mask>`, unless it masks no
+    tokens."""
 
     objective: Pretraining
     model: nn.Module
@@ -145,9 +145,9 @@ def require_languages(models: Sequence[ComparedModel], codes: Collection[str]) -
 
 
 def trained_on_entry(model: ComparedModel, store: RowStore) -> dict[str, bool]:
-    """Returns {"trained_on": True}, to be added to the model's entry in the results, and prints a note, if the model's
-    run read the text in `store`, or if this is the training part of a split. Else, and for an untrained model, returns
-    an empty dict."""
+    """Returns {"trained_on": True} for the model's entry in the results if the model's run read the text in `store`, or
+    if this text is the training part of a split; a note is printed then. For other text, and for an untrained model,
+    the dict is empty."""
     manifest = store.manifest
     run_data: dict[str, Any] = read_config(model.folder).get("data") or {}
     fingerprints_of_run = {

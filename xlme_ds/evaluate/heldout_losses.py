@@ -41,7 +41,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
             require_readable(model, store)
-        stores_of_models.append(stores)
+        stores_of_models.append(_stores_to_read(model, stores))
     results = []
     for model, stores in zip(predictors, stores_of_models, strict=True):
         metadata = model.metadata
@@ -50,6 +50,21 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         weighted_terms = dict(zip(model.objective.terms, model.objective.weights.tolist(), strict=True))
         results.append(metadata | {"terms": weighted_terms} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
+
+
+def _stores_to_read(model: ComparedPredictor, stores: Mapping[int, RowStore]) -> dict[int, RowStore]:
+    """The stores with rows that the model was trained to predict. Raises ValueError if there are none, and if such rows
+    do not fit the objective."""
+    own_tasks = {model.objective.quantities[term].task for term in model.objective.terms}
+    own_stores = {task: store for task, store in stores.items() if TASKS[task] in own_tasks}
+    if not own_stores:
+        raise ValueError(
+            f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
+            f"({', '.join(model.objective.terms)}): name other data"
+        )
+    for store in own_stores.values():
+        model.objective.check_rows(store, "compare")
+    return own_stores
 
 
 @torch.no_grad()
@@ -65,9 +80,6 @@ def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int,
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
     by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
-        if all(objective.quantities[term].task != TASKS[task] for term in objective.terms):
-            continue  # no loss of the objective is of this task
-        objective.check_rows(store, "compare")
         collate = objective.collate_for(store, "compare")
         starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)
         for start in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
@@ -78,11 +90,6 @@ def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int,
             counts += objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
             by_language += objective.by_language(output, batch, max_languages).cpu()
-    if not counts.sum():
-        raise ValueError(
-            f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
-            f"({', '.join(objective.terms)}): name other data"
-        )
     losses_by_term: dict[str, dict[str, float]] = {}
     for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)

@@ -7,6 +7,7 @@ from typing import cast
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
+from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..trained.exports import FORMATS, WHICH_KEY
@@ -39,6 +40,7 @@ def export_run(
     """Export a run. By default the export has the main encoder with its head and the generator, if there is one; or the
     whole model, if it has more parts (a decoder). `which`: export only this encoder, without a head. `layer`: export
     only the encoder's layers up to this one, without a head."""
+    require_new(out)  # before the weights are read, which may take long
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
     exported_name = None if run.task else which or main_name
@@ -92,6 +94,7 @@ def export_xlm_roberta(
 ) -> None:
     """Export a model of XLM-R's shape: XLM-R, or an export of ours. The export has the masked language modelling head
     if the model has one and `layer` is None."""
+    require_new(out)
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_masked_head(folder) if layer is None else {}
     encoder = encoder if layer is None else truncate_encoder(encoder, layer)

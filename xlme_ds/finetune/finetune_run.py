@@ -78,8 +78,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         if broadcast(job.scores_file.exists()):
             earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
-            if rank == 0:  # again, because the earlier call may have been killed before it wrote finished.json
-                folder.finish(config.train.steps)
+            # Again, because the earlier call may have been killed before it wrote finished.json.
+            on_all_ranks(lambda: folder.finish(config.train.steps) if rank == 0 else None)
             return earlier
         if rank == 0:
             _announce(job, task, sets, unlabelled)
@@ -110,12 +110,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         scores_of_rank = on_all_ranks(lambda: _scores(model, inputs, job, rank, world, stop))
         scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
         all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
-        if rank != 0 or not all_scored:
+        if not all_scored:
             return None
-        result = _summary(job, config, sets, scores)
-        write_versioned(job.scores_file, result)
-        folder.finish(config.train.steps)
-        return result
+        return on_all_ranks(lambda: _write_scores(job, folder, inputs, scores) if rank == 0 else None)
 
 
 def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningInputs:
@@ -250,6 +247,14 @@ def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: 
             else None
         )
     return scores
+
+
+def _write_scores(job: Job, folder: RunFolder, inputs: TuningInputs, scores: Scores) -> dict[str, Any]:
+    """Write scores.json, mark the run finished, and return the content of scores.json."""
+    result = _summary(job, inputs.config, inputs.sets, scores)
+    write_versioned(job.scores_file, result)
+    folder.finish(inputs.config.train.steps)
+    return result
 
 
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or if
-    two have the same split and language."""
+    two files of one dataset have the same split and language."""
     patterns = [(pattern, True) for pattern in task.file_patterns]
     patterns += [(pattern, False) for pattern in task.train_file_patterns]
     files: dict[tuple[str, str, bool], TaskFile] = {}

@@ -42,6 +42,13 @@ def require_writable(folder: Path) -> None:
         raise ValueError(f"{nearest} cannot be written: choose another output folder")
 
 
+def require_new(folder: Path) -> None:
+    """Raise ValueError if `folder` exists already, or cannot be made."""
+    if os.path.lexists(folder):
+        raise ValueError(f"{folder} exists already: choose another output folder")
+    require_writable(folder)
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the lock of `folder`. This makes no lock file."""
     try:
@@ -157,11 +164,10 @@ def atomic_folder(to: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
     `to`; after an error it is removed.
 
-    Raises ValueError if `to` exists, or if the temporary name is taken. A temporary folder that a killed process left
-    is no error: it is emptied.
+    Raises ValueError if `to` exists or cannot be made, or if the temporary name is taken. A temporary folder that a
+    killed process left is no error: it is emptied.
     """
-    if os.path.lexists(to):
-        raise ValueError(f"{to} exists already: choose another output folder")
+    require_new(to)
     partial = to.with_name(to.name + ".partial")
     # A lock file or an empty folder is from a killed process, or from one that still runs: then `lock_folder` raises.
     abandoned = partial.is_dir() and ((partial / LOCK_FILE).is_file() or not any(partial.iterdir()))

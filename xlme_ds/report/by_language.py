@@ -1,5 +1,6 @@
 """Languages on the report page: their names, and their held-out losses compared with a unigram model."""
 
+import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -25,9 +26,10 @@ _CHARTS_SHOWN = 24  # charts of the 12 best and the 12 worst languages; the page
 
 def language_name(code: str) -> str:
     """The English name of a CC-100 language, or both names of a pair (`en–de`, `en-de`); empty for an unknown code."""
-    first, _, second = code.partition("–" if "–" in code else "-")
-    if second and language_name(first) and language_name(second):
-        return f"{language_name(first)}–{language_name(second)}"
+    for dash in re.finditer("[–-]", code):  # a code, such as zh-Hans, may have a dash of its own
+        names = language_name(code[: dash.start()]), language_name(code[dash.end() :])
+        if all(names):
+            return "–".join(names)
     language, _, variant = code.replace("-", "_").partition("_")
     name = LANGUAGE_NAMES.get(language, "")
     return f"{name}, {_VARIANTS.get(variant, variant)}" if name and variant else name

@@ -50,6 +50,7 @@ def _page_of(run: RunFiles) -> str:
         "run_page.html",
         run=run,
         name=build_from("config.json", lambda: settings.get("name")),
+        task=build_from("config.json", lambda: settings.get("task")),
         started=build_from("config.json", lambda: started_line(run.config_json)),
         going_on=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=build_from("config.json", lambda: run.objective["description"]),
@@ -298,8 +299,10 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
 def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
     """The sort key of a sentence on the page. A pair with English is sorted as its other language. `shares`: the entry
     of the sentence's task in languages.json."""
-    codes = [code for code in language.split("–") if code != "en"] or ["en"]
-    share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
+    sides = language.split("–")
+    codes = [code for code in sides if code != "en"] or ["en"]
+    # languages.json names each pair in one order, but a row may begin with either side.
+    share = next((shares[key]["share"] for key in ("-".join(sides), "-".join(sides[::-1])) if key in shares), 0.0)
     return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..io.files import write_text
+from ..io.folders import require_writable
 from .files import render
 from .xtreme import ENGLISH, ModelScores, TaskScores, read_models
 
@@ -74,8 +75,10 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
         The path of xtreme.html.
 
     Raises:
-        ValueError: a result file is damaged, or several have scores for the same cells; then nothing is written.
+        ValueError: a result file is damaged, or several have scores for the same cells, or `out` cannot be made; then
+            nothing is written.
     """
+    require_writable(out)
     all_tables = tables(read_models(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in all_tables}
     for template in ("xtreme.md.jinja", "xtreme.html"):

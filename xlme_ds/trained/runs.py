@@ -140,10 +140,13 @@ def split_vocabulary_tables(state: dict[str, Tensor], model: ModelConfig) -> dic
 
 
 def pin_step(folder: Path) -> Path:
-    """A name that means the same model on every rank and at any time: RUN@STEP for an unfinished run, else `folder`."""
+    """A name that means the same model on every rank and at any time: RUN@STEP for an unfinished run of pre-training,
+    else `folder`."""
     run, step = run_and_step(folder)
-    if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
-        return Path(f"{run}@{saved_step(find_complete_checkpoint(run))}")
+    if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists():
+        config = read_config(folder).get("config")
+        if config is not None and "task" not in config:
+            return Path(f"{run}@{saved_step(find_complete_checkpoint(run))}")
     return folder
 
 
