@@ -18,7 +18,7 @@ from data_prep.parallel import (
 from data_prep.progress import print_stderr, printable
 from xlme_ds.io.arguments import HELP_FLAGS
 from xlme_ds.io.errors import no_such
-from xlme_ds.io.output import guard_stdout
+from xlme_ds.io.stdout import guard_stdout
 
 # Stage -> (module, help), in the order of use. A module is imported only when its stage runs, so that worker processes
 # load little.

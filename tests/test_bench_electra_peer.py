@@ -13,8 +13,8 @@ from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.engine.build import build_engine, open_loader
 from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained.config_json import CONFIG_FILE
 from xlme_ds.trained.runs import MODEL_FOLDER
-from xlme_ds.trained.settings import CONFIG_FILE
 from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights
 
 LIKE_THEIRS = dict(embedding_sharing="tied", relative_bias="none")

@@ -59,7 +59,7 @@ FLOORS = {
 }
 SHARED_WITH_DATA_PREP = {
     f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "masking", "shards", "compiled")
-} | {f"xlme_ds.io.{name}" for name in ("arguments", "errors", "files", "folders", "help", "output")}
+} | {f"xlme_ds.io.{name}" for name in ("arguments", "errors", "files", "folders", "help", "stdout")}
 
 
 def module_name(path: Path) -> str:

@@ -10,7 +10,7 @@ from . import __version__
 from .cli import fail, note
 from .io.arguments import HELP_FLAGS
 from .io.errors import no_such
-from .io.output import guard_stdout
+from .io.stdout import guard_stdout
 from .run_commands import LAUNCHED
 
 # For each command, in the order of use: the module whose `main` takes the arguments, and a line for the help.

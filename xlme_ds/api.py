@@ -37,10 +37,10 @@ from .train.opening import opening_lines, pretraining_info, read_inputs, startin
 from .train.resume import check_resume
 from .train.run_folder import RunFolder
 from .train.stop import StopRequest
+from .trained.config_json import is_export
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
-from .trained.settings import is_export
 from .validate import validate
 
 MASK = "<mask>"

@@ -22,7 +22,7 @@ from .io.folders import require_folder
 from .io.help import call_from_command_line
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
-from .trained.settings import read_run_config
+from .trained.config_json import read_run_config
 
 _MAX_PRINTED = 10  # largest number of faults that are printed
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from .config import RunConfig
 from .io.arguments import HELP_FLAGS
 from .io.errors import in_words, no_such
-from .io.output import guard_stdout
+from .io.stdout import guard_stdout
 from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, LAUNCHER_VARIABLES

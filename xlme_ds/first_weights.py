@@ -23,10 +23,10 @@ from .models.init import InitialValues
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import WeightSource
+from .trained.config_json import read_config, read_model_settings, read_vocabulary
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH_KEY, read_heads
 from .trained.runs import MODEL_FOLDER, TrainedRun, load_run, main_encoder, split_vocabulary_tables
-from .trained.settings import read_config, read_model_settings, read_vocabulary
 from .trained.weights import read_weights
 
 # Exported settings in which a run and the model that it starts from may differ.

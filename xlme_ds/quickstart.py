@@ -90,7 +90,7 @@ def begin(out: Path, fresh: bool) -> None:
         clear_folder(out, keep=[_MARK])
     (out / _MARK).touch()
     if (out / "config.json").exists():
-        from .trained.settings import read_run_config  # imported only here, because it loads torch
+        from .trained.config_json import read_run_config  # imported only here, because it loads torch
 
         theirs = fixed_settings(read_run_config(out))
         ours = fixed_settings(RUN)

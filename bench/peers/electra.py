@@ -31,8 +31,8 @@ from xlme_ds.engine.build import open_loader
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained.config_json import CONFIG_FILE, read_run_config
 from xlme_ds.trained.runs import MODEL_FOLDER
-from xlme_ds.trained.settings import CONFIG_FILE, read_run_config
 from xlme_ds.trained.weights import WEIGHTS_FILE
 
 SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as transformers'

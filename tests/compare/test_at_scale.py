@@ -11,7 +11,7 @@ from tests.finetune.tasks import write_entities
 from tests.launch import ROOT
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.compare.results import read_results
-from xlme_ds.trained.settings import read_config
+from xlme_ds.trained.config_json import read_config
 
 SMALL = {
     "RECIPES": "xlmr_tlm xlme",

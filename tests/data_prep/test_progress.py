@@ -106,7 +106,7 @@ def test_no_terminal_ends_a_stage(
 def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
     """As in `xlme prep verify DIR | head`."""
     imports = (
-        "from data_prep.progress import print_stdout\nfrom xlme_ds.io.output import guard_stdout\nguard_stdout()\n"
+        "from data_prep.progress import print_stdout\nfrom xlme_ds.io.stdout import guard_stdout\nguard_stdout()\n"
     )
     program = f"{imports}for number in range(20_000): print_stdout(f'line {{number}}')"
     writer = subprocess.Popen(

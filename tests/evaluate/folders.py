@@ -12,8 +12,8 @@ from tests.rows import train_vocabulary
 from tests.small import SMALL, lively
 from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.objectives import objective_of
+from xlme_ds.trained.config_json import CONFIG_FILE
 from xlme_ds.trained.runs import MODEL_FOLDER
-from xlme_ds.trained.settings import CONFIG_FILE
 from xlme_ds.trained.weights import WEIGHTS_FILE
 from xlme_ds.validate import validate
 

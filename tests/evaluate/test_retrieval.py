@@ -34,8 +34,8 @@ from xlme_ds.models.effective_rank import effective_rank
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, take_encoder
+from xlme_ds.trained.config_json import read_run_config
 from xlme_ds.trained.runs import load_run
-from xlme_ds.trained.settings import read_run_config
 
 
 @pytest.fixture(scope="module")

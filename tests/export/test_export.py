@@ -51,9 +51,9 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, positions_and_segments
 from xlme_ds.report.__main__ import main as report
+from xlme_ds.trained.config_json import read_run_config
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
-from xlme_ds.trained.settings import read_run_config
 from xlme_ds.trained.weights import read_weights, save_weights
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]

@@ -44,10 +44,10 @@ from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
 from xlme_ds.models.text_encoder import positions_and_segments
+from xlme_ds.trained.config_json import read_run_config
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import read_heads
 from xlme_ds.trained.runs import load_run
-from xlme_ds.trained.settings import read_run_config
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 INSIDE = TOKENS != 1

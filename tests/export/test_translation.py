@@ -29,7 +29,7 @@ from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.decoding import translate
 from xlme_ds.translate.model import TranslationModel
-from xlme_ds.translate.text import Translator, load_translator, translate_lines
+from xlme_ds.translate.translator import Translator, load_translator, translate_lines
 
 CODES = ("de", "en", "fr", "zh-Hans")
 INTO = {"source_language": "zh", "target_language": "en"}

@@ -40,7 +40,7 @@ from xlme_ds.report.xtreme import read_models
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest
-from xlme_ds.trained.settings import read_run_config
+from xlme_ds.trained.config_json import read_run_config
 
 
 @pytest.fixture(scope="module")

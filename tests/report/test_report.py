@@ -15,7 +15,7 @@ from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
 from xlme_ds.report import by_language, figures, run_page, runs_page
 from xlme_ds.report.__main__ import main
-from xlme_ds.report.files import RunFiles
+from xlme_ds.report.run_files import RunFiles
 from xlme_ds.report.run_page import write_report
 from xlme_ds.report.runs_page import write_comparison
 

@@ -36,8 +36,8 @@ from xlme_ds.report.run_page import write_report
 from xlme_ds.train.records import StepLog
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
 from xlme_ds.train.run_folder import RunFolder, describe_missing_steps, first_step
+from xlme_ds.trained.config_json import read_model_settings
 from xlme_ds.trained.runs import find_complete_checkpoint, write_model
-from xlme_ds.trained.settings import read_model_settings
 
 WSD = ScheduleConfig("wsd")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)

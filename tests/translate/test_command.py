@@ -44,7 +44,7 @@ from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
 from xlme_ds.translate.pairs import PairFolder
-from xlme_ds.translate.text import bleu_and_chrf, load_translator, read_lines, translate_lines
+from xlme_ds.translate.translator import bleu_and_chrf, load_translator, read_lines, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]

@@ -24,6 +24,14 @@ from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
 from ..io.files import write_versioned
 from ..io.folders import atomic_folder, require_folder, require_new
+from ..trained.config_json import (
+    CONFIG_FILE,
+    SENTENCEPIECE_FILE,
+    read_config,
+    read_model_settings,
+    read_run_config,
+    read_vocabulary,
+)
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
@@ -35,14 +43,6 @@ from ..trained.runs import (
     read_checkpoint,
     split_vocabulary_tables,
     write_model,
-)
-from ..trained.settings import (
-    CONFIG_FILE,
-    SENTENCEPIECE_FILE,
-    read_config,
-    read_model_settings,
-    read_run_config,
-    read_vocabulary,
 )
 from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
 from .checkpoints import write_state_and_marker

@@ -19,10 +19,10 @@ from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
+from ..trained.config_json import is_export, objective_and_seed, read_config
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
 from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
-from ..trained.settings import is_export, objective_and_seed, read_config
 from ..trained.weights import weights_sha256
 
 _MASKED_HEAD = "masked_head."  # the names of the masked language modelling head's weights begin with this

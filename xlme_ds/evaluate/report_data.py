@@ -21,9 +21,9 @@ from ..data.vocabulary import Vocabulary
 from ..io.files import read_versioned, write_versioned
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
+from ..trained.config_json import read_config, read_run_config
 from ..trained.encoders import initial_encoder
 from ..trained.runs import MODEL_FOLDER, load_run, main_encoder, write_model
-from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
 from .retrieval import group_by_language, retrieval_accuracies, stored_pairs
 

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..config import EncoderName
-from ..report.files import RunFiles
+from ..report.run_files import RunFiles
 from ..trained.exports import FORMATS
 from ..translate.exports import decoder_settings
 from .exported_model import ExportedModel

@@ -10,9 +10,9 @@ from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
+from ..trained.config_json import MODEL_TYPE, read_config
 from ..trained.exports import FORMATS, WHICH_KEY
 from ..trained.runs import load_run, main_encoder
-from ..trained.settings import MODEL_TYPE, read_config
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
 from .exported_folder import write_folder

@@ -14,6 +14,7 @@ from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256, write_json
 from ..io.folders import atomic_folder
+from ..trained.config_json import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
@@ -25,7 +26,6 @@ from ..trained.exports import (
     NativeFormat,
     export_state,
 )
-from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings
 from .exported_model import ExportedModel

@@ -24,9 +24,9 @@ from ..train.opening import RunInfo
 from ..train.run import train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
+from ..trained.config_json import CONFIG_FILE, objective_and_seed
 from ..trained.encoders import initial_encoder, load_encoder
 from ..trained.runs import MODEL_FOLDER, TrainedEncoder, load_run, write_model
-from ..trained.settings import CONFIG_FILE, objective_and_seed
 from ..trained.weights import WEIGHTS_FILE, weights_sha256
 from ..validate import check_processes, validate
 from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask

@@ -15,7 +15,7 @@ from ..cli import fail, note, program
 from ..io.errors import in_words
 from ..io.files import require_writable_file
 from ..io.help import call_from_command_line
-from .files import require_run
+from .run_files import require_run
 from .run_page import write_report
 from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme

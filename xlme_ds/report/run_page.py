@@ -17,7 +17,7 @@ from ..train.run_folder import describe_missing_steps, first_step, flatten
 from . import figures
 from .by_language import heldout_languages, language_name, language_tag
 from .figures import nats, percent, points
-from .files import RunFiles, render
+from .run_files import RunFiles, render
 
 _TASKS = {"mono": "monolingual", "para": "parallel"}
 _SPACE = "▁"  # SentencePiece's mark of a space before the piece

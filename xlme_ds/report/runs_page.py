@@ -9,7 +9,7 @@ from ..cli import format_number
 from ..io.files import require_writable_file, write_text
 from ..train.run_folder import flatten
 from . import figures
-from .files import RunFiles, render, require_run
+from .run_files import RunFiles, render, require_run
 from .run_page import best_retrieval, build_from, started_line
 
 _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}

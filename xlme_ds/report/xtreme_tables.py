@@ -17,7 +17,7 @@ from typing import Any
 
 from ..io.files import write_text
 from ..io.folders import require_writable
-from .files import render
+from .run_files import render
 from .xtreme import ENGLISH, ModelScores, TaskScores, read_models
 
 # Task -> its heading, and the count of its languages in XTREME.

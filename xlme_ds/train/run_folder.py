@@ -249,7 +249,7 @@ def read_branch_config(source: Path, out: Path | None = None) -> RunConfig:
     If `out` already has this branch, the settings are read from `out`, because RUN may have been deleted. Raises
     ValueError if `source` names no step, or RUN has no settings or no checkpoint of STEP.
     """
-    from ..trained.settings import read_run_config  # it needs torch, which the other users of this module may lack
+    from ..trained.config_json import read_run_config  # it needs torch, which the other users of this module may lack
 
     run, step = run_and_step(source)
     if step is None:

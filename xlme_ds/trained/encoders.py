@@ -8,9 +8,9 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, take_encoder
 from ..objectives import objective_of
+from .config_json import is_export
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
-from .settings import is_export
 
 
 def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncoder:

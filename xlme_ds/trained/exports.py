@@ -17,8 +17,7 @@ from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
 from ..models.text_encoder import TextEncoder, encoder_of
 from . import modernbert, xlm_roberta
-from .runs import TrainedEncoder
-from .settings import (
+from .config_json import (
     CONFIG_FILE,
     MODEL_TYPE,
     SENTENCEPIECE_FILE,
@@ -27,6 +26,7 @@ from .settings import (
     read_vocabulary,
     without_prefix,
 )
+from .runs import TrainedEncoder
 from .weights import (
     REPLACED_HEAD_FILE,
     WEIGHTS_FILE,

@@ -15,7 +15,7 @@ from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
 from ..models.modern import FIXED_SETTINGS
 from ..models.text_encoder import TextEncoder, encoder_of
-from .settings import SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary, without_prefix
+from .config_json import SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json

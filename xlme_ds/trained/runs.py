@@ -21,7 +21,7 @@ from ..io.folders import require_folder
 from ..models.encoder import block_sizes
 from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
-from .settings import (
+from .config_json import (
     CONFIG_FILE,
     ModelSettings,
     explain_mismatch,

@@ -14,7 +14,7 @@ from ..cli import note
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, encoder_of
-from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary
+from .config_json import CONFIG_FILE, SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary
 from .weights import WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json

@@ -21,7 +21,7 @@ def lines(
     `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
     longer translations. Raises ValueError for a model without a decoder, an unknown language and a single string.
     """
-    from .text import check_search, load_translator, translate_lines
+    from .translator import check_search, load_translator, translate_lines
 
     if isinstance(text, str):
         raise ValueError("the text is one string: give a list of lines")

@@ -12,7 +12,7 @@ from ..io.files import require_writable_file, write_text
 from ..io.help import call_from_command_line
 
 if TYPE_CHECKING:
-    from .text import Translator
+    from .translator import Translator
 
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
 
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
-    from .text import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
+    from .translator import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
 
     _check_outputs(settings)
     for path in (settings.source, settings.reference):

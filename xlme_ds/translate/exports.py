@@ -6,10 +6,10 @@ from typing import Any
 
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.rows import BOS, EOS, PAD, UNK
+from ..trained.config_json import MODEL_TYPE, read_config
 from ..trained.encoders import load_encoder
 from ..trained.exports import read_heads
 from ..trained.runs import TrainedRun
-from ..trained.settings import MODEL_TYPE, read_config
 from .decoder import decoder_layers
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..io.files import read_versioned, write_text, write_versioned
 from ..io.folders import lock_folder
-from .text import Translator, translate_lines
+from .translator import Translator, translate_lines
 
 _PART_LINES = 2000
 

@@ -128,7 +128,7 @@ def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyP
 def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:
     """The first file that a program opens would have its number."""
     code = (
-        "from xlme_ds.io.output import guard_stdout; guard_stdout(); import os\n"
+        "from xlme_ds.io.stdout import guard_stdout; guard_stdout(); import os\n"
         f"file = open({str(tmp_path / 'file')!r}, 'w'); print('for nobody'); os.write(1, b'nor this')"
     )
     assert sh(f'{sys.executable} -c "{code}" >&-') == (0, "")
@@ -137,7 +137,7 @@ def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:
 
 def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
     code = (
-        "from xlme_ds.io.output import guard_stdout; guard_stdout(); import subprocess\n"
+        "from xlme_ds.io.stdout import guard_stdout; guard_stdout(); import subprocess\n"
         "raise SystemExit(subprocess.run(['bash', '-c', 'echo for nobody']).returncode)"
     )
     assert sh(f'{sys.executable} -c "{code}" >&-') == (0, "")

@@ -14,8 +14,8 @@ import torch
 from ..data.vocabulary import Vocabulary
 from ..io.files import refuse_carriage_returns
 from ..models.text_encoder import language_index
+from ..trained.config_json import read_config
 from ..trained.runs import load_run
-from ..trained.settings import read_config
 from .decoding import translate
 from .exports import load_with_decoder
 from .model import TranslationModel
