@@ -51,7 +51,7 @@ def test_what_the_audit_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path.write_text("\n".join([*lines[:-1], json.dumps(last)]))
     assert examine(out, (data,))[0] == ["para row 88 was read with other tokens than the data hold"]
     attempts = out / "audit/attempts.jsonl"
-    attempts.write_text(attempts.read_text() + '\n{"start": 8, "world": 1}')
+    attempts.write_text(attempts.read_text() + '\n{"start": 8, "world": 1, "audit": true}')
     path.write_text("\n".join(lines))
     assert len(examine(out, (data,))[0]) == 2 * 8 * 4, "steps after 8 were to be done again"
     capsys.readouterr()

@@ -471,7 +471,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
         (["--train.eval_every=5"], "--train.eval-every is for pre-training and has no effect here: leave it out"),
         (["--task", "xquad"], "no file of the task in"),
-        (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
+        (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and at most 0.9999"),
         (
             ["--tuning.batch", "7", "--tuning.micro-batch", "2"],
             "micro-batches of at most tuning.micro_batch 2 examples: choose a multiple of 4 examples",

@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from tests.evaluate.folders import write_run
 from tests.models.test_pipeline import VARIANTS
 from tests.objectives.test_electra import slices
+from tests.rows import write_data
 from tests.small import SMALL, batch_of, encoder_of, item, lively, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.batch import Batch
@@ -196,4 +197,4 @@ def test_electra_goes_on_from_it(tmp_path: Path) -> None:
 def test_it_has_no_perplexity(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "rts", objective="rts")
     with pytest.raises(ValueError, match="was trained for rts and predicts no tokens: name the run of another"):
-        perplexity(folder, tmp_path)
+        perplexity(folder, write_data(tmp_path / "heldout", 8))

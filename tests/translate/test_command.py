@@ -407,10 +407,10 @@ def test_pairs_of_another_stream_fail(run: Path, folder: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("to", ["--out", "--pairs"])
 def test_the_search_is_the_one_asked_for(to: str, run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xlme_ds.translate import pairs, text
+    from xlme_ds.translate import pairs, translator
 
     seen: list[tuple[object, ...]] = []
-    for module in (text, pairs):
+    for module in (translator, pairs):
 
         def watched(*given: object, of: object = module.translate_lines) -> object:
             seen.append(given[2:])

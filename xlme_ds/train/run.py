@@ -63,10 +63,7 @@ def train(
     )
     logged = on_all_ranks(lambda: folder.last_logged_step() if root else 0)
     if start >= settings.steps:
-        # Opening a log drops its records of later steps, and moves damaged lines away: `train.steps` may have been
-        # lowered since the records were written.
-        logs_to_cut = [name for name in RECORDS if root and folder.last_logged_step(name) > start]
-        on_all_ranks(lambda: [StepLog(out, name, start) for name in logs_to_cut])
+        on_all_ranks(lambda: _drop_later_records(folder, start) if root else None)
         if root:
             print(f"{out}: all {start} steps are done")
         return True
@@ -120,6 +117,13 @@ def train(
     if root and done < settings.steps:
         print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command continues from there")
     return done >= settings.steps
+
+
+def _drop_later_records(folder: RunFolder, step: int) -> None:
+    """Drop the records of steps after `step`: `train.steps` may have been lowered since they were written."""
+    for name in RECORDS:
+        if folder.last_logged_step(name) > step:
+            StepLog(folder.path, name, step)  # opening a log drops them, and moves damaged lines away
 
 
 def _callbacks(
