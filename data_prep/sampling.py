@@ -1,7 +1,7 @@
-"""The training order of the examples, computed from the seed alone by keyed hashes and keyed permutations.
+"""The training order of the examples, computed by keyed hashes and keyed permutations; all keys come from the seed.
 
-A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
-index, n and key. Any process can compute any part of it alone, and nothing is stored. It is not cryptographic.
+A shuffle is a keyed permutation of [0, n): a Feistel network with cycle walking, vectorised over index, n and key. Any
+process can compute any part of a shuffle alone, and no table is stored. The shuffle is not cryptographic.
 """
 
 import hashlib
@@ -99,17 +99,17 @@ class SmallestHashes:
 class SampledOrder:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    A slot is a position in this order, and takes one example. Language j is called `names[j]`, has `examples[j]`
-    examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots [0, total) are
-    cut into blocks of `block_slots` slots. Within a block the languages are shuffled.
+    A slot is a position in this order, and takes one example. Language (or pair) j is called `names[j]`, has
+    `examples[j]` examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots
+    [0, total) are cut into blocks of `block_slots` slots. Within a block the languages are shuffled.
 
     Each slot that a language fills is one use of the language. The method `uses` says how many uses each language has
     in a block and before the block, so that a block can be computed without the blocks before it. The uses of a
     language are numbered from 0, block by block. Use u belongs to pass u // (number of examples): with 3 examples, uses
-    0 to 2 are pass 0, and each pass uses every example once. Within a block, a language's uses of one pass take
-    their slots in random order. A pass visits the examples in stretches, which are runs of neighbouring examples,
-    and has its own order of the stretches. So a block reads few regions of the files, but mixes their examples. The
-    length of a stretch is `max_stretch`, but at most 1/16 of the language's uses in an average block, and at least 1.
+    0 to 2 are pass 0, and each pass uses every example once. Within a block, the uses of one language in one pass are
+    in random order. A pass visits the examples in stretches, which are runs of neighbouring examples, and has its own
+    order of the stretches. So a block reads few regions of the files, but mixes their examples. The length of a stretch
+    is `max_stretch`, but at most 1/16 of the language's uses in an average block, and at least 1.
     """
 
     names: tuple[str, ...]
@@ -139,18 +139,18 @@ class SampledOrder:
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """For examples that are translation pairs, a bool for each slot: whether the target side comes first."""
+        """For examples that are translation pairs, a bool for each slot: whether its pair's sides change places."""
         return (keyed_hash(derive_key(self.seed, self.task, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """Returns (before, inside): for each language, the number of its uses before the block, and in the block.
 
-        The range of all blocks is halved until one block is left. The uses in a range are divided between its halves in
-        proportion to the halves' slots, so a language's number of uses in the left half need not be whole. Therefore
-        the cumulative sums of these numbers over the languages are rounded, all with the same random offset, and each
-        language gets the difference of two neighbouring sums. The last sum is the number of slots of the left half, so
-        the differences add up to it. A rounding changes a number by less than one. So a language's uses before a block
-        differ from its exact share by at most the number of halvings.
+        The range of all blocks is halved, and then the half with this block, until only this block is left. The uses in
+        a range are divided between its halves in proportion to the halves' slots, so a language's number of uses in the
+        left half need not be whole. Therefore the cumulative sums of these numbers over the languages are rounded, all
+        with the same random offset, and each language gets the difference of two neighbouring sums. The last sum is the
+        number of slots of the left half, so the differences add up to it. A rounding changes a number by less than one.
+        So a language's uses before a block differ from its exact share by at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block_slots)  # the blocks [first, last)
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
@@ -171,8 +171,8 @@ class SampledOrder:
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """int64: for each use, the index of its example. `use[i]` is the number, from 0, of a use of the language with
-        index `language[i]`."""
+        """The index of each use's example among the examples of its language, int64. `language[i]` is the index of a
+        language in `names`, and `use[i]` the number, from 0, of a use of this language."""
         per_block = [quota * self.block_slots // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]
@@ -199,16 +199,16 @@ def _block(order: SampledOrder, block: int) -> tuple[np.ndarray, np.ndarray]:
     before, inside = order.uses(block)
     slots = block * order.block_slots + np.arange(sum(inside))
     draws = keyed_hash(derive_key(order.seed, order.task, "slots"), slots)
-    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # int16: a fast radix sort
+    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # NumPy radix-sorts int16
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
     by_language = np.argsort(language, kind="stable")  # the block's slots, sorted by language, then by position
     sorted_language, counts = language[by_language], np.array(inside)
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is the uses of one language in one pass. Its slots are sorted by their random draws; then the group's use
-    # k takes the k-th slot. The sort key has the group in its upper 24 bits, and the upper 40 bits of the draw in its
-    # lower 40.
+    # A group is all uses of one language in one pass in this block. The group's slots are sorted by their random draws,
+    # and its k-th use takes the k-th of them. The sort key has the group's number in its upper 24 bits, and the upper
+    # 40 bits of the draw in its lower 40.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

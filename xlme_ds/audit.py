@@ -1,8 +1,8 @@
 """`xlme audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
-Proves from the run's own records that in the steps up to its newest checkpoint it read every row exactly once, in the
-step that the row belongs to, with the tokens that the data hold. If a step was repeated, because the run was killed and
-resumed, only its last attempt counts. Steps whose last attempt was made without `--train.audit` are left out.
+Proves from the run's own records that its steps up to the newest checkpoint read each of their rows exactly once, in
+the step that the row belongs to, with the tokens that the data hold. If a step was repeated, because the run was killed
+and resumed, only its last attempt counts. Steps whose last attempt was made without `--train.audit` are left out.
 """
 
 import sys
@@ -89,12 +89,12 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
 
 def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict[int, list[tuple[int, int]]]]]:
-    """Returns (for each step, whether its last attempt was recorded; readings). The readings are, by task and row
-    index, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
+    """Returns (bool [steps], whether a step's last attempt was recorded; readings). The readings are, by task and row
+    number, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
     attempt counts."""
-    last_attempts = np.full(steps, -1)  # for each step, the index of the last attempt at it; -1 if it was not recorded
+    last_attempts = np.full(steps, -1)  # by step, the index of the last attempt; -1 if that attempt was not recorded
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        # This attempt repeated the steps from `start` on.
+        # An attempt is one start of the run, which takes or repeats the steps from `start` on.
         last_attempts[line["start"] :] = attempt if line["audit"] else -1
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
@@ -116,8 +116,8 @@ def _compare(
 ) -> list[str]:
     """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
 
-    For each step that reads rows of the task, `step_rows` has the rows' indices and `step_stores` the data that hold
-    them. `readings` is the task's entry in the readings that `_last_readings` returns.
+    For each step that reads rows of the task, `step_rows` has the row numbers and `step_stores` the data that hold the
+    rows. `readings` is the task's entry in the readings that `_last_readings` returns.
     """
     expected_rows = {row for row_range in step_rows.values() for row in row_range}
     faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in expected_rows]

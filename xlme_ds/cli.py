@@ -1,5 +1,5 @@
-"""Parse command lines `--recipe NAME [--section.key value ...]`, which change the settings of a recipe or a settings
-file; and print errors, remarks, progress and numbers in the form that all commands share."""
+"""Parses command lines `--recipe NAME [--section.key value ...]`, which change the settings of a recipe or of a
+settings file. Prints errors, remarks, progress and numbers in the form that all commands share."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ from .settings_file import read_values, with_values
 Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
-_RANK_0_SECONDS = 30.0  # the time that other ranks give rank 0 to read its command line and find the mistake there
+_RANK_0_SECONDS = 30.0  # how long the other ranks wait for rank 0 to find the mistake in the command line too
 _CONFIG_HELP = "file of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
 _OFTEN_SET = (
     "train.steps",
@@ -47,11 +47,11 @@ _OFTEN_SET = (
 
 
 def program(command: str) -> str:
-    """`xlme COMMAND`, also where `python -m` or a launcher started the command.
+    """Returns `xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout. If no launcher ever starts `command`, then a
-    launcher's variables in the environment are left from another process. They are removed, because `note` would print
-    nothing if they named another rank than 0.
+    Every command calls this function first, so it also calls `guard_stdout`. If launchers never start `command`, it
+    removes a launcher's variables from the environment: they are left from another process, and `note` would print
+    nothing if they named a rank other than 0.
     """
     guard_stdout()
     if command not in LAUNCHED:
@@ -61,11 +61,11 @@ def program(command: str) -> str:
 
 
 def command_line() -> str:
-    """The command line of this process."""
+    """The command line of this process: `xlme …`, `python -m MODULE …` or `python FILE …`."""
     parts = Path(sys.argv[0]).with_suffix("").parts
     if parts[-1:] == ("xlme",):
         start = ["xlme"]
-    elif "xlme_ds" in parts[:-1]:  # the last one: a clone may be called xlme_ds too
+    elif "xlme_ds" in parts[:-1]:  # below, the last of them: a clone's folder may be called xlme_ds too
         package = len(parts) - 1 - parts[::-1].index("xlme_ds")
         start = ["python", "-m", ".".join(parts[package:]).removesuffix(".__main__")]
     else:
@@ -81,8 +81,8 @@ def run_subcommand(
     description: str | None = None,
 ) -> None:
     """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
-    A user's mistake ends the process with one sentence and exit code 2. `kind` is the word with which an error calls
-    one of the functions, such as `command`."""
+    A user's mistake ends the process with one sentence and exit code 2. `kind`: what errors call a function, such as
+    `command`."""
     import tyro
 
     from .io.help import call_from_command_line, wrapped_help
@@ -109,8 +109,9 @@ def parse(
     --config file or of `base`, changed by the other options.
 
     A value of the wrong type or an unknown setting ends the program with a message; for an unknown setting, the message
-    suggests the nearest known one. Raises ValueError for an unknown recipe, and unless exactly one of --recipe,
-    --config and `base` is given, or only the help is asked for. `xlme_ds.validate` checks the values later.
+    suggests the nearest known one. A request for help ends the program too. Raises ValueError for an unknown recipe,
+    and if several of --recipe, --config and `base` are given, or none without a request for help. `xlme_ds.validate`
+    checks the values later.
     """
     import tyro
 
@@ -212,7 +213,7 @@ def _short_help(usage: str, command: type, description: str, run: RunConfig) -> 
 
 
 def _placeholder(hint: object) -> str:
-    """The word for a value in the usage of an option of type `hint`."""
+    """What stands for the value of an option of type `hint` in its usage, such as `DIR` or `N`."""
     if get_origin(hint) is Literal:
         return "|".join(get_args(hint))
     names = {Path: "DIR", int: "N", float: "NUMBER", str: "NAME"}
@@ -226,8 +227,8 @@ def _entry(flag: str, about: str) -> str:
 
 
 def _wrap(text: str, start: str) -> str:
-    """`text` in lines as wide as the terminal, at most 120 characters. The first begins with `start`, the others with
-    as many spaces. Indented text, a command, stays as it is."""
+    """`text` in lines as wide as the terminal, at most 120 characters. The first line begins with `start`, the others
+    with as many spaces. Indented text, which is a command, is returned unchanged, without `start`."""
     if text.startswith("  "):
         return text
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
@@ -274,11 +275,12 @@ def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`.
+    """Print a user's mistake as one line and exit with code 2. Rank 0 prints; another rank prints if the error's
+    `prints` is true.
 
-    An error that is no SharedError comes before the ranks have met. A launcher ends all ranks once one rank has failed,
-    and rank 0 may have started later than the others. So the other ranks wait before they exit. A rank that is still
-    running after the wait prints the mistake too, because rank 0 may not have found it.
+    An error that is no SharedError is raised before the ranks have met. A launcher ends all ranks once one rank has
+    failed, and rank 0 may have started later than the others. So the other ranks wait before they exit. A rank that is
+    still running after the wait prints the mistake too, because rank 0 may not have found it.
     """
     prints = getattr(error, "prints", None)
     if prints is None and not on_rank_0():
@@ -303,8 +305,8 @@ def on_rank_0() -> bool:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """Yield `items`. Every ten seconds, print to stderr how much of `total` is done: the sum of `amount(item)` over the
-    items so far."""
+    """Yield `items`. At most every ten seconds, print to stderr how much of `total` is done: the sum of `amount(item)`
+    over the items so far."""
     done = 0
     last_printed = time.monotonic()
     for item in items:

@@ -24,8 +24,8 @@ _DECIDED_BY_THE_RECIPE = (
     "communication_data_type",
     "torch_autocast",
 )
-# Apart from `_LOSSY` in zero_optimization, these change how a step is computed and what it prints or records, but not
-# the loss curve.
+# Apart from `_LOSSY` in zero_optimization, these keys change how a step is computed and what it prints or records, but
+# not the loss curve.
 _ALLOWED = (
     "zero_optimization",
     "aio",
@@ -37,7 +37,7 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
-_LOSSY = (  # these round numbers that ranks send each other, or the master weights
+_LOSSY = (  # keys that round what ranks send each other, or round the master weights
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
@@ -49,7 +49,8 @@ _LOSSY = (  # these round numbers that ranks send each other, or the master weig
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     """The contents of the file that `engine.deepspeed` names.
 
-    Raises ValueError for a file that is missing, is not JSON, or sets something that may change the loss curve.
+    Raises ValueError for a file that is missing or unreadable, is no JSON object with zero_optimization, or has a key
+    that the recipe decides or that may change the loss curve.
     """
     path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
     if not path.exists():
@@ -103,10 +104,10 @@ def zero_stage(engine: EngineConfig) -> int:
 def resolve_engine_file(config: Config, world: int) -> Config:
     """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
-    If a step has one micro-batch, the file is zero3: ZeRO-3 sends as many bytes as ZeRO-1 if it can hold the gathered
-    weights until the backward pass, and overlaps more of them with computing. If a step has several, the file is zero1,
-    because ZeRO-3 sends the parameters again for each micro-batch. Raises ValueError if the rows do not divide among
-    the processes.
+    If a rank has one micro-batch per step, the file is zero3: ZeRO-3 sends as many bytes as ZeRO-1 if it can hold the
+    gathered weights until the backward pass, and sends more of them during computation. If a rank has several, the file
+    is zero1, because ZeRO-3 sends the parameters again for each micro-batch. Raises ValueError if the rows of a step do
+    not divide among the processes.
     """
     if config.engine.deepspeed != "auto":
         return config

@@ -70,7 +70,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
         return None
     pinned = dict(zip(folders, sources or folders, strict=True))
     folder = pinned[folders[0]]
-    if take == "state":  # the engine loads it later, with the optimizer's state
+    if take == "state":  # the engine loads the weights later, with the optimizer's state
         _check_state(folder, config, vocabulary)
         return None
     if take == "all":
@@ -103,8 +103,8 @@ def _from_encoders(
     main_folder = Path(config.start.folder)
 
     def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
-        """Returns (encoder, state, settings). The state has rows for all pieces of the data's vocabulary, and the
-        settings have the size of that vocabulary."""
+        """Read and check an encoder. Returns (encoder, state, settings): the state has rows for all pieces of the
+        data's vocabulary, and the settings have the size of that vocabulary."""
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
@@ -268,8 +268,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
 def _with_new_pieces(
     state: Mapping[str, Tensor], cfg: ModelConfig, old: Vocabulary, new: Vocabulary
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Returns (`state` with rows for all pieces of `new` and with vocabulary tables in one block, `cfg` to match). If
-    `new` does not extend `old`, both are unchanged."""
+    """Returns (`state` with rows for all pieces of `new` and with vocabulary tables in one block, settings that fit
+    this state). If `new` does not extend `old`, returns `state` and `cfg` unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
     # `<mask>` has the last id of a vocabulary, so the new pieces have the ids from `old.mask_id` on. For each new
@@ -294,7 +294,7 @@ def _with_new_pieces(
 
 def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
     """Raise ValueError if a model of `config` with the vocabulary `new` cannot start from the model in `folder`, whose
-    vocabulary is `old`. `their_cfg`: the settings of that model, after `_with_new_pieces`."""
+    vocabulary is `old`. `their_cfg`: the settings of the model in `folder`, as `_with_new_pieces` returned them."""
     named = f"the model in {folder}"
     languages = their_cfg.language_embeddings
     if old.sha256 != new.sha256 and not (old.size < new.size and new.begins_with(old)):
@@ -307,7 +307,7 @@ def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: V
         )
     for name in SHAPE:
         theirs, ours = getattr(their_cfg, name), getattr(config.model, name)
-        # A model without a table of positions, or without a relative bias, has no parameters of that size.
+        # Without a table of positions or a relative bias, a model has no parameters whose shape this setting gives.
         no_parameters = name == "max_positions" and not their_cfg.absolute_positions
         no_parameters |= name.startswith("relative_") and their_cfg.relative_bias == "none"
         if theirs != ours and not no_parameters:

@@ -20,8 +20,8 @@ from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# Numbers of rows that training reads, each row once. The corpus is small, so a sentence is in many rows, each time next
-# to other text and with other masks.
+# Numbers of rows that training reads, each row once. The corpus is small, so each sentence is in many rows, every time
+# next to other text and with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # an empty file in every run folder that the quickstart made
@@ -78,8 +78,8 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 
 
 def begin(out: Path, fresh: bool) -> None:
-    """Prepare the folder `out`, which is locked during this call only: with `fresh`, empty it; if it is empty, mark it
-    as made by the quickstart.
+    """Prepare the folder `out`, which the caller has locked: empty it if `fresh` is set, and mark it as made by the
+    quickstart.
 
     Raises ValueError if `out` has content but no mark, or if its run has other settings than the quickstart.
     """
@@ -162,7 +162,7 @@ def run_stage(stage: list[str], data: Path, variables: dict[str, str]) -> None:
 
 
 def show_model(out: Path) -> None:
-    """Print how the trained model judges a sentence with a wrong word, and how it fills the gap in another."""
+    """Print how the trained model judges a sentence with a wrong word, and how it fills another sentence's gap."""
     from rich.console import Console
     from rich.text import Text
 
@@ -190,7 +190,7 @@ def show_model(out: Path) -> None:
 
 
 def next_steps(out: Path) -> list[list[str]]:
-    """The commands to try on the finished run, each as a list of its words."""
+    """The commands to try on the finished run, each as the list of its arguments."""
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'

@@ -48,8 +48,8 @@ PORT_COUNT = 20_000
 
 
 def free_port() -> int:
-    """One of our ports at which nothing listens. The system could assign a higher one to another program before a
-    process of ours listens there, which may be seconds later."""
+    """A port from FIRST_PORT on at which nothing listens. Seconds may pass until a process of ours listens there. In
+    this time the system does not give the port to another program, because by default it assigns only higher ports."""
     while True:
         port = random.SystemRandom().randrange(FIRST_PORT, FIRST_PORT + PORT_COUNT)
         with socket.socket() as probe:

@@ -38,7 +38,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str, section: str = "") -> Settings:
-    """`settings` changed by `values`. `path` is the file that has them, or the function that they were given to.
+    """`settings` changed by `values`. `path`: the file with the values, or, as a str, the function that got them.
 
     `section`: the beginning of the settings' names in messages, such as `model.`. Raises ValueError for a value of the
     wrong type or out of range, and for an unknown setting; the latter error names the nearest setting.

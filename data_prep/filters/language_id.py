@@ -1,5 +1,5 @@
-"""Identifies the language of lines, by py3langid's model or a model file of fastText. The extra `langid` installs both
-packages."""
+"""Identifies the language of each line, by py3langid's model or by a model file of fastText. The extra `langid`
+installs the packages py3langid and fasttext-community."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.languages import language_of
 from xlme_ds.io.files import file_sha256
 
-# A language of CC-100 -> codes of its varieties, which a model may give instead.
+# CC-100's code of a language -> codes of the language's varieties, which a model may give in place of that code.
 _DIALECTS = {
     "ar": ("acm", "acq", "aeb", "afb", "ajp", "apc", "arq", "ars", "ary", "arz"),
     "ku": ("sdh",),
@@ -20,8 +20,8 @@ _DIALECTS = {
     "uz": ("uzs",),
     "zh": ("wuu", "yue"),
 }
-_NO_LANGUAGE = ("und", "zxx")  # codes for numbers, program code and the like
-_LABEL_PREFIX = "__label__"  # before the code in a label of fastText
+_NO_LANGUAGE = ("und", "zxx")  # codes that models give for numbers, program code and the like
+_LABEL_PREFIX = "__label__"  # fastText's labels begin with it; the language code follows
 
 
 class Py3langid:
@@ -39,8 +39,8 @@ class Py3langid:
         self.name = f"py3langid {version('py3langid')}"
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line, the sum of the probabilities of `labels`. `threshold`, with which the caller compares the sum,
-        matters only to `FastText`."""
+        """For each line, the sum of the probabilities of `labels`. `threshold` is unused here: see
+        `FastText.probabilities`."""
         return [sum(share for label, share in self._model.rank(line) if label in labels) for line in lines]
 
 
@@ -66,7 +66,8 @@ class FastText:
         self.name = f"fastText {file_sha256(Path(path))}"
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """As `Py3langid.probabilities`, but a sum leaves out labels with a probability below `threshold` / 100."""
+        """As `Py3langid.probabilities`, but a sum leaves out labels with a probability below `threshold` / 100: such a
+        label hardly matters to the caller, who compares the sum with `threshold`."""
         labels_by_line, shares_by_line = self._model.predict(list(lines), k=-1, threshold=threshold / 100)
         return [
             sum(float(share) for label, share in zip(line_labels, line_shares, strict=True) if label in labels)
@@ -75,8 +76,8 @@ class FastText:
 
 
 def _ends_with(path: str, matrix: np.ndarray) -> bool:
-    """True if a file ends with the numbers of `matrix` in float32, which a complete model file does. False for an empty
-    matrix."""
+    """Whether a file ends with the numbers of `matrix` in float32, as a complete model file ends with its output
+    matrix. False for an empty matrix."""
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))
@@ -85,8 +86,8 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
 
 @cache
 def load_identifier(path: str = "") -> Py3langid | FastText:
-    """Load the model file `path`, or py3langid's model if `path` is empty, once per process. Raises ValueError if it
-    cannot be loaded."""
+    """Load the model file `path`, or py3langid's model if `path` is empty; each is loaded once per process. Raises
+    ValueError if the model cannot be loaded."""
     return FastText(path) if path else Py3langid()
 
 
@@ -102,18 +103,19 @@ def _code(label: str) -> str:
 
 @cache
 def labels_of(language: str, model: str = "") -> tuple[str, ...]:
-    """The model's labels for a language (CC-100's code) and its varieties; empty if the model does not know the
-    language."""
+    """The model's labels for `language`, a code of CC-100, and for its varieties; empty if the model does not know the
+    language. `model`: as `path` of `load_identifier`."""
     code = language.partition("-")[0]
     return tuple(label for label in load_identifier(model).labels if _code(label) in (code, *_DIALECTS.get(code, ())))
 
 
 def in_another_language(lines: Sequence[str], language: str, probability: float, model: str = "") -> np.ndarray:
-    """bool for each line: the probabilities of all other languages sum to more than `probability`.
+    """bool [lines]: the probabilities of all languages other than `language` sum to more than `probability`.
 
-    They are summed because a model divides its probability between similar languages: for a Bosnian line among English
-    lines, the model may give some probability each to Bosnian, Croatian and Serbian. Labels for no language (numbers,
-    program code) count as `language`. If the model does not know `language`, the result is False for all lines.
+    The probabilities are summed because a model divides them between similar languages: for a Bosnian line among
+    English lines, the model may give some probability each to Bosnian, Croatian and Serbian. Labels of text in no
+    language (numbers, program code) count as `language`. If the model does not know `language`, the result is False for
+    all lines.
     """
     language_labels = labels_of(language, model)
     if not language_labels:

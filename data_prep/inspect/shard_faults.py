@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). For training rows, the items of each
-# language or pair are counted too. The key is the sorted tuple of the language indices of an item's sides.
+# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). Training rows have more keys: the
+# sorted tuple of the language indices of an item's sides is the key of the number of such items.
 RecordCounts = Counter[Any]
-Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], a fault): True for the records that have the fault
+Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault in words): True for each record with the fault
 
 
 def schema_and_checks(
@@ -76,7 +76,8 @@ def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 def _row_faults(
     batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
 ) -> Faults:
-    """Yield the faults of training rows. An item has 1 or 2 `sides`. A row that is not `packed` has one item."""
+    """Yield the faults of training rows. An item has `sides` sides, 1 or 2. `languages` is the number of languages. A
+    row that is not `packed` has one item."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
@@ -114,7 +115,7 @@ def _item_faults(
     """bool [rows]: the row has an item whose special tokens are not where the layout puts them.
 
     `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items that are
-    empty or reach out of their row are skipped, because `_row_faults` itself reports their lengths.
+    empty or extend beyond their row are skipped, because `_row_faults` itself reports their lengths.
     """
     width = rows.shape[1]
     stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # an item is at [start, stop) in its row
@@ -129,7 +130,7 @@ def _item_faults(
     is_first[first] = True
     faulty = _records_with(row_of_item, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
     faulty |= ((rows == BOS) & ~is_first.reshape(rows.shape)).any(1)
-    if packed:  # a row that is not packed is a slice of text, which has a </s> wherever a document ends
+    if packed:  # a row that is not packed is a slice of text, with a </s> wherever a document ends
         eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
         expected = len(layout.between) if sides == 2 else 0  # number of </s> between an item's first and last token
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
@@ -144,7 +145,7 @@ def _item_faults(
 
 
 def _flattened(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (values of a list column, number of values in each record, index of the record of each value)."""
+    """Returns (values of a list column, number of values in each record, for each value the index of its record)."""
     lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
     return column.flatten().to_numpy(), lengths, np.repeat(np.arange(len(lengths)), lengths)
 

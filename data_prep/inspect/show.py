@@ -1,4 +1,5 @@
-"""Stage `show` prints training rows as text, with their items, languages, and the positions that training masks."""
+"""Stage `show` prints training rows as text, with their items, their languages and the positions that training
+masks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, rea
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.folders import require_folder
 
-_SPACE = "▁"  # SentencePiece's mark of a space
+_SPACE = "▁"  # SentencePiece's mark for a space
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ShowConfig:
 @dataclass(frozen=True)
 class ShownRow:
     """One training row: its index among the rows of its task, its `tokens` int32 [T], the `lengths` of its items, and
-    a language code in `languages` for each side of each item."""
+    in `languages` the language code of each side of each item."""
 
     index: int
     tokens: np.ndarray
@@ -151,7 +152,7 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
 
 
 def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, brackets: bool) -> Iterator[Text]:
-    """Yield the lines to print of one row: a heading, then a line for each side of each item, then an empty line."""
+    """Yield the lines to print for one row: a heading, then a line for each side of each item, then an empty line."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
     yield Text(f"{task} row {row.index}: {sizes}, {len(masked)} masked", style="bold")

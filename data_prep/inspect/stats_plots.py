@@ -16,8 +16,8 @@ _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
     """Plot five numbers of each language or pair as an SVG image: its share of the data before and after sampling with
-    the exponent α (log scale), the repeats of its text (used / available), the percentage of its tokens that are
-    unknown, and its number of tokens per character."""
+    the exponent α (log scale), its repeats (used / available examples), the percentage of its tokens that are unknown,
+    and its number of tokens per character."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
@@ -44,7 +44,8 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     """Plot the lengths of records in tokens (log scale) as an SVG image. Each column is a language or pair; its shades
-    show the share of its records in each bin. Bars at the right show the number of records of all columns in each bin.
+    show the share of its records in each bin of lengths. The bars at the right show how many records of all languages
+    or pairs are in each bin.
 
     `histograms` maps a language or pair to the number of its records in each bin, int64 [len(EDGES)].
     """
@@ -66,8 +67,8 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 
 def dropped_text_plot(table: DroppedTextTable) -> bytes:
-    """Plot the percentage of documents, paragraphs or pairs that each language or pair lost, stacked by reason, as an
-    SVG image."""
+    """For each language or language pair, plot the percentage of its documents, paragraphs or sentence pairs that were
+    lost, stacked by reason, as an SVG image."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))
@@ -93,7 +94,7 @@ def _name_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def _width(columns: int) -> float:
-    return max(7.0, 0.155 * columns + 1.6)  # inches for the columns and the axis
+    return max(7.0, 0.155 * columns + 1.6)  # in inches: the columns, and 1.6 for the axis
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def svg_figure(size: tuple[float, float], salt: str, fonttype: str = "path") -> 
     """Yield (figure of this size in inches, buffer). At the end of the `with` block, the figure is written to the
     buffer as an SVG image.
 
-    `salt` makes the image's ids, and so its bytes, the same each time.
+    The image's ids are derived from `salt`, so that its bytes are the same each time.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -34,12 +34,12 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check is made only if all earlier checks passed
+Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check runs only if all checks before it passed
 
 
 def run(config: VerifyConfig) -> None:
-    """Check `config.data`. Raises ValueError that names the file, and for a faulty record the row, of the first
-    fault."""
+    """Check `config.data`. Raises ValueError for the first fault, which names the file and, for a faulty record, the
+    row."""
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
@@ -87,7 +87,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
     yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
-    model = folder.resolve().parent / "vocab" / MODEL_FILE  # only mix copies the vocabulary
+    model = folder.resolve().parent / "vocab" / MODEL_FILE  # mix always copies the vocabulary there, encode does not
     if stage == "mix" or model.exists():
         yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
         yield (
@@ -123,8 +123,8 @@ def _file_checks(path: Path, shard: Shard, index: Path | None, again: str) -> Ch
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
-    """Read a whole shard and count its records. Raises ValueError that names the file and, for a faulty record, the
-    first faulty row."""
+    """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault, which names the file
+    and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
     _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
@@ -194,7 +194,8 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
-    # `raise_total` raises the number of sampled examples until the rows are full, and names its markers by this number.
+    # `raise_total` raises the number of sampled examples until they fill all rows. Its markers have that number in
+    # their names, so several numbers may be found.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,
@@ -216,8 +217,8 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """Check that the manifest and the shards have equal counts, and that all text that was read is written, dropped or
-    removed."""
+    """Check that the manifest's counts equal those of the shards, that all text that was read was written, dropped or
+    removed, and that the counts of files, paragraphs, characters and bytes are possible."""
     is_mono = manifest.settings.get("task", folder.name) == "mono"
     unit, path = "documents" if is_mono else "pairs", folder / "manifest.json"
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
@@ -248,8 +249,8 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
 
 
 def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """Check that the manifest and the rows have equal counts, and that alpha and the other settings of the sampling
-    give these counts."""
+    """Check that the manifest's counts equal those of the rows, and that they follow from alpha and the other settings
+    of the sampling."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
     items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
@@ -280,6 +281,6 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
     sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
-    # If items are packed, the last sampled items may be in none of the rows.
+    # If items are packed, the last of the sampled items may be in no row.
     fits = all(uses <= quota if packed else uses == quota for uses, quota in zip(used, quotas, strict=True))
     yield fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_again(folder)}"

@@ -1,5 +1,5 @@
-"""Stage `mix` samples examples of encoded shards by temperature, shuffles them, and writes training shards with exactly
-the requested number of rows, in training order.
+"""Stage `mix` samples examples from encoded shards by temperature over languages, shuffles them, and writes training
+shards with exactly the requested number of rows, in training order.
 
 The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own,
 because the example at each position of the order is computed, never stored (see `sampling.SampledOrder`).
@@ -137,16 +137,16 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
-    # Both tasks have one list of languages, even if only one task is mixed, so that a language has the same index in
-    # both.
+    # The two tasks share one list of languages, even if only one task is mixed, so that a language has the same index
+    # in both.
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
     languages = {code for folder in finished for code in read_manifest(folder).languages}
     return encoded, vocabulary.path, tuple(sorted(languages))
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if vocab/ in --out has the manifest of another vocabulary, which the copy of --vocab would
-    replace, or if --out has rows of `other_tasks` that training could not read together with the new rows."""
+    """Raise ValueError if vocab/ in --out is the folder of another vocabulary, which the copy of --vocab would replace.
+    Raise it also if --out has rows of `other_tasks` that training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -277,8 +277,8 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # The unit that --split never divides: a sentence, or the part of a document that is in one block. The manifest
-        # names this part by the size of the blocks.
+        # The unit that `encode --split` never divides: a sentence, or the part of a document that is in one block. For
+        # such a part, the manifest has the size of the blocks if it is not the default.
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -292,7 +292,8 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print the shares. If rows are packed, `raise_total` may add examples."""
+    """Plan which examples are sampled, and print the shares. If rows are packed, `raise_total` may add examples
+    later."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
@@ -310,7 +311,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
-    # A piece of a long document is an item too.
+    # Documents are counted as items, because each piece of a long document is an example of its own.
     on_root(lambda: _print_shares(plan.order, {"slices": "rows", "documents": "items"}.get(unit, unit)))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))

@@ -18,11 +18,11 @@ from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 # A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
-# of a packed row. A block is this number of consecutive slots, which are shuffled together; their examples fill about
-# 30,000 rows or more.
+# of a packed row. A block is a run of this many slots, for cut and for packed rows. The slots of a block are shuffled
+# together; their examples fill about 30,000 rows or more.
 BLOCK_SLOTS = {"cut": 1 << 16, "packed": 1 << 18}
-# A stretch is a run of neighbouring examples of a file, with about this many ids of each side. It usually goes into one
-# block, so that one read gets its examples.
+# A stretch is a run of neighbouring examples of a file, with about this many ids, or fewer, on each side. A stretch is
+# usually inside one block, so that one read gets all its examples.
 STRETCH_IDS = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
@@ -58,7 +58,7 @@ class MixPlan:
 
     @cached_property
     def _examples_before(self) -> np.ndarray:
-        """For each shard, the number of examples in the shards before it; last, the number in all shards: int64
+        """The number of examples in the shards before each shard, and at the end the number in all shards, int64
         [shards + 1]."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
@@ -66,13 +66,13 @@ class MixPlan:
         """Locate the example of each slot. Returns (index of its group, index of its shard, index of the example in
         the shard), int64 [slots] each."""
         groups, examples_in_group = self.order.locate(slots)
-        examples = run_starts(np.array(self.order.examples))[groups] + examples_in_group  # indices over all groups
+        examples = run_starts(np.array(self.order.examples))[groups] + examples_in_group  # among all groups' examples
         shards = np.searchsorted(self._examples_before, examples, side="right") - 1
         return groups, shards, examples - self._examples_before[shards]
 
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, the indices in
-        `shard_indices` of its examples)."""
+        """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, positions in
+        `shard_indices` of the shard's examples)."""
         order = np.argsort(shard_indices, kind="stable")
         for indices in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
             yield self.shards[int(shard_indices[indices[0]])], indices
@@ -246,8 +246,8 @@ def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, 
     """Pack the items of each of the windows [first, end) into rows, a chunk of consecutive windows at a time.
 
     Yields (the index of the chunk's first window, the chunk's items, the rows of each window of the chunk). A row is an
-    array of the indices of its items in the chunk. The ids of a chunk fit into memory. Its items are in one or two
-    blocks of the order, so that their ids are near one another in the files.
+    array of the indices of its items in the chunk. A chunk has about `_IDS_IN_MEMORY` ids at most. Its items come from
+    one or two blocks of the order, so their ids are near one another in the files.
     """
     windows_at_once = int(min(plan.order.block_slots, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW_SLOTS or 1
     key = derive_key(plan.order.seed, plan.order.task, "rows")
@@ -284,8 +284,8 @@ def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
 
 
 def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """Read the ids of the items of `rows`, and put the special tokens of the layout around their sides. A row is given
-    by the indices of its items in `sampled`.
+    """Read the ids of the rows' items, and put the layout's special tokens around the sides of each item. A row is an
+    array of the indices of its items in `sampled`.
 
     In the layout xlme a pair is `<s> e </s> f </s>`, and a monolingual item is `<s> x </s>`.
     """

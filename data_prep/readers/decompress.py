@@ -30,8 +30,8 @@ class _GzipMember:
     unused_data = property(lambda self: self._inflate.unused_data)
 
 
-# File ending -> (first bytes of a stream, its decompressor, unit of padding in bytes). Zero bytes after a stream are
-# padding if their count is a multiple of the unit. A unit of 0 means that the format has no padding.
+# File ending -> (first bytes of a stream, function that makes its decompressor, unit of padding in bytes). Zero bytes
+# after a stream are padding if their count is a multiple of the unit. A unit of 0 means that the format has no padding.
 _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
     ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
     ".gz": (b"\x1f\x8b", _GzipMember, 1),

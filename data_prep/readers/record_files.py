@@ -29,14 +29,14 @@ Record = tuple[list[str], list[Any]]
 # record without a value in one of the other columns has None there. The function raises ValueError if a column is
 # missing, a text is no string or the file is damaged.
 ReadRecords = Callable[[CorpusPath, Sequence[str], Sequence[str]], Iterator[Record]]
-# A function of names of columns. It yields the parts of a file (row groups or record batches) in order, each as batches
-# of rows that have at least these columns.
+# A function that takes names of columns and yields the parts of a file (row groups or record batches) in order. A part
+# is given as batches of rows, which have at least these columns.
 _Parts = Callable[[list[str]], Iterator[Iterable[pa.RecordBatch]]]
 
 
 def json_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
-    """Read JSON Lines: one object per line; blank lines are skipped. A column `a.b` is a field of a nested object."""
-    # Column of `others` -> error message for the first record without it, raised if no record has the column.
+    """Read JSON Lines: one object per line; blank lines are skipped. A column `a.b` may be a nested field."""
+    # Column of `others` -> error message for the first record without the column. It is raised if no record has it.
     absent = dict[str, str]()
     columns_seen = set[str]()
     for line_number, line in enumerate(split_lines(read_decompressed(path), _MAX_JSON_LINE), 1):
@@ -70,8 +70,8 @@ def json_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) 
 
 
 class _AmbiguousObject(dict[str, Any]):
-    """A JSON object in which each field name in `repeated` occurs more than once. `_field` raises an error only if it
-    reads a field with such a name."""
+    """A JSON object in which some fields have the same name. `repeated` holds these names; `_field` raises an error
+    only for a field that has one of them."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
@@ -84,7 +84,7 @@ def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
-    """The value of a column. Raises KeyError if the record lacks the column, ValueError if its field occurs twice."""
+    """The value of a column. Raises KeyError if the record lacks it, ValueError if a field on the way occurs twice."""
     current: Any = record
     path = column  # the rest of the column's name, to look up in `current`
     while isinstance(current, dict):
@@ -131,7 +131,8 @@ def arrow_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str])
 
 
 def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:
-    """Raises ArrowInvalid if the end of a stream is missing: Arrow itself accepts a stream cut off after a batch."""
+    """Returns (schema, parts). Raises ArrowInvalid if the end of a stream is missing, because Arrow itself accepts a
+    stream that was cut off after a batch."""
     is_file = stream.read(len(_ARROW_FILE_START)) == _ARROW_FILE_START
     if not is_file:
         stream.seek(max(stream.seek(0, 2) - len(_ARROW_STREAM_END), 0))
@@ -151,7 +152,8 @@ def _table_records(
     kind: str,
     part_name: str,
 ) -> Iterator[Record]:
-    """Yield the values of each row, part by part. `kind` and `part_name` name the format and its parts in messages."""
+    """Yield the values of each row, part by part. `open_table` returns (schema, parts) of an open file. `kind` and
+    `part_name` are what messages call the format (with its article) and a part."""
     if path.is_pipe:
         raise ValueError(f"{path} is a named pipe, but {kind} file is read from its end: store it as a file")
     where = str(path)
@@ -205,8 +207,8 @@ def _path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool) -> tu
 
 
 def _check_offsets(column: pa.Array) -> None:
-    """Raise ArrowInvalid if an offset points outside the column's memory, before any value is read. Invalid UTF-8 in
-    a column of strings passes: `_value` raises the error later, when the row is known."""
+    """Raise ArrowInvalid if a column is damaged, for example if an offset points outside the column's memory. Invalid
+    UTF-8 in a column of strings passes: `_value` raises that error later, when the row is known."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,9 +1,9 @@
 """Read the segments of two languages from each translation unit of a TMX file, as a stream in bounded memory.
 
-We handle the events of the XML parser expat, because a tree of elements would need memory for a whole unit, however
-large. Expat opens no other files. A file that is not XML or declares entities is an error. Bytes that are invalid in
-the file's encoding and characters that XML forbids are repaired and counted: some tools write them, and expat would
-fail on the whole file.
+The reader handles events of the XML parser expat, because a tree of elements would need memory for a whole unit,
+however large. Expat opens no other files. A file that is not XML or declares entities is an error. Two faults are
+repaired and counted, because some tools write them and expat would fail on the whole file: bytes that are invalid in
+the file's encoding, and characters that XML forbids.
 """
 
 import codecs
@@ -20,11 +20,11 @@ from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, CorpusPath, read_decompressed
 from data_prep.readers.reader import AlignedReader, Input, PairOrReason
 
-# Elements in a segment that hold codes of other tools, not text. Text nested in them, in <sub>, is left out too.
+# Elements in a segment that hold formatting codes, not text. Text in a <sub> inside such an element is left out too.
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MAX_DEPTH = 100  # largest depth of nested elements; TMX needs about ten
 _MAX_TAG_BYTES = 8_000_000  # largest size of a tag or a comment, which expat keeps in memory until its end
-_HEAD_BYTES = 1000  # bytes at the start of a file that hold its declaration of the encoding
+_HEAD_BYTES = 1000  # bytes at the start of a file, enough for its declaration of the encoding
 
 # First bytes of a file -> its encoding.
 _STARTS = {
@@ -46,10 +46,10 @@ class Tmx(AlignedReader):
     has_language_tags = True
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
-        """Yield the units of a TMX file, each as the first segment of each of the two languages, without tags.
+        """Yield each unit of a TMX file as a pair: its first segment in each of the two languages, without tags.
 
-        For a unit that lacks a language or has an unknown entity, yields the reason "malformed" to drop it; for one
-        with a segment over MAX_LINE bytes, "long_line". Raises ValueError for a file that cannot be read.
+        A unit that lacks a language or has an unknown entity is yielded as the reason "malformed" to drop it, and one
+        with a segment over MAX_LINE bytes as "long_line". Raises ValueError for a file that cannot be read.
         """
         name = str(source.paths[0])
         handler = _UnitHandler(name, source.languages)
@@ -88,14 +88,14 @@ class _UnitHandler:
         self.languages = languages
         self.units: list[PairOrReason] = []
         self.open_tags: list[str] = []
-        # Depths of the open <seg>, and of the outermost open element whose text is skipped; 0 if there is none. An
-        # element's depth is the number of open tags from <tmx> to the element. A <seg> whose language is none of
-        # `languages` is itself skipped.
+        # Depths of the open <seg> and of the outermost open element whose text is skipped; 0 if no such element is
+        # open. An element's depth is the number of open tags from <tmx> to the element, both included. A <seg> whose
+        # language is none of `languages` is skipped as a whole.
         self.segment_depth = self.skipped_depth = 0
         self.language = ""  # the language of the latest <tuv>; empty for an unknown one
         self.segments: dict[str, str] = {}  # segments of the open unit, by language
-        self.text: list[str] = []  # text of the open segment; cut soon after MAX_LINE characters
-        self.length = 0  # characters of `text`
+        self.text: list[str] = []  # text of the open segment, until it exceeds MAX_LINE characters
+        self.length = 0  # number of characters in `text`
         self.valid = True  # false if the open unit has an unknown entity
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -158,7 +158,7 @@ class _UnitHandler:
 
 @lru_cache(1000)
 def _language(tag: str) -> str:
-    """The code (see `language_of`) of a language tag of BCP 47: `de` for de-DE and de-CH-1901, `zh-Hant` for
+    """The language code (see `language_of`) for a language tag of BCP 47: `de` for de-DE and de-CH-1901, `zh-Hant` for
     zh-Hant-TW. Returns "" for a tag without a known code."""
     parts = re.split("[-_]", tag.strip())
     # Leave out extensions: the first single letter and all that follows it, as in de-u-co-phonebk and de-x-mine.
@@ -211,7 +211,8 @@ def _encoding(head: bytes, path: CorpusPath) -> str:
     try:
         codec = codecs.lookup(encoding)
         # The pattern of the declaration matches only text with one byte per ASCII character. So a file that matches
-        # but declares UTF-16 or UTF-32 was converted after the declaration was written, most likely to UTF-8.
+        # but declares UTF-16 or UTF-32 was converted after the declaration was written, most likely to UTF-8. UTF-8 is
+        # also assumed if the declared codec, such as base64, is not for text.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{path} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None

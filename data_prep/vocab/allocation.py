@@ -31,7 +31,7 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     size after the step), and adds at most `step` pieces.
 
     The gain is the language's weight times the slope of its hull. A language's steps stay in order, because the slopes
-    of a hull fall; steps of equal gain are sorted by language.
+    of a hull fall; steps of equal gain are sorted by language, then by size.
     """
     ranked = []
     for language in sorted(curves):
@@ -49,8 +49,8 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """The number of pieces that each language gets; these are the first ones in the language's order. Together the
-    languages get `size` different pieces.
+    """For each language, the number n of pieces that it gets: the first n in its order. Together the languages get
+    `size` different pieces.
 
     `orders` holds each language's pieces as `piece_order` sorts them. Every language gets all its characters. Raises
     ValueError if the characters alone are more than `size`, or if all pieces together are fewer than `size`.
@@ -91,7 +91,7 @@ def pool_probabilities(vocabularies: Mapping[str, Pieces], weights: Mapping[str,
     """The pieces of all vocabularies with the logarithms of their pooled probabilities, the likeliest first.
 
     The probabilities of each language are first scaled to a sum of 1. A piece's pooled probability is the mean of its
-    probabilities in the languages, weighted by `weights`.
+    probabilities in all languages, weighted by `weights`; it is 0 in a language without this piece.
     """
     pooled: dict[str, float] = {}
     total = sum(weights[language] for language in vocabularies)

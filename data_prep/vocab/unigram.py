@@ -2,9 +2,9 @@
 
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
 expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
-likelihood least. So every vocabulary is a subset of the vocabulary before. Each distinct word is trained on once,
-weighted by its occurrences. The pieces that occur in a word are looked up only at the beginning; later, pruning deletes
-some of the pieces that were found.
+likelihood least. So every vocabulary is a subset of all larger ones. Training reads each distinct word once, weighted
+by its occurrences. The pieces that occur in a word are looked up only at the beginning; later, pruning deletes some of
+the pieces that were found.
 
 Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, which have two
 characters or more. Number 0 is the unknown character.
@@ -36,7 +36,7 @@ from data_prep.vocab.unigram_loops import (
 )
 from data_prep.vocab.word_counts import SPACE, WordCounts
 
-# Nats by which the unknown character's log-probability is below that of the least likely piece, as in SentencePiece.
+# The unknown character's log-probability is this many nats below that of the least likely piece, as in SentencePiece.
 UNKNOWN_PENALTY = 10.0
 # Training begins with max(_SEEDS, _SEEDS_PER_PIECE × size of the largest vocabulary) pieces, the seeds. The first
 # expectation maximisation drops about half of them.
@@ -94,8 +94,8 @@ class UnigramModel:
 
 
 class UnigramTrainer:
-    """Trains vocabularies from all seeds down to the characters. Each call of `prune_to` prunes the vocabulary that the
-    call before left."""
+    """Trains ever smaller vocabularies, from all seeds down to the characters. Each call of `prune_to` prunes the
+    vocabulary that the previous call left."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on the words of `text`. Raises ValueError if there are none.
@@ -178,7 +178,8 @@ class UnigramTrainer:
         self._keep(to_keep, self._scores)
 
     def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:
-        """Drop the longer pieces where `to_keep` is False; returns the `values` of the pieces that stay."""
+        """Drop the longer pieces for which `to_keep` is False. `to_keep` and `values` have one entry for each number
+        of a piece, from 0 on; returns the `values` of the pieces that stay."""
         to_keep[: self._first_longer] = True
         if to_keep.all():
             return values
@@ -196,7 +197,7 @@ class UnigramTrainer:
 
 
 def _starts(sizes: Numbers) -> Numbers:
-    """int64: for concatenated sequences of these sizes, the position where each starts, and where the last one ends."""
+    """The positions, int64, where joined sequences of these sizes start, and the position where the last one ends."""
     return np.append(0, np.cumsum(sizes, dtype=np.int64))
 
 
@@ -212,8 +213,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words, each with SPACE before it, as numbers of characters. Words over MAX_WORD_LENGTH characters are cut,
-    and consecutive unknown characters become a single one.
+    """The words, each with SPACE before it, as numbers of characters. Words over MAX_WORD_LENGTH characters are cut
+    into several, and consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
@@ -249,8 +250,8 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
 
 
 def _scripts(alphabet: list[str]) -> Numbers:
-    """int8: for each character's number, its script, ANY or MARK. The unknown character, number 0, has ANY. Digits and
-    signs share script 0."""
+    """For each number of a character, int8: the character's script, or else ANY or MARK. The unknown character, number
+    0, has ANY. Digits and signs share script 0."""
     scripts = script_numbers()[[ord(character) for character in alphabet]].astype(np.int8)
     scripts[scripts == 1 + SCRIPTS.index("Kana")] = 1 + SCRIPTS.index("Han")  # Japanese words mix the two
     for i, character in enumerate(alphabet):
@@ -263,8 +264,8 @@ def _scripts(alphabet: list[str]) -> Numbers:
 
 def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     """Returns (pieces, occurrences). `pieces` are the longer pieces with which training begins, by falling score;
-    together with the characters they are at most `max_pieces`. `occurrences` holds the first guess of every piece's
-    occurrences, characters first: a character's true occurrences, and a longer piece's score.
+    together with the characters they are at most `max_pieces`. `occurrences` holds a first guess for every piece,
+    characters first: for a character its true occurrences, for a longer piece its score.
 
     The score is occurrences × length. The pieces are chosen from the substrings that occur at least twice and do not
     always have the same character after them. SentencePiece chooses in the same way, from the inner nodes of a suffix
@@ -272,10 +273,10 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     """
     words = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
-    # For the substrings of `length - 1` characters: `ids` has, by position, the id of the substring that begins there;
-    # `occurrences` and `positions` have, by id, the substring's occurrences and first position. `length` goes up to
-    # MAX_PIECE_LENGTH + 1, because the characters after a substring of MAX_PIECE_LENGTH characters decide whether it is
-    # a candidate.
+    # When a pass of the loop begins, these arrays describe the substrings of `length - 1` characters: `ids` has, by
+    # position, the id of the substring that begins there; `occurrences` and `positions` have, by id, the substring's
+    # occurrences and first position. `length` goes up to MAX_PIECE_LENGTH + 1, because the characters after a substring
+    # of MAX_PIECE_LENGTH characters decide whether it is a candidate.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, MAX_PIECE_LENGTH + 2):

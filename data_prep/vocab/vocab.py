@@ -1,5 +1,5 @@
-"""Stage `vocab`: train a SentencePiece unigram vocabulary on lines sampled by temperature over languages, extend an
-existing one with new pieces, or copy an existing one."""
+"""Stage `vocab`: train a SentencePiece unigram vocabulary, extend an existing vocabulary with new pieces, or copy one.
+The lines for training are sampled from the languages by temperature."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class VocabConfig(TextConfig):
 
 
 def run(config: VocabConfig) -> None:
-    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    """Write the vocabulary to `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     if config.model is None or config.has_input:
         _train(config)
@@ -114,8 +114,8 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
-        """The number of lines to sample from each language: in proportion to m^alpha for m distinct lines, and at most
-        m."""
+        """The number of lines to sample from each language. A language with m = `lines[code]` distinct lines has a
+        quota in proportion to m^alpha, but at most m."""
         unbounded = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 
@@ -139,7 +139,7 @@ def _train(config: VocabConfig) -> None:
                     on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
                 else:
                     on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
-            except ValueError:  # the sampled text does not allow --size: the folder must accept another size
+            except ValueError:  # the sampled text does not allow --size: let the user try another size in this folder
                 on_root(stage.forget_settings)
                 on_root(lambda: discard_work(stage, SAMPLE))
                 raise
@@ -154,8 +154,8 @@ def _write_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Write the extended vocabulary. Print how the old and the extended vocabulary segment the sampled lines and the
-    lines of --compare."""
+    """Write the extended vocabulary. Print, and store in the manifest, how the old and the extended vocabulary segment
+    the sampled lines and the lines of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     old_model = old.path.read_bytes()
     changes = {}
@@ -171,14 +171,14 @@ def _write_extended(
 
 
 def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
-    """The lines of monolingual inputs that pass the filters."""
+    """The lines that pass the filters, from the monolingual inputs `sources`."""
     return (line for source in sources for (side,) in filtered_lines(source, Counts("lines")) for line in side)
 
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     """Train a SentencePiece unigram model; returns the bytes of its file. Raises ValueError when the text does not
     allow `config.size`."""
-    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # imported here, because it loads numba, which takes time
 
     other_ids = len(SPECIALS) + 2  # two more for <pad> and <mask>, which are in no SentencePiece file
     size = config.size - other_ids
@@ -220,8 +220,8 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove `folders`, which hold the working files of a stage that has ended. The tasks' markers list these files, so
-    the markers are removed first."""
+    """Remove the subfolders `folders` of a stage that has ended; they hold its working files. The tasks' markers list
+    these files, so the markers are removed first."""
     stage.remove_markers(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

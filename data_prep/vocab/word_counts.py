@@ -34,7 +34,8 @@ class WordCounts:
 def count_words(
     lines: Iterable[str], memory: float = math.inf, normalize: Callable[[list[str]], list[str]] | None = None
 ) -> WordCounts:
-    """Normalise lines of text and count their words. The default normaliser is that of the vocabularies that we train.
+    """Normalise lines of text and count their words. `normalize` is by default the normaliser of the vocabularies that
+    we train.
 
     Raises MemoryError if training on the words would take more than `memory` bytes.
     """
@@ -59,8 +60,8 @@ def count_words(
 
 
 def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
-    """Count the words of all lines. If training on these words would take more than `memory` bytes, count those of
-    every second, fourth, eighth … line. Each call of `read` gives all lines."""
+    """Count the words of all lines. If training on these words would take more than `memory` bytes, count the words of
+    every second line, else of every fourth, and so on. Each call of `read` gives all lines."""
     step = 1
     while True:
         try:
@@ -79,7 +80,7 @@ def _count_table(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
 
 
 def _merged_table(tables: list[pa.Table]) -> pa.Table:
-    """Merge the tables into one that has a row for each word, with the sum of its counts."""
+    """Merge the tables into one that has a row for each word, with the sum of its counts. Drops the empty word."""
     rows = pa.concat_tables(tables)
     rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))
     grouped = rows.group_by("word", use_threads=False).aggregate([("count", "sum")])

@@ -1,10 +1,10 @@
-"""Checkpoints of a run: a thread writes each under a temporary name, and the complete checkpoint is renamed.
+"""Checkpoints of a run. Threads write a checkpoint into a folder with a temporary name; rank 0 then renames the folder.
 
 A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (step, data fingerprints, loss of
 the probe) and `complete.json` (bytes and CRC-32 of every file). The probe is a fixed batch, whose loss shows whether a
 loaded model is the saved one. `complete.json` is the marker: it is written once everything else is on the disk.
-An entry of `checkpoints/` with another name than a checkpoint's is no checkpoint: `latest.json`, a failed save, or a
-user's file.
+`checkpoints/` also has entries that are no checkpoints, which their names show: `latest.json`, failed saves, and users'
+files.
 """
 
 import math
@@ -35,8 +35,9 @@ from .state_files import (
 _PARTIAL_SUFFIX = ".partial"
 _LATEST_FILE = "latest.json"
 
-# The largest relative difference allowed between the probe's loss after loading and the stored loss. The losses differ
-# if another number of ranks adds in another order (fp32), or another processor or kernel rounds differently (bf16).
+# The largest relative difference allowed between the probe's loss after loading and the stored loss. The losses may
+# differ a little: in fp32 because another number of ranks adds in another order, in bf16 because another processor or
+# kernel rounds differently.
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -44,6 +45,8 @@ class Checkpoints:
     """The folder `checkpoints/` of a run. Methods that take the engine are collective."""
 
     def __init__(self, run: Path, keep_last: int, keep_every: int, buffer_bytes: int = 1 << 30):
+        """`keep_last`: how many of the newest checkpoints to keep; `keep_every`: also keep checkpoints whose step is a
+        multiple of this number (0: none); `buffer_bytes`: see `StateWriter`."""
         self.folder = run / "checkpoints"
         self.keep_last = keep_last
         self.keep_every = keep_every
@@ -56,7 +59,8 @@ class Checkpoints:
         return self._saving is not None
 
     def save(self, engine: Engine, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps and write it from a thread; `poll` or `wait` complete the checkpoint."""
+        """Copy the engine's state after `step` steps and write it from a thread; `poll` or `wait` completes the
+        checkpoint. `state`: further values for `state.json`. Raises SharedError if the probe's loss is not finite."""
         self.wait(engine)
         probe = engine.probe_loss()
         if not math.isfinite(probe):
@@ -95,8 +99,8 @@ class Checkpoints:
         return None, complaints
 
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
-        """Load the checkpoint `folder` into `engine`, whatever engine and ranks saved it. Returns the number of steps
-        done.
+        """Load the checkpoint `folder` into `engine`; another kind of engine or number of ranks may have saved it.
+        Returns the number of steps done.
 
         `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
         relative difference allowed between the loaded model's probe loss and the stored loss. Raises SharedError if a
@@ -130,7 +134,7 @@ class Checkpoints:
         return ended or removed or saved or (steps_logged > save_every and not interrupted)
 
     def all(self) -> list[Path]:
-        """Checkpoint folders, complete or not, oldest first."""
+        """Checkpoint folders, sound or damaged, by step, the lowest first."""
         return checkpoints_of(self.folder.parent)
 
     def _begin(self, partial: Path) -> None:
@@ -158,8 +162,8 @@ class Checkpoints:
 
 
 def _was_copied(folder: Path, run: str | None) -> bool:
-    """Whether a user copied or renamed the checkpoint: its state has another run than `run`, or another step than its
-    name. False if the state cannot be read."""
+    """Whether a user copied or renamed the checkpoint: the run in its state is not `run`, or the step in its state is
+    not the step in its name. False if the state cannot be read."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The settings of a comparison, and its systems: recipes, or chains of recipes, each trained to a budget of operations.
+"""The settings of a comparison, and its systems: recipes or chains of recipes, trained with a budget of operations.
 
 `counting.py` counts the operations. A step's operations include those of the generator.
 """
@@ -20,8 +20,8 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-# Difference between the seeds of two runs in a chain. All runs of the chain read the same rows, from the first on, so
-# their masks must differ.
+# Difference between the seeds of neighbouring runs in a chain. All runs of a chain read the same rows, from the first
+# on; different seeds give them different masks.
 _SEED_STEP = 1000
 _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of the run
 
@@ -97,7 +97,7 @@ class System:
 
 
 class Budget(NamedTuple):
-    """Operations and batch size, equal for all systems."""
+    """The operations and the batch size of a training, equal for all systems of one budget."""
 
     flops: float
     rows: int  # rows per step
@@ -114,7 +114,7 @@ class _RunSettings:
 
 def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
     """The settings of single recipes, by recipe, from entries of the form "RECIPE: SETTINGS". `names` are the names of
-    the systems. Raises ValueError for an entry of another form, for a recipe of no system, and for a repeated
+    the systems. Raises ValueError for an entry of another form, for a recipe that no system has, and for a repeated
     recipe."""
     settings_of: dict[str, list[str]] = {}
     recipes = [part for name in names for part in name.split("+")]
@@ -139,10 +139,10 @@ def plan_system(
     """The system `name` with its runs. Each run has an equal part of the budget, and starts from the weights of the run
     before.
 
-    `settings` apply to all recipes, `own` to single ones. Systems that begin with the same runs share these runs'
-    folders, so that the runs are made once. Raises ValueError for an unknown recipe, for a number of rows that cannot
-    be divided in the recipe's proportion, for settings that follow from budget or seed, for a budget smaller than a
-    step, and for a run whose model has another shape than that of the run before.
+    `settings` apply to all recipes, `own` has settings of single recipes. Systems that begin with the same runs share
+    these runs' folders, so that the runs are made once. Raises ValueError for an unknown recipe, for a number of rows
+    that cannot be divided in the recipe's proportion, for settings that follow from budget or seed, for a budget that
+    gives a run no step, and for a run whose model has another shape than the model of the run before.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without_flags(options, flag) != list(options) for options in (settings, *own.values())):
@@ -174,7 +174,7 @@ def _plan_run(
     name: str, options: list[str], share: Budget, before: PlannedRun | None, out: Path, seed_folder: str
 ) -> PlannedRun:
     """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, unless this is
-    None. Raises ValueError if `share` is less than a step, or if the model of `before` has another shape."""
+    None. Raises ValueError if `share` rounds to 0 steps, or if the model of `before` has another shape."""
     run = validate(parse(program("compare"), _RunSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)

@@ -1,9 +1,9 @@
 """Trends of scores with training: a straight line through each system's scores over log10 of the operations, and the
 crossings of two lines.
 
-The lines of a measure share one residual variance. Differences between seeds raise this variance, and so does a curve
-that is not straight. Intervals are from Student's t; the interval of a crossing is Fieller's (1954), which is exact for
-two lines that share a residual variance.
+The lines that are fitted in one call share one residual variance. Differences between seeds raise this variance, and so
+do scores that do not follow a straight line. Intervals are from Student's t; the interval of a crossing is Fieller's
+(1954), which is exact for two lines that share a residual variance.
 """
 
 import functools
@@ -37,7 +37,7 @@ class Trend(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """The point where one line crosses another, in log10 of operations."""
+    """The point where the first of two lines crosses the other one, in log10 of operations."""
 
     at: float
     low: float  # lower end of the interval
@@ -46,7 +46,7 @@ class Crossing(NamedTuple):
 
 
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
-    """A line for every system that has several budgets, from the (operations, score) of its runs.
+    """A line for every system whose runs differ in their operations, fitted to (operations, score) of each run.
 
     The dict is empty if the lines have as many parameters as there are scores, because the residual variance is then
     unknown.
@@ -56,7 +56,7 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
     squares, dof = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
-        if len(x) == 0 or np.ptp(x) < 0.1:  # all runs have one budget, up to rounding to whole steps
+        if len(x) == 0 or np.ptp(x) < 0.1:  # equal operations, up to rounding to whole steps
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)

@@ -24,7 +24,7 @@ _FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the ro
 _CACHED_WORDS = 1 << 17  # number of words at which the cache is full; it is then emptied
 _LONGEST_CACHED = 32  # bytes of the longest word to cache: longer words (text without spaces) rarely occur again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # constants of the hash FNV-1a
-# Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, the result of `_reach`.
+# Columns of a cached word's row: hash, start and count of its bytes, start and count of its ids, result of `_reach`.
 _COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
 
 
@@ -144,7 +144,7 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
     The segmentation was found where the line's score before the word was `total`; `margin` is the smallest difference
     between compared scores. The further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding
     errors of sums of up to `characters` terms could exceed the margin; r is −1 if they could exceed it at any score.
-    The word lowers the line's score by −`word_score` at most: `word_score` is the score of as many unknown
+    The word lowers the line's score by at most −`word_score`, where `word_score` is the score of `characters` unknown
     characters.
     """
     word_score = unknown * characters
@@ -189,9 +189,10 @@ def _segment(
     """Write the ids of all lines to `ids`, and the number of ids of each line to `id_counts`. Returns the total number
     of ids.
 
-    `scores`: log probabilities by id. `cache` has five arrays: the hash table, in which a slot holds 1 + the index of a
-    word's row, or 0 if it is free; the rows of the words (`_COLUMNS`); the words' bytes; the words' ids; and the
-    numbers of rows, bytes and ids in use.
+    `text`: the bytes of all lines; `ends_of_lines`: the index in `text` at which each line ends; `units` and
+    `log_probs`: see `_best_path`; `scores`: log probabilities by id. `cache` has five arrays: the hash table, in which
+    a slot holds 1 + the index of a word's row, or 0 if it is free; the rows of the words (`_COLUMNS`); the words'
+    bytes; the words' ids; and the numbers of rows, bytes and ids in use.
     """
     table, rows, letters, cached_ids, used = cache
     longest, start_of_line = 0, 0
@@ -240,7 +241,8 @@ def _segment(
 
 
 class Segmenter:
-    """Segments text as a SentencePiece unigram model does, with a cache of up to `words` words (a power of two)."""
+    """Segments text as a SentencePiece unigram model does, with a cache of up to `words` words; `words` must be a power
+    of two."""
 
     def __init__(self, processor: spm.SentencePieceProcessor, words: int = _CACHED_WORDS):
         ordinary = list(range(_SPECIAL_PIECES, processor.get_piece_size()))

@@ -1,16 +1,15 @@
 """DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
-These two stages also send each other the tied embedding, its gradient and predictions.
 
-The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
-last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
-the embedding's gradient over the replicas.
+If the embedding is tied, the first stage owns it: only its copy has moments, counts in the gradient norm and is in
+checkpoints. After every step the first stage sends the new values to the last stage. After the last backward pass the
+last stage sends its copy's gradient to the first stage, which adds it to its own and reduces the sum over the replicas.
 
-An objective's rows may have open positions, for which the model must first predict a token. Then a first pass
-over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first stage
-fills the open positions with the last stage's predictions. The last stage sends no positions, because the first stage
-reads the same rows.
+An objective's rows may have open positions, for which the model must first predict a token. With such an objective, a
+first pass over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first
+stage fills the open positions with the tokens that the last stage predicts. The last stage does not send the positions,
+because the first stage reads the same rows.
 """
 
 import contextlib
@@ -148,8 +147,8 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches`; if the model needs two passes, with their open positions filled on the process that holds the
-        first part, and without their added tensors on the others.
+        """Returns `batches` unchanged if the model needs one pass. Otherwise returns them with their open positions
+        filled on the process that holds the first part, and without their `added` tensors on the others.
 
         `micro_batches`: the number of micro-batches that the schedule runs, equal on all processes. Collective over the
         stages.
@@ -200,9 +199,9 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedEmbedding:
-    """The tied embedding on a process that holds `parts`. The process with the first part owns the table; the process
-    with the last part, the borrower, has a copy. `blocks` are empty where there is nothing to send: on any other
-    process, if one process has both parts, and if the model ties nothing."""
+    """The tied embedding on a process that holds `parts`. The process with the first part owns the embedding; the
+    process with the last part, the borrower, has a copy. `blocks` are empty where there is nothing to send: on any
+    other process, if one process has both parts, and if the model ties nothing."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
@@ -210,9 +209,8 @@ class _TiedEmbedding:
         self.gradients: Sequence[Tensor] = ()  # the gradients of the borrowed blocks
         self.owns = first.part.first
         self.peer = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owns else 0)
-        if (
-            first.ties_embedding and self.owns and last.part.last
-        ):  # DualPipeV: the last part reads the first part's parameters
+        if first.ties_embedding and self.owns and last.part.last:
+            # DualPipeV: the last part reads the first part's parameters.
             last.borrowed = first.embedding_blocks
         elif first.ties_embedding and self.owns:
             self.blocks = first.embedding_blocks
@@ -223,8 +221,8 @@ class _TiedEmbedding:
             self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.blocks]
             for block, gradient in zip(self.blocks, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-        # DeepSpeed calls `_add_gradients`, with its engine, between the last backward pass and the reduction over the
-        # replicas.
+        # DeepSpeed calls `_add_gradients`, as a method of its engine, between the last backward pass and the reduction
+        # over the replicas.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def sync_weights(self) -> None:

@@ -1,8 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
-translated into torch's. Without these variables, each of several processes would silently become a run of its own, so
-this is an error.
+translated into torch's. mpiexec sets neither, and each of its processes would silently become a run of its own, so
+`rendezvous` raises an error.
 """
 
 import datetime
@@ -92,8 +92,8 @@ Result = TypeVar("Result")
 class SharedError(ValueError):
     """A user's mistake that all ranks raise with the same message, and rank 0 prints.
 
-    Before the process group exists, perhaps only some ranks raise the error. Then each rank that sets `prints` prints
-    it.
+    Before the process group exists, perhaps only some ranks raise the error. It is then printed by each rank that
+    raises it with `prints`.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -161,8 +161,8 @@ def start_process_group(
 
 
 def extend_timeout() -> None:
-    """Raise the timeout of collectives to a day. This is for work without a watchdog, in which one rank may take longer
-    than the others."""
+    """Raise the timeout of collectives to a day, for work that no watchdog guards: one rank may take longer than the
+    others."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(_DAY)
 
@@ -205,8 +205,8 @@ def _device() -> int:
 
 
 def data_parallel_rank_and_size(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
-    """Returns (index, count): the rows are divided into `count` equal parts, and rank `rank` reads part `index`. The
-    stages of one pipeline read the same part."""
+    """Returns (index, count): the rows are divided into `count` equal shares, and rank `rank` reads share `index`. The
+    stages of one pipeline have the same share."""
     replicas = world // engine.processes_per_replica
     return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
 
@@ -229,7 +229,7 @@ def process_group(
             else:
                 os.environ[name] = value
         if dist.is_initialized():
-            from deepspeed import comm  # it also destroys groups that the next run of this process must not use
+            from deepspeed import comm  # also destroys groups that the next run of this process must not use
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
 

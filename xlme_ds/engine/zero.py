@@ -1,5 +1,5 @@
-"""DeepSpeed's engine with ZeRO 1, 2 or 3, and the location of this rank's master weights and moments in DeepSpeed's
-optimizers."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3, and where DeepSpeed's optimizers keep this rank's master weights and
+moments."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from .step import StepContext
 
 
 class ZeroEngine(Engine):
-    """An engine in which DeepSpeed runs the backward pass, the reduction and the update.
+    """An engine in which DeepSpeed runs the backward pass, the reduction of gradients and the update.
 
     DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum of the losses of all ranks
     and micro-batches, so `_backward` undoes the averaging.
@@ -48,7 +48,7 @@ class ZeroEngine(Engine):
             adam = build_optimizer(module, optimizer, objective)
             zero = ds_config["zero_optimization"]
             in_bf16 = ds_config["bf16"]["enabled"]
-            # Whether DeepSpeed takes its BF16_Optimizer for these settings.
+            # Whether DeepSpeed chooses its BF16_Optimizer for these settings.
             uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
             if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 split_param_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
@@ -60,11 +60,11 @@ class ZeroEngine(Engine):
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # for sums that do not wait for the GPU
-        # A factor of the loss: DeepSpeed divides gradients by the accumulation steps and averages them over the ranks.
+        # DeepSpeed divides gradients by the numbers of ranks and accumulation steps, so the loss is multiplied by both.
         self._loss_factor = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # the context of the step that is being taken
-        self._norm = 0.0  # the global gradient norm of this step
-        # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
+        self._norm = 0.0  # the global gradient norm that `_step_if_accepted` has read
+        # All of DeepSpeed's optimizers call `step` of torch's optimizer, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
                 inner.step = partial(self._step_if_accepted, inner.step)
@@ -74,8 +74,8 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
-        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm. DeepSpeed itself skips
-        most steps with a norm that is not finite, and then does not call `step`."""
+        """Replaces `step` of torch's optimizer (`take_step`), which DeepSpeed calls after computing the norm. DeepSpeed
+        itself skips most steps with a norm that is not finite, and then does not call `step`."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -95,8 +95,8 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients. It is read from DeepSpeed only if `_step_if_accepted` has not stored it,
-        because that read waits for the update on the GPU."""
+        """The norm of the step's gradients. It is read from DeepSpeed, which waits for the update on the GPU, only if
+        DeepSpeed skipped the step and `_step_if_accepted` has stored no norm."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
@@ -129,7 +129,7 @@ class ZeroEngine(Engine):
             self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0; in a pipeline a stage's parameters, on the first process of the stage."""
+        """As `Engine.full_state`, but in a pipeline the first process of each stage returns the stage's parameters."""
         state = {}
         for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective
@@ -147,7 +147,7 @@ class _SubGroup(StateShard):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
-        # With an offload ratio below 1 some sub-groups are not offloaded: `backup_optimizer` updates these.
+        # With an offload ratio below 1 some sub-groups stay on the GPU, where `backup_optimizer` updates them.
         not_offloaded = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"
         optimizer = zero.backup_optimizer if not_offloaded else zero.optimizer
         super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index], state_kinds(zero.optimizer))
@@ -171,10 +171,11 @@ class _SubGroup(StateShard):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one range of the joined flat parameters."""
+    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one range of the group's joined flat
+    parameters."""
     pieces = []
     for parameter in group:
-        if parameter in names and parameter._hp_mapping is not None:  # not a filler
+        if parameter in names and parameter._hp_mapping is not None:  # no filler, and in the rank's range
             in_parameter = parameter._hp_mapping.lp_fragment_address
             in_buffer = parameter._hp_mapping.hp_fragment_address
             pieces.append(Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start))

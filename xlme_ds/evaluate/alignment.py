@@ -1,5 +1,5 @@
-"""Word alignment by optimal transport between the subwords of one layer (XLM-Align section 3.1; XLM-E section 4.6),
-and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
+"""Word alignment by optimal transport between the subword vectors of one layer (XLM-Align section 3.1; XLM-E section
+4.6), and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
 Sizes of arrays: S source subwords and T target subwords of a pair, D width.
 """
@@ -78,10 +78,10 @@ def align(
 
 
 def read_gold_alignments(folder: Path) -> dict[str, list[GoldPair]]:
-    """The pairs of each test, by name. A test is a folder a-b with test.a, test.b and alignv2.txt or align.txt:
-    `folder` itself, or a folder in it.
+    """The pairs of each test, by the test's name a-b. A test is a folder a-b with test.a, test.b and alignv2.txt or
+    align.txt: `folder` itself, or a folder in it.
 
-    Raises ValueError for a damaged file, with its name and line, and for a folder without tests.
+    Raises ValueError for a damaged file, whose name and line the message gives, and for a folder without tests.
     """
     tests = {}
     require_folder(folder, "name a folder of word alignments")
@@ -112,9 +112,9 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
     """The pairs with their links. A line of `links_file` is `sentence source-word target-word [S|P]`, with words
     counted from 1; a link without S or P is sure.
 
-    In this format, NAACL's, sentences are counted from 1, but some published files count them from 0. A file counts
-    from 0 if it has a link of sentence 0, or if only then all its words exist. If they exist either way, the file is
-    read as counted from 1, and a note says so.
+    In this format, NAACL's, sentences are counted from 1, but some published files count them from 0. A file is read as
+    counted from 0 if it has a link of sentence 0, or if the words of all links exist only when counted from 0. If they
+    exist either way, the file is read as counted from 1, and a note says so.
     """
     # Not line.split(): a no-break space is part of a word.
     split_sides = ([re.findall(r"[^ \t]+", line) for line in side] for side in (source_lines, target_lines))
@@ -129,7 +129,7 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                 f"{links_file} line {line_number} is {line.strip()!r}: it must be sentence, source word, target word, "
                 "and S or P or nothing"
             )
-    # The numbers from which sentences may be counted: the words of all links exist.
+    # The possible numbers of the first sentence: those with which the words of all links exist.
     firsts = [
         first
         for first in (0, 1)
@@ -238,8 +238,8 @@ def score_test(
     """Returns a dict. For each of `_MEASURES` it has a list of scores, one per layer; `cut` is the number of pairs that
     were too long for the model.
 
-    A pair is read as one item, as in training on pairs: `<s> source </s> target </s>` (or in the model's layout). With
-    `apart`, it is read as two items. `languages`: codes of source and target, for models with language embeddings.
+    A pair is read as one item, as in training on pairs: `<s> source </s> target </s>` in the layout xlme. With `apart`,
+    it is read as two items. `languages`: codes of source and target, for models with language embeddings.
     """
     whole_pairs = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in gold]
     if apart:
@@ -306,8 +306,8 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
 def score_tests(
     encoder: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
-    """A model's entry in the results: the scores of every test, their means, the number of pairs of every test, and how
-    many pairs were cut. Lines of progress begin with `name`."""
+    """Part of a model's entry in the results: the scores of every test, their means, the number of pairs of every
+    test, and how many pairs were cut. Lines of progress begin with `name`."""
     scores = {
         languages: score_test(encoder, vocabulary, gold, apart, tuple(languages.split("-", 1)))
         for languages, gold in progress(tests.items(), len(tests), "tests", name)

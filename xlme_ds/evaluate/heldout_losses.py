@@ -1,8 +1,9 @@
-"""Losses of whole models on held-out rows: all models read the same rows under the same masks.
+"""Losses of models, with their heads, on held-out rows. All models read the same rows, and models that mask tokens see
+the same masks.
 
-The terms are those that a run reports while it trains. Models that mask tokens see the same masks, whatever their runs
-masked: 15% of the tokens, all shown as `<mask>`. A model that was trained to predict every token predicts every token
-here, too.
+The loss terms are those that a run reports while it trains. The masks cover 15% of the tokens, whatever share a model's
+run masked, and every masked token is shown as `<mask>`. A model that was trained to predict every token predicts every
+token here, too.
 """
 
 from collections.abc import Mapping, Sequence

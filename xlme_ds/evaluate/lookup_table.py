@@ -1,4 +1,4 @@
-"""Test of the word embeddings in a model's lookup table across languages (XLM; Conneau and Lample, 2019).
+"""Tests of a model's lookup table as word embeddings of several languages (XLM: Conneau and Lample, 2019).
 
 The tests are word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and
 translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of the token embeddings of its
@@ -34,7 +34,7 @@ _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
 
 
-# For each kind of test, the columns of its table: the title -> (key of the score, format).
+# For each kind of test, the columns of its table: title of the column -> (key in the test's results, format).
 _COLUMNS = {
     "similarity": {
         "pairs": ("pairs", "d"),
@@ -86,11 +86,11 @@ def words(
 
 
 def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
-    """All similarity tests and all dictionaries in and below `folder`, by name.
+    """Returns (similarity tests, dictionaries), by name, of `folder` and its subfolders.
 
-    A test is en-de.test.data.txt with its scores in en-de.test.gold.txt; a dictionary is en-de.txt or
-    en-de.5000-6500.txt.
-    Raises ValueError for a damaged file, with its line, and for a folder without any test.
+    A similarity test is a file such as en-de.test.data.txt, with its scores in en-de.test.gold.txt; a dictionary is a
+    file such as en-de.txt or en-de.5000-6500.txt. Raises ValueError for a missing or damaged file, for two tests of one
+    name, and for a folder without any test.
     """
     require_folder(folder, "name a folder of word pairs or dictionaries")
     files = visible_paths(folder, "*.txt")
@@ -111,7 +111,7 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
 
 
 def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
-    """The files by their names without `ending`. Raises ValueError if two have the same name."""
+    """The files by their names without `ending`. Raises ValueError if files of two folders have the same name."""
     by_name: dict[str, Path] = {}
     for path in sorted(paths):
         name = path.name.removesuffix(ending)
@@ -159,7 +159,7 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
 
 
 def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """The words' vectors in the model's lookup table, float64 [N, D], and the number of words with an unknown piece.
+    """Returns (the vectors of the words `texts`, float64 [N, D]; the number of words with an unknown piece).
 
     An unknown piece has the vector of `<unk>`. Raises ValueError for a word that has no piece at all.
     """
@@ -187,8 +187,8 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
 
 
 def similarity_scores(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Correlations of the cosines with the human scores (Pearson and Spearman), and SemEval's score: the harmonic mean
-    of the two correlations if both are positive, else 0."""
+    """Pearson's and Spearman's correlation of the pairs' cosines with the human scores, and SemEval's score: the
+    harmonic mean of the two correlations if both are positive, else 0."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
     cosines = (unit_vectors(first_ND) * unit_vectors(second_ND)).sum(1)
     human_scores = np.array(test.scores)

@@ -55,11 +55,11 @@ def write_folder(
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
-    """Write the folder `out`, which must not exist, with weights in float32 and the model card `card` (Markdown). With
-    `onnx`, write `main` as model.onnx too.
+    """Write `main` into the folder `out`, which must not exist, with weights in float32 and the model card `card`
+    (Markdown). A `generator` gets a subfolder. With `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if `out` exists, and if a model has another vocabulary or lacks its head. After any error nothing
-    of the new folder stays.
+    Raises ValueError if `out` exists, if `vocabulary` and a model differ in size, and if a model lacks its head. After
+    any error nothing of the new folder stays.
     """
     with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary, model_type)
@@ -92,7 +92,7 @@ def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary, m
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
     # Two files need no checksum here: a reader compares the settings in config.json with those in the metadata, and the
-    # head's file has checksums of its own.
+    # file of a discriminator's head has a checksum of its own.
     without_checksum = CONFIG_FILE, REPLACED_HEAD_FILE
     files = (path for path in folder.iterdir() if path.name not in without_checksum and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}

@@ -1,5 +1,5 @@
-"""Writes model.onnx into an exported folder: the encoder, and its head if it was fine-tuned, for any number of texts of
-any length that the model reads."""
+"""Writes model.onnx into an exported folder: the encoder, with its head if the model was fine-tuned. model.onnx takes
+any number of texts, of any length that the model reads."""
 
 import logging
 import warnings
@@ -56,8 +56,8 @@ class _OnnxWrapper(nn.Module):
 
 
 def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> None:
-    """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both int64 [B,
-    T], and for a model with language embeddings `language_ids`, int64 [B]."""
+    """Write model.onnx into the exported `folder`. The inputs of model.onnx are int64: `input_ids` and
+    `attention_mask`, [B, T], and, for a model with language embeddings, `language_ids`, [B]."""
     loaded, outputs = _load(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
     tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # two rows: torch.export would make a size of 1 a constant
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")

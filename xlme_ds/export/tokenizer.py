@@ -1,8 +1,8 @@
 """The vocabulary as Hugging Face's fast tokenizer. It gives the same ids as SentencePiece except in three cases.
 
-`<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to SentencePiece.
-If two segmentations have the same score, the tokenizer and SentencePiece may choose different ones (this happened in
-one line of 73,000 of real text). A letter with several marks that Unicode cannot combine into one character may get
+`<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer, but ordinary characters to
+SentencePiece. If two segmentations have the same score, the tokenizer and SentencePiece may choose different ones (as
+in 1 of 73,000 lines of real text). A letter with several marks that Unicode cannot combine into one character may get
 other ids.
 """
 
@@ -67,8 +67,8 @@ def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
     # `Precompiled` composes only some letters with their marks and leaves others apart (Tamil vowels, decomposed
-    # Vietnamese), so NFC composes them first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does
-    # not; the guard before each mark prevents this.
+    # Vietnamese), so NFC composes these first. NFC would also reorder Arabic and Hebrew marks, whose order
+    # SentencePiece keeps; a guard before each of these marks prevents the reordering.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),
@@ -77,8 +77,9 @@ def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
-    # "first": text that follows a <mask> without a space starts no new word, as at a masked position in training. The
-    # later steps remove each space and insert ▁ as part of the next letter, so that no token's offsets include a space.
+    # "first" inserts ▁ only at the start of the input, so text that follows a <mask> without a space starts no new
+    # word, as at a masked position in training. The later steps replace each space's ▁ by one that has the offsets of
+    # the next letter, so that no token's offsets include a space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first"),

@@ -29,7 +29,7 @@ IGNORED = -100  # the label that the loss ignores
 
 
 class Feature(NamedTuple):
-    """One input of the model. Arrays are int64, `ids` int32.
+    """One input of the model. `ids` is int32, the other arrays are int64.
 
     `ids`: one item in the model's layout, as in pre-training. In XLM-E's layout a text is `<s> … </s>`, and two texts
     are `<s> a </s> b </s>`.
@@ -99,8 +99,8 @@ def _sentence_features(
 def _pair_feature(
     pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
-    """The input of a pair. If it would have more than `max_tokens` tokens, the ends of texts are cut off; a text that
-    fills at most half of the room stays whole."""
+    """The input of a pair. If it would have more than `max_tokens` tokens, the end of one text or of both is cut off. A
+    text that has at most half of the tokens that fit beside the special ones stays whole."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
@@ -146,7 +146,7 @@ class TaskBatch(NamedTuple):
     positions_BT: Tensor
     segments_BT: Tensor  # 1 at tokens, 0 at padding
     languages_BT: Tensor
-    # The labels of `Feature`: [B, T] for `tokens` (IGNORED at padding), [B] for `pair`, [B, 2] for `span`.
+    # The labels of `Feature`, by the kind of task: `tokens` [B, T] (IGNORED at padding), `pair` [B], `span` [B, 2].
     labels: Tensor
     seeds_B: Tensor  # random bits that seed the dropout of each row, as in `data.batch.Batch`
 
@@ -157,7 +157,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate_features(features: Sequence[Feature], kind: TaskKind, seeds: Sequence[int] = ()) -> TaskBatch:
-    """A batch of `features`, padded to the longest of them. `seeds`: those of dropout, one for each feature."""
+    """A batch of `features`, padded to the longest of them. `seeds`: one seed of dropout for each feature, or none."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
     positions_BT, segments_BT = positions_and_segments(tokens_BT)
@@ -168,11 +168,11 @@ def collate_features(features: Sequence[Feature], kind: TaskKind, seeds: Sequenc
 
 
 class TaskLoader:
-    """Gives one of `world` ranks its training batches. The step's number alone determines a step's batches.
+    """Gives one of `world` ranks its training batches. No batch depends on the batches before it.
 
     With N features in all and B features per step, step s reads draws s·B to (s+1)·B − 1. Draw n takes the feature at
-    index n mod N of the random order of epoch n div N. Seed and epoch alone determine that order. A step's features
-    are sorted by length, so that a micro-batch has little padding.
+    index n mod N of the random order of epoch n div N. This order depends only on the seed, the epoch and N. A step's
+    features are sorted by length, so that a micro-batch has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)
@@ -192,7 +192,7 @@ class TaskLoader:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """A dict with one entry, `features`: the SHA-256 of all features."""
+        """A dict with one entry, `features`: the SHA-256 of the ids, labels and languages of all features."""
         digest = hashlib.sha256()
         for feature in self.features:
             digest.update(feature.ids.tobytes() + feature.labels.tobytes())
@@ -208,8 +208,8 @@ class TaskLoader:
         return self.features[self._orders[epoch][index]]
 
     def _draws(self, step: int, micro_batch: int | None) -> list[tuple[int, Feature]]:
-        """(draw, feature) for each draw in a micro-batch of this rank, or in the step of all ranks if `micro_batch` is
-        None. Short features come first."""
+        """(draw, feature) for each draw in a micro-batch of this rank or, if `micro_batch` is None, in the whole step,
+        over all ranks. Short features come first."""
         rows = self.plan.step_rows(step, 0)
         draws = sorted(((draw, self._feature(draw)) for draw in rows), key=lambda pair: len(pair[1].ids))
         if micro_batch is None:

@@ -19,7 +19,7 @@ from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
-_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # "": XQuAD's and TyDiQA's tests, whose patterns find no split
+_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # "": a test set of XQuAD or TyDiQA, whose pattern has no split
 NO_LABEL = ""  # in place of a missing tag or label; a question without a label has an empty list of answers
 HELD_OUT_EVERY = 10  # if a run holds out training examples, it holds out one in this many
 
@@ -71,11 +71,11 @@ class TaskSets(NamedTuple):
 
     train: list[TaskFile]
     test: list[TaskFile]  # files to score: the test sets, or the dev sets if no language has a test set
-    # Files by which settings are chosen: the dev sets of the languages that are trained on. If `held_out` is True, they
-    # are the training files.
+    # Files by which settings are chosen: the dev sets of the languages that are trained on. If `held_out` is True, the
+    # training files serve instead.
     dev: list[TaskFile]
-    held_out: bool  # whether a tenth of each training file is not trained on, but serves as dev set
-    dev_only: list[str]  # languages that have a dev set and no test set, if another language has a test set
+    held_out: bool  # whether a tenth of each training file is left out of training, to serve as dev set
+    dev_only: list[str]  # languages with a dev set only, which is neither scored nor used to choose settings
 
     def fingerprints(self) -> dict[str, str]:
         """The SHA-256 of each test set and dev set, by file name."""
@@ -119,10 +119,11 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
 def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, several_settings: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `several_settings`: whether the command runs several settings, of which the best are chosen. The dev set of a
-    language is the task's own. If the task has none, it is that of the other dataset that the task is trained on.
-    Settings are never chosen on a file that is scored. If there are several settings and no other dev set, every tenth
-    training example is held out. Raises ValueError if there is nothing to train on or to score.
+    `several_settings`: whether the command runs several settings, to choose the best by the dev sets of the training
+    languages. A language's dev set is the task's own or, if the task has none, that of the other dataset on which the
+    task is trained. Settings are never chosen on a file that is scored: if there are several settings and no other dev
+    set, every tenth training example is held out. Raises ValueError if there is no training set of a wanted language,
+    or nothing to score.
     """
     wanted = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
@@ -151,8 +152,8 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, se
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
-    """All examples of a file. Raises ValueError for a malformed example, naming the file and the line or question, and
-    for a test set where some examples have labels and others have none."""
+    """All examples of a file. Raises ValueError for a malformed example, naming the file and the line or question, for
+    a test set where only some examples have labels, and for an empty file."""
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
     examples = list(reader(source, task))
     if not examples:
@@ -180,7 +181,7 @@ def _text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The original files of CoNLL-2002 and 2003 are Latin-1. But a file whose lines are mostly UTF-8 is damaged.
+        # The original files of CoNLL-2002 and 2003 are Latin-1. If most non-ASCII lines are UTF-8, the file is damaged.
         beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
         are_utf8 = [line.decode("utf-8", "ignore").encode() == line for line in beyond_ascii]
         if path.suffix != ".tsv" and 2 * sum(are_utf8) < len(beyond_ascii):
@@ -190,21 +191,21 @@ def _text(path: Path) -> str:
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    """The sentences of a file with one word and its tag per line. A test set may have only the word."""
+    """The sentences of a file with one word and its tag per line. A test set may have words without tags."""
     path, lines = source.path, _lines(source.path)
     full_lines = [line for _, line in lines if line.strip()]
     lines_with_tag = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # The published PAN-X has the language before every word (de:Berlin); XTREME's scripts remove it.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
-    # The majority of the lines decides, because a bare word may contain a space and end like a tag: Malcolm X.
+    # The majority of the lines decides whether words are bare, because a bare word may end like a tag: Malcolm X.
     bare = (
         source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * lines_with_tag < len(full_lines)
     )
     words: list[str] = []
     tags: list[str] = []
-    for number, line in [*lines, (0, "")]:  # an empty line ends the last sentence, too
-        # In a file without tags, a no-break space or the like may be a word, so a line of only that is no empty line.
+    for number, line in [*lines, (0, "")]:  # the added empty line ends the last sentence
+        # In a file without tags, a no-break space or the like may be a word, so a line that has only that is not empty.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -220,7 +221,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    """The pairs of a file with two texts and their label per line. A test set may have only the two texts."""
+    """The pairs of a file with two texts and their label per line. A test set may have texts without labels."""
     path, column_count = source.path, 0
     for number, line in _lines(path):
         if not line:
@@ -248,7 +249,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
-    # In a test set, the first question tells whether all must have answers or none may.
+    # In a test set, either all questions must have answers, or none may: the first question decides.
     must_have_answers = not source.may_lack_labels or any(question.answers for question in questions[:1])
     ids: set[str] = set()
     for question in questions:
@@ -286,8 +287,8 @@ def training_examples(
 ) -> list[Example]:
     """The examples of a training file that a run trains on; if `held_out`, the tenth that the run does not train on.
 
-    Questions on one context are either all held out or all trained on. If `tuning` holds nothing out, the run trains on
-    all examples.
+    Questions on one context are either all held out or all trained on. Without `tuning.held_out` none is held out.
+    Raises ValueError if there are too few to hold out a tenth.
     """
     examples = read_examples(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:

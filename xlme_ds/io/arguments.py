@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import near_settings, no_such
 
-# (flags of other programs and commands, advice: what to write instead). The advice fits a command that has all flags
-# which the advice names outside backticks. Of several entries that fit, the error gives the first one's advice.
+# (flags of other programs and commands, advice: what to write instead). An entry fits a command that has all flags
+# which the advice names outside backticks. The error gives the advice of the first entry that fits.
 _ADVICE = (
     ("output output_dir", "did you mean --out?"),
     ("out output output_dir", "this command prints its result: add `> FILE` to the command"),
@@ -54,10 +54,12 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
 
     A list, and a setting with a section (--train.steps), may be given twice: see `join_lists`.
 
-    An unknown flag may be one of other programs or commands, may lack its section (--steps for --train.steps), may have
-    initials in place of the name (--lr for --optimizer.learning-rate), or may be misspelt.
+    The message recognises four kinds of unknown flags: one of other programs or commands, one without its section
+    (--steps for --train.steps), one with initials in place of the name (--lr for --optimizer.learning-rate), and a
+    misspelt one.
 
-    `kinds`: for each flag of the command, the type of its value."""
+    `kinds`: for each flag of the command, the type of its value.
+    """
     before = list(takewhile("--".__ne__, arguments))
     given: set[str] = set()
     for index, argument in enumerate(before):
@@ -68,7 +70,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
             _refuse_values(flag, values, kind)
             name = positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
             if name in given:
-                is_split = name in ("--mono", "--para") and "--corpus" in kinds  # text in several folders
+                is_split = name in ("--mono", "--para") and "--corpus" in kinds  # probably for text in several folders
                 advice = "put the files into one folder, or describe them with --corpus"
                 raise ValueError(f"{name} is given twice: {advice if is_split else 'leave one out'}")
             if "." not in name and not _is_list(kind):
@@ -80,7 +82,7 @@ def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
     3`, because tyro would keep only B. A setting with a section (--train.steps) is not joined: its last value counts.
 
     `kinds`: for each flag of the command, the type of its value."""
-    groups: list[list[str]] = [[]]  # a flag and its values
+    groups: list[list[str]] = [[]]  # each is a flag and its values
     lists: dict[str, list[str]] = {}
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -161,8 +163,8 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
 
 
 def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """`text` as a number. Raises ValueError if it is not one of this kind. If a whole number is asked for and `text` is
-    1e6, the error advises to write 1000000."""
+    """`text` as a number of the type `kind`. Raises ValueError if it is none. If `kind` is int and `text` is 1e6, the
+    error advises to write 1000000."""
     try:
         return kind(text)
     except ValueError:

@@ -1,5 +1,5 @@
-"""Reads a command's arguments by tyro, and makes tyro's `--help` readable: the usage line names the required flags, the
-help leaves out the value {None} and empty defaults, and its description is wrapped."""
+"""Reads a command's arguments with tyro, and makes tyro's `--help` readable: the usage line names the required flags,
+the help leaves out {None} as a value and empty defaults, and its description is wrapped."""
 
 import io
 import shutil
@@ -33,7 +33,7 @@ READABLE = ConstructorRegistry()
 """In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
 empty."""
 _LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
-_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # an error suggests one for a first word without flag
+_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # suggested by an error for a first word without a flag
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -48,8 +48,8 @@ def call_from_command_line(
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
     `command` is a dataclass or a function. The usage line that --help prints names the required flags, unless `usage`
-    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A mistake
-    that `checked_arguments` finds ends the process with a sentence and exit code 2.
+    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A mistake that
+    `checked_arguments` finds ends the process with a sentence and exit code 2.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
@@ -70,8 +70,8 @@ def call_from_command_line(
 
 @contextmanager
 def wrapped_help(usage: str = "") -> Iterator[None]:
-    """In this block, the description in a help text that tyro prints is wrapped as its boxes are, except for example
-    commands. `usage` replaces the usage line."""
+    """In this block, a help text that tyro prints has its description wrapped to the terminal's width, except for
+    example commands: tyro itself wraps only its boxes. `usage` replaces the usage line."""
     # The help of a setting is its docstring as one line; tyro itself joins only unindented lines that begin with a
     # letter.
     read_docstring = attrdoc.ast_get_constant_value
@@ -95,8 +95,8 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
 
 
 def checked_arguments(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
-    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument has no flag, for a
-    mistake that `refuse_mistakes` names, and if a required flag that is not in `optional` is missing."""
+    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument is not a flag, for
+    a mistake that `refuse_mistakes` finds, and if a required flag that is not in `optional` is missing."""
     flags = list(flags_of(command))
     kinds = {flag: kind for flag, kind, _ in flags}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
@@ -176,8 +176,8 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
 
 
 def readable(option: StructFieldSpec) -> StructFieldSpec:
-    """A copy of `option` for the help. The name of its value has no {None} and no brackets around it, and a default
-    that is None or empty is not shown."""
+    """`option` as the help shows it: the name of its value has no {None} and no brackets around it, and a default that
+    is None or empty is not shown."""
     kind, marks = _split(option.type)
     if get_origin(kind) not in (tuple, list) and NoneType not in get_args(kind) and option.default != "":
         return option

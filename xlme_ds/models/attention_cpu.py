@@ -1,7 +1,7 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
 The scores are computed one tile at a time. A tile is as large as fits in the cores' caches. It covers several whole
-rows, one row, or some heads of one row. If every position sees its whole item, a tile may cover a single item instead.
+rows, one row, or some heads of one row. If every position sees its whole item, a tile may cover only one item of a row.
 No scores or weights are saved for the backward pass, which computes the weights again (as FlashAttention does; Dao et
 al. 2022, section 3.1).
 
@@ -43,9 +43,9 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: those of `allowed_B1TT`,
-    or if that is None, those with the query's number in `segments_BT`. The arguments are the same as for `_output`; q,
-    k, v and gate must be contiguous."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see. Either `allowed_B1TT` is
+    true for these keys, or it is None, and their number in `segments_BT` is the query's. The arguments are those of
+    `_output`; q, k, v and gate must be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -72,7 +72,8 @@ def _output(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> Tensor:
-    """The output of `_Attend`. `position_bias_HTT` is d; if it is None, nothing is added to the scores."""
+    """The output of `_Attend`. `position_bias_HTT` is d, added without a factor if the gate is None; if d is None,
+    nothing is added to the scores."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, position_bias_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles.all:
@@ -133,8 +134,8 @@ _gradients_operator.register_fake(
 
 
 class _Tiles:
-    """The tiles of a batch's scores (`all`), and the attention weights of each tile. The arguments are the same as for
-    `_output`."""
+    """The tiles of a batch's scores (`all`), and the attention weights of each tile. The arguments are those of
+    `_output` without v; `distance` is d."""
 
     def __init__(
         self,
@@ -182,15 +183,15 @@ class _Tiles:
             bias_RHSS.copy_(_distance_part(self.distance, tile))
         else:
             torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=bias_RHSS)
-        if tile[2] == _WHOLE_ROW:  # the tile of one item needs no mask
+        if tile[2] == _WHOLE_ROW:  # whole rows, unlike a single item, need a mask
             allowed_R1SS = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
             bias_RHSS.add_(self.q.new_zeros(()).where(allowed_R1SS, float("-inf")))
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """Returns (items that get tiles of their own, indices of rows that are computed whole). For each row, the cheaper
-    of the two is chosen. If `items` is empty, all rows are computed whole."""
+    """Returns (items that get tiles of their own, indices of rows that are computed whole), whichever is cheaper for a
+    row. If `items` is empty, all rows are computed whole. Costs are measured in scores."""
     tile_cost = _TILE_COST * torch.get_num_threads()
     # The cost of a row that is computed whole: its scores with their mask, plus its share of a tile's overhead.
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))
@@ -203,7 +204,7 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
 
 
 def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
-    """Yield tiles that cover `rows`. A tile has up to as many neighbouring rows as fit. If not even one row fits, each
+    """Yield tiles that cover `rows`. A tile has at most as many neighbouring rows as fit. If not even one row fits, a
     tile has some of a row's heads."""
     tile_rows = max(1, capacity // (heads * tokens**2))
     for some_heads in _heads(heads, tokens, capacity):
@@ -214,16 +215,16 @@ def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> I
 
 
 def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
-    """Slices of the heads, of one size except for the last. The scores of `tokens` queries and keys for a slice's heads
-    fit into a tile, unless those of one head do not fit."""
+    """Slices of the heads, of one size except for the last. The scores of a slice's heads, `tokens`² for each head, fit
+    into a tile. If those of one head do not fit, every slice has one head."""
     slices = -(-heads // max(1, capacity // tokens**2))
     size = -(-heads // slices)
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
 def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The part that a tile needs, [heads, S, S], of a table by head, query and key; a view. The table depends only on
-    the distance of query and key, so its first S rows and columns serve an item anywhere in the row."""
+    """A view of the part of the table `all_HTT` (by head, query and key) that a tile needs, [heads, S, S]. The table
+    depends only on the distance of query and key, so its first S rows and columns serve an item anywhere in a row."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 

@@ -2,22 +2,23 @@
 keys have no item in common are skipped, and the gate is computed from the queries in the kernel.
 
 B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. The formulas are for one head, in
-the notation of FlashAttention-2 (Dao 2023, algorithms 1 and 2). d alone is the distance bias, and d before a name means
-its gradient (dd: the gradient of d). The gate's vector v of `attention.py` is called r here, and V are the values. The
-code uses exp and log to base 2 instead.
+the notation of FlashAttention-2 (Dao 2023, algorithms 1 and 2): Q, K and V are queries, keys and values, but √K has the
+head size. d alone is the distance bias, and d before a name means its gradient (dd: the gradient of d), but dα and dρ
+are the gradients of the sigmoids' inputs. The gate's vector v of `attention.py` is called r here. The formulas have exp
+and log to base e, the code to base 2.
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij
     P = exp(S − L)     O = P V     Δ_i = Σ_k dO_ik O_ik     dS = P ∘ (dO Vᵀ − Δ)
-    dQ = dS K / √K + dα uᵀ + dρ rᵀ (before the sigmoids)     dK = dSᵀ Q / √K     dV = Pᵀ dO
+    dQ = dS K / √K + dα uᵀ + dρ rᵀ     dK = dSᵀ Q / √K     dV = Pᵀ dO
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
 Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients have this shape too. A tile of d is
 loaded from the table that `skew` makes. Row y of the table is d shifted by y distances, so each row of a tile is
 contiguous and aligned in the table, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its
-own kernel: each program takes one head and a few rows of the batch, adds up the tiles at one distance from the
-diagonal, and sums the result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same
-inputs give the same bits.
+own kernel: each program takes one head and a few rows, adds up the tiles at one distance from the diagonal, and sums
+the total tile along its diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs give
+the same bits.
 
 In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
 is L to base 2 (L · log2 e), `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of
@@ -61,8 +62,8 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 @triton.jit
 def _item_bounds(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns (firsts, ends, low, high, inner, inner_end) of a tile: `first` and `end` of each position, the range
-    [low, high) of positions that at least one of them sees, and the range [inner, inner_end) that all of them see.
+    """Returns (firsts, ends, low, high, inner, inner_end) of a tile: `first` and `end` of each of its positions, the
+    range [low, high) that at least one of these positions sees, and the range [inner, inner_end) that all of them see.
     Positions past the row's end change neither range."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
@@ -73,7 +74,7 @@ def _item_bounds(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore
 @triton.jit
 def _load_bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """d of a tile, float32 [ROWS, COLUMNS]. `start` is the position of the tile's first column minus the position of
-    its first row."""
+    its first row. `width` is the number of columns in the table."""
     at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
     return tl.load(at).to(tl.float32)
 
@@ -135,10 +136,9 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED_ROWS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write Δ [B, H, T] and dQ for a tile of queries, and what the tile adds to the gradients of the gate: to du and dr
-    [B, H, tiles, 2, K], and to dw [B, H, tiles]. Write to `grad_far` [B, H, tiles, 2] what the tile adds to dd for keys
-    that are far from it. A far key is more than `near` tiles of SIDE positions before the diagonal (index 0) or after
-    it (index 1)."""
+    """Write Δ [B, H, T] and dQ for a tile of queries, and what the tile adds to the gate's gradients du and dr [B, H,
+    tiles, 2, K] and dw [B, H, tiles]. Write to `grad_far` [B, H, tiles, 2] what the tile adds to dd with its far keys:
+    those more than `near` tiles of SIDE positions before (index 0) or after (index 1) the queries."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -253,7 +253,7 @@ def _distance_tile(  # type: ignore[no-untyped-def]
     factor, tokens, heads, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """g_i dS_ij of a tile, [N, N], whose queries begin at the position `start` and whose keys begin at `begin`."""
+    """g_i dS_ij of a tile, [N, N]. Its queries begin at the position `start`, its keys at the position `begin`."""
     i, j = start + tl.arange(0, N), begin + tl.arange(0, N)[None, :]
     q_i = _load_rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
     k_j = _load_rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
@@ -279,9 +279,9 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED_ROWS: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows (a batch here) add to dd in the tiles whose
-    keys begin `offset` tiles after their queries. These tiles are added up, and then summed along their diagonals; the
-    first sum is for the distance 1 − N inside a tile."""
+    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows (a `batch` here) add to dd in the tiles whose
+    keys begin `offset` tiles after their queries. These tiles are added up to one, which is then summed along its
+    diagonals. Sum number x is for the distance offset · N + x + 1 − N."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
@@ -290,7 +290,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     first_row = batch * SUMMED_ROWS
     row_count = tl.minimum(SUMMED_ROWS, rows - first_row).to(tl.int32)
     low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
-    masked = 0  # number of rows that need a mask: rows of several items, or all rows if tiles do not divide a row
+    masked = 0  # number of rows that need a mask: those whose first query does not see the whole row, all unless EVEN
     for n in range(0, row_count):
         masked += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
     # One loop for rows and tiles, so that the compiler loads the next tile while this one is computed.
@@ -327,7 +327,7 @@ def skew(position_bias_HW: Tensor, dtype: torch.dtype) -> Tensor:
     more the table holds 0."""
     tokens = (position_bias_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED_ROWS) * SKEWED_ROWS + SKEWED_ROWS
-    # Columns before distance 1 − T: the first one has distance 1 − SKEWED_ROWS − half.
+    # Number of columns to add before distance 1 − T: the first of them is for distance 1 − SKEWED_ROWS − half.
     left = half + SKEWED_ROWS - tokens
     two_signs = torch.stack([position_bias_HW, position_bias_HW.flip(1)]).to(dtype)
     two_signs = F.pad(two_signs, (left, 2 * half + SKEWED_ROWS - 1 - left - two_signs.shape[2]))
@@ -336,8 +336,8 @@ def skew(position_bias_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
     """The number of tiles on each side of the diagonal in which each distance needs its own gradient. From distance
-    `reach` on, d is one number for each sign, so one sum for each sign is enough. It becomes the gradient of the sign's
-    largest distance."""
+    `reach` on, d is one number on each side of the diagonal, so one sum for each side is enough. This sum is added to
+    the gradient of the side's largest distance."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
@@ -351,10 +351,10 @@ def attend(
     end_BT: Tensor,
     near: int,
 ) -> Tensor:
-    """Returns O [B, T, H, K]. The inputs are bf16, fp16 or fp32. Numbers are multiplied in this type and summed in
+    """Returns O [B, T, H, K]. `qkv_BT3HK` is bf16, fp16 or fp32: its numbers are multiplied in this type and summed in
     fp32. K must be 16, 32, 64 or 128.
 
-    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.TritonBias`. d is read from
+    `gate` is (u [K], r [K], w [H]). The arguments after it are the fields of `attention.TritonBias`. d is read from
     `skewed`, but its gradient goes to `position_bias_HW`.
     """
     assert gate is None or position_bias_HW is not None
@@ -385,9 +385,9 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
-    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N] has the sums of `_backward_distances`; the upper half of an
-    offset has the same distances as the lower half of the next offset. `grad_far` [H, 2] has the sums of the farther
-    tiles before and after the diagonal; each is added to the largest distance on its side."""
+    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N] has the sums of `_backward_distances`; the upper N sums of
+    an offset and the lower N sums of the next offset are for the same distances. `grad_far` [H, 2] has the sums of the
+    far tiles before and after the diagonal; each is added to the largest distance on its side."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
     # The first column of `sums` is for the distance 1 − (near + 1) · N.
@@ -415,8 +415,8 @@ def _gradients(
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns (grad_qkv, grad_d, grad_far, grad_gates, grad_scale). grad_qkv [B, T, 3, H, K] is dQ, dK and dV. The
-    others hold summands of gradients: grad_d [batches, H, offsets, 2 N] and grad_far [B, H, tiles, 2] of dd, grad_gates
-    [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
+    others hold summands: grad_d [batches, H, offsets, 2 N] (a batch is SUMMED_ROWS rows) and grad_far [B, H, tiles, 2]
+    of dd, grad_gates [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
     gate, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
@@ -472,8 +472,9 @@ def _tiling_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
 def _launch(
     kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
 ) -> None:
-    """Run `kernel`. `tensors` begins with the projection of queries, keys and values. If `gated` is None, the gate's
-    three weights follow it. `form` is the tiling, by default that of `_tiling_for`."""
+    """Run `kernel`. `tensors` are the kernel's, in its order, beginning with the projection of queries, keys and
+    values. If `gated` is None, the gate's three weights come second. `near`: see `near_tiles`; only two of the backward
+    kernels need it. `form` is the tiling, by default that of `_tiling_for`."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated

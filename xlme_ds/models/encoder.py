@@ -46,8 +46,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _DenseGradient(torch.autograd.Function):
-    """Identity with a backward pass that returns the gradient itself. A block gets several gradients, and autograd adds
-    in place only to one that is no view. The backward pass of `view_as` returns a view, which autograd would copy."""
+    """Identity whose backward pass returns the gradient itself. Autograd adds a block's other gradients to this one in
+    place, but only if it is no view. The backward pass of `view_as` would return a view, which autograd would copy."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ class EmbeddingModel(nn.Module):
     """A model that owns its token embedding: the blocks are its parameters `embedding_0`, `embedding_1`, …."""
 
     def __init__(self, cfg: ModelConfig, tables: Sequence[str] = ("embedding",)):
-        """`tables`: the names of the embedding and of all tables of its shape."""
+        """`tables`: the names of the embedding and of all other tables of its shape."""
         super().__init__()
         self.cfg = cfg
         for n, size in enumerate(block_sizes(cfg)):
@@ -127,7 +127,7 @@ def with_dense_gradient(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
-    """The class of an encoder's layers (`model.body`)."""
+    """The class of an encoder's layers, which `model.body` chooses."""
     return ModernLayer if cfg.body == "modern" else TransformerLayer
 
 
@@ -137,7 +137,8 @@ def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
 
 
 def use_rotary_base(model: nn.Module, base: float | None) -> None:
-    """Set the base of rotary positions in all encoders of `model`; None: the base in their settings."""
+    """Set the base of rotary positions in all encoders of `model`. If `base` is None, each uses the base in its
+    settings."""
     for encoder in model.modules():
         if isinstance(encoder, Encoder):
             encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)
@@ -180,8 +181,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed if languages have embeddings. `seeds_B`, 64 random bits for each row, is needed in
-        training with dropout.
+        `languages_BT` is needed if languages have embeddings: else raises ValueError. `seeds_B`, 64 random bits for
+        each row, is needed in training with dropout.
         """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
@@ -217,8 +218,9 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `make_mask` makes the attention mask from `groups_BT`. `row_tokens`: the number of tokens in a full row, if
-        these rows are shorter (see `TorchBias`).
+        `groups_BT` has a number for every position, such as the index of its item; `make_mask` makes the attention mask
+        from these numbers. `row_tokens`: the number of tokens in a full row, if these rows are shorter (see
+        `TorchBias`).
         """
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared_inputs(cfg, groups_BT, position_bias_HW, x_BTD.dtype, make_mask, row_tokens)
@@ -250,8 +252,8 @@ class Encoder(nn.Module):
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode
-        `forward` returns the last of these."""
+        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; the last one is after
+        the output norm. In evaluation mode `forward` returns the last one."""
         position_bias_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared_inputs(cfg, segments_BT, position_bias_HW, embedded_BTD.dtype)

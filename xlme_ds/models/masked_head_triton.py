@@ -1,13 +1,14 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
 A program computes the logits X Wᵀ + b, [BM, K], of BM positions (in `_sample`, of one) and the K = GROUP_SIZE ids of
-one group, in float32. It reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so
-the embeddings of its ids are read from memory once; the hidden states X stay in the L2 cache. Each number is written by
-one program, and every sum has a fixed order: the same inputs give the same bits.
+one group, in float32. X are the hidden states, W the embeddings and b the biases. The program reads BK of the D columns
+of X and W at a time. Neighbouring programs have the same group (except in `_sample`), so the embeddings of its ids are
+read from memory once; the hidden states stay in the L2 cache. Each number is written by one program, and every sum has
+a fixed order: the same inputs give the same bits.
 
-M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
-FLOPs (a multiply-add is two) and the bytes that it moves if each input is read from memory once. e is the number of
-bytes of a hidden state's element.
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group, N runs of POSITIONS
+positions. A comment above each operator counts its FLOPs (a multiply-add is two) and the bytes that it moves if each
+input is read from memory once. e is the number of bytes of a hidden state's element.
 """
 
 from typing import Any
@@ -25,14 +26,14 @@ POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
 K = tl.constexpr(GROUP_SIZE)
-# Without this list, Triton would compile a kernel again when one of these is 1 or a multiple of 16.
+# Without this list, Triton would compile a kernel again when one of these arguments is 1 or a multiple of 16.
 NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. For ids past the last one the
-    logits are −inf. For positions past the last one the last position's logits are repeated."""
+    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. For ids past the last of the
+    `size` ids, the logits are −inf. Positions past the last one repeat the logits of the last one."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -52,9 +53,10 @@ def _group_sums(  # type: ignore[no-untyped-def]
     positions, size, first_id, first_group, groups, inverse,
     TEMPERED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Write the numbers of one group at BM positions: to `highest` [M, G] the highest logit h, and to `sums` the sum of
-    exp(logit − h) [M, G]. If `TEMPERED`, the sum of exp((logit − h) · `inverse`) [M, G] follows it in `sums`. Write the
-    target's logit to `at_target` [M] if the target is in this group."""
+    """Write for one group at BM positions: to `highest` [M, G] the highest logit h, and to `sums` the sum of
+    exp(logit − h) [M, G]. If `TEMPERED`, `sums` also has, after all of these, the sum of exp((logit − h) · `inverse`)
+    [M, G], where `inverse` is 1 / temperature. Write the target's logit to `at_target` [M] if the target is in this
+    group."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
@@ -65,7 +67,7 @@ def _group_sums(  # type: ignore[no-untyped-def]
     tl.store(sums + at, tl.sum(tl.exp(logits - top[:, None]), 1), m < positions)
     if TEMPERED:
         at = (m.to(tl.int64) + positions) * groups + first_group + group
-        # This is (logits − top) · inverse, but registers would spill if both sums needed a tile of these differences.
+        # This is (logits − top) · inverse, but registers would spill if both sums used one tile of logits − top.
         # The minimum is needed because the rounded result may be above 0.
         scaled = tl.minimum(logits * inverse - (top * inverse)[:, None], 0.0)
         tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)

@@ -1,9 +1,10 @@
 """The layer of ModernBERT (Warner et al., 2024, section 2.1): pre-LN without biases, rotary positions, GeGLU, and
 attention that is global in every third layer and otherwise local.
 
-B rows, H heads, T tokens, D width, F feed-forward size, K head size, C tokens of a window. S is the number of windows:
-of a row in shapes that begin with B, else of all rows. In a local layer a position sees C/2 tokens on each side of it,
-so the C queries of a window need 2C keys: the layer's cost per token does not depend on the length of rows.
+B rows, H heads, T tokens, D width, F feed-forward size, K head size, C tokens of a window. S is the number of windows
+of a row in shapes that begin with B, and of all rows in other shapes. In a local layer a position sees C/2 tokens on
+each of its sides, so the C queries of a window need 2C keys: the layer's cost per token does not depend on the length
+of rows.
 """
 
 from collections.abc import Callable
@@ -71,9 +72,9 @@ class Windows(NamedTuple):
 
 
 def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Returns (queries, keys) of the S windows in each row of `x_BT` [B, T, …], where T is a multiple of C. Queries
-    [B, S, C, …] are the values in the window. Keys [B, S, 2C, …] also have the C/2 values on each side of it; beyond
-    the row's ends these are `value`."""
+    """Returns (queries, keys) of the S windows in each row of `x_BT` [B, T, …], where T is a multiple of C, which is
+    `window`. Queries [B, S, C, …] are the entries of `x_BT` in a window. Keys [B, S, 2C, …] also have the C/2 entries
+    on each side of the window; entries beyond the row's ends are `value`."""
     half_on_each_side = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
     padded_BT = F.pad(x_BT, half_on_each_side, value=value)
     halves_BSC = [half.unflatten(1, (-1, window)) for half in (padded_BT[:, :-window], padded_BT[:, window:])]
@@ -108,8 +109,8 @@ def rotary_cos_sin(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor
 
 
 def _mean_over_layers(cfg: ModelConfig, layers: int, global_value: float, local_value: float) -> float:
-    """The mean over an encoder's layers: the first and then every `global_every`-th layer is global and has the value
-    `global_value`, the others have `local_value`."""
+    """The mean of a quantity over an encoder's layers. The first layer and then every `global_every`-th is global and
+    has the value `global_value`; the others are local and have `local_value`."""
     global_layers = -(-layers // cfg.global_every)
     return local_value + global_layers / layers * (global_value - local_value)
 
@@ -141,7 +142,8 @@ class ModernLayer(TransformerLayer):
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, bias: tuple[RotaryAttention, RotaryAttention], seeds_B: Tensor | None = None
     ) -> Tensor:
-        """The layer's output, [B, T, D]. `seeds_B` has the random bits for dropout of the sublayers' outputs."""
+        """The layer's output, [B, T, D]. `bias`: the result of `shared_inputs`; `seeds_B`: the random bits for dropout
+        of the sublayers' outputs."""
         of_global, of_local = bias
         return super().forward(x_BTD, of_global if self.is_global else of_local, seeds_B)  # type: ignore[arg-type]
 
@@ -184,19 +186,19 @@ class ModernLayer(TransformerLayer):
 
     @staticmethod
     def flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
-        """`TransformerLayer.flops`. In a local layer the C + 1 keys that a query sees count, not the 2C of its
-        window."""
+        """As `TransformerLayer.flops`. For a local layer, the C + 1 keys that a query sees are counted, not the 2C keys
+        of its window."""
         keys = _mean_over_layers(cfg, layers, row_tokens, min(row_tokens, cfg.local_window + 1))
         return 2.0 * layers * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
 
     @staticmethod
     def saved_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
-        """`TransformerLayer.saved_bytes` as the mean over the discriminator's global and local layers.
+        """As `TransformerLayer.saved_bytes`: the mean over the discriminator's global and local layers.
 
         Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output
         projection. q, k and v are saved too. In a local layer with torch's kernels k and v are twice as large, because
-        the windows' keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the
-        softmax's sum.
+        the windows' keys overlap. The feed-forward network saves four tensors [B, T, F], and a fused attention kernel
+        saves the log of the softmax's sum.
         """
         mean = partial(_mean_over_layers, cfg, cfg.discriminator_layers)
         wide_tensors = (5 + mean(3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
@@ -219,8 +221,8 @@ class ModernLayer(TransformerLayer):
     @staticmethod
     def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
-        network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also those of the
-        windows), or in global attention (`TransformerLayer.backward_bytes`)."""
+        network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also the windows' q, k
+        and v), or in global attention (`TransformerLayer.backward_bytes`)."""
         local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
         feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
         return max(feed_forward, local_attention, TransformerLayer.backward_bytes(cfg, batch))

@@ -90,8 +90,8 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """For every position a number, int64 [B, T], from which `attention_mask` makes the mask; here the number of the
-        position's item."""
+        """A number for every position, int64 [B, T], in this class the number of its item. `attention_mask` makes the
+        mask from these numbers."""
         return batch.segments_BT
 
     # A function from the groups to an attention mask, bool [B, 1, T, T]. In this class a query sees the keys of its
@@ -102,7 +102,7 @@ class Masking:
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head, tied to the embedding, that predicts masked tokens."""
 
-    exclude_special = False  # if true, only ordinary tokens are predicted, because they become part of the text (BTMLM)
+    exclude_special = False  # if true, only ordinary tokens are predicted: predictions become part of the text (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -178,7 +178,7 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderName) -> TextEncoder:
     """One encoder of a pre-training model, in evaluation mode. `state`: all parameters of the model, by name.
 
-    Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the difference.
+    Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the `difference_n`.
     """
     layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
     prefix = f"{which}."

@@ -1,13 +1,13 @@
 """All-tokens masked language modelling (Clark et al., 2020, ELECTRA, section 3.4): a control for replaced token
 detection. As in ELECTRA, the discriminator reads a text in which the generator has replaced tokens. But instead of
-judging each token, it predicts the original token x_t at every position t:
+judging each token, the discriminator predicts the original token x_t at every position t:
 
     p(x_t) = c_t · 1[position t still shows x_t] + (1 − c_t) · softmax_t(x_t)
 
-In ELECTRA the sigmoid at position t is the probability that the token there is original. Here it is c_t, the
-probability of copying the token. The loss is L = L_MLM + L_TLM + λ·L_AMLM + λ·L_ATLM. L_AMLM is the mean of −log p(x_t)
-over all tokens of monolingual text, L_ATLM the mean over all tokens of pairs. The discriminator's softmax runs at all
-positions, so it costs 1 / mask_fraction times as much as the generator's.
+In ELECTRA the discriminator's head gives the probability that the token at position t is original. Here this head gives
+c_t, the probability of copying that token. The loss is L = L_MLM + L_TLM + λ·L_AMLM + λ·L_ATLM. L_AMLM is the mean of
+−log p(x_t) over all tokens of monolingual text, L_ATLM the mean over all tokens of pairs. The discriminator's softmax
+runs at all positions, so it costs 1 / mask_fraction times as much as the generator's.
 
 B rows, T tokens, M masked positions, D width.
 """
@@ -115,7 +115,7 @@ class AllTokensObjective(ElectraObjective):
     model_classes = AllTokensModel, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if generator and discriminator have separate embeddings: their softmaxes share one."""
+        """Raise ValueError also if generator and discriminator have two embeddings: both softmaxes need the same."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(

@@ -71,8 +71,8 @@ class ElectraObjective(Pretraining):
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Returns `collate`. For training with `random_fakes`, the returned function also adds `random_1`, float32 [1],
-        to a batch: the fraction of the generator's samples that are replaced by random tokens in this step."""
+        """Returns `collate` or, for training with `random_fakes`, a function that also adds `random_1`, float32 [1], to
+        a batch: the fraction of the generator's samples that random tokens replace in this step."""
         if purpose != "train" or not self.random_fakes:
             return super().collate_for(rows, purpose)
 
@@ -88,8 +88,8 @@ class ElectraObjective(Pretraining):
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` with 0 for all uniform random numbers, so that the generator samples token 0 or, where `random_fakes`
-        act, the first ordinary token takes the sample's place. Rounding could change any other sample."""
+        """`batch` with all uniform random numbers set to 0. Then every sample is token 0 or, in a step with random
+        fakes, the first ordinary token. With other numbers, rounding could change the samples."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
@@ -208,7 +208,7 @@ class ElectraObjective(Pretraining):
 
     @staticmethod
     def tokens_and_probabilities(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Returns (tokens after replacement, probability of each that it was replaced), both [B, T]."""
+        """Returns (tokens after replacement, probability that each of them was replaced), both [B, T]."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
 
 

@@ -28,7 +28,7 @@ def saved_layer_bytes(layout: ParallelLayout) -> float:
 
 
 def _saved_encoder_bytes(layout: ParallelLayout, layers: int, first: bool = True, last: bool = True) -> float:
-    """Bytes that an encoder's layers save, with its embeddings (`first`) and its output norm (`last`)."""
+    """Bytes that `layers` layers of an encoder save; `first` adds the embeddings, and `last` the output norm."""
     cfg = layout.model
     saved = layers * saved_layer_bytes(layout)
     if first and (cfg.norm == "post" or cfg.embedding_norm):
@@ -51,8 +51,8 @@ def predicted_positions(layout: ParallelLayout, last: bool) -> float:
 
 
 def _saved_head_bytes(layout: ParallelLayout, last: bool) -> float:
-    """Bytes that a masked head saves. For each predicted position these are 4 vectors (of dense layer, GELU and norm),
-    or only the input if the head has no dense layer, and 4 integers for the softmax."""
+    """Bytes that a masked head saves. For each predicted position these are 4 integers of the softmax and 4 vectors (of
+    dense layer, GELU and norm). A head without a dense layer saves 1 vector, its input, in place of the 4."""
     vectors = 4 if layout.model.masked_head == "dense" else 1
     return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INT64_BYTES)
 
@@ -66,12 +66,12 @@ def saved_generator_bytes(layout: ParallelLayout) -> float:
 
 
 def saved_stage_bytes(layout: ParallelLayout, stage_index: int) -> float:
-    """Bytes that one micro-batch saves on a stage, over all its forward passes: one backward pass comes after them."""
+    """Bytes that one micro-batch saves on a stage over all its forward passes, because the backward pass comes last."""
     return sum(_saved_pass_bytes(pass_layout, stage_index) for pass_layout in _passes(layout))
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
-    """The layout with the sizes of each forward pass over a micro-batch, the largest pass first."""
+    """For each forward pass over a micro-batch, the layout with the sizes of that pass; the largest pass is first."""
     return [
         replace(layout, tokens=batch.tokens, row_tokens=batch.row_tokens)
         for batch in objective_of(layout.objective).forward_passes(layout)
@@ -109,10 +109,10 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     In the backward pass it also holds two float32 tensors [M, D].
 
     The forward pass also holds two numbers for each position and group of vocabulary entries. For several positions at
-    a time it holds the embeddings of the groups that their samples are drawn from. Sampling with a temperature needs a
-    third number for each group and, without Triton, a second tile. On a GPU in bf16, Triton kernels hold neither a tile
-    nor embeddings in the forward pass, but cumulative sums of the groups' weights in float64. In the backward pass they
-    hold no float32 tile.
+    a time it holds the embeddings of two groups: the sample's, and that of the likeliest token. Sampling with a
+    temperature needs a third number for each position and group and, without Triton, two float32 tiles. On a GPU in
+    bf16, Triton kernels hold neither a tile nor embeddings in the forward pass, but cumulative sums of the groups'
+    weights in float64. In the backward pass these kernels hold no float32 tile.
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
@@ -141,8 +141,8 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
 
 
 def stage_transfer_bytes(layout: ParallelLayout) -> float:
-    """Bytes that one stage sends to the next for a micro-batch. It sends hidden states, two integers for each token and
-    a key for each row. With a generator, it also sends the generator's loss and one more integer for each token."""
+    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers for each token and a seed
+    of dropout for each row. With a generator, also the generator's loss and one more integer for each token."""
     per_token = FLOAT32_BYTES + 3 * INT64_BYTES if layout.flops.generator else 2 * INT64_BYTES
     per_token += INT64_BYTES if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
     return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INT64_BYTES

@@ -28,11 +28,11 @@ _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model in XLM-E's shape that `dollars` can train on the data and vocabulary of `run`, and the share of each
-    published recipe that they would buy. `flags`: the command-line options that select `run`. Raises ValueError if
-    `dollars` do not pay for one step, or pay for more than _MOST_HOURS, and for settings that no run accepts, also
-    with the number of steps that they pay for."""
-    validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1)))  # the shape is chosen below
+    """The model in XLM-E's proportions that `dollars` can train on the data and vocabulary of `run`, and the share of
+    each published recipe that `dollars` would buy. `flags`: the command-line options that select `run`. Raises
+    ValueError if `dollars` pay for no step or for more than _MOST_HOURS, and if the settings of `run` are wrong in
+    themselves or with the shape and steps of that model."""
+    validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1)))  # the real shape is chosen below
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
@@ -70,8 +70,8 @@ def _tokens_per_parameter(model: dict[str, Any]) -> float:
 
 
 def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[str, Any]]:
-    """Returns (`run` with a model of `heads` heads that is trained with `flops` operations; size, tokens, steps and
-    options of it).
+    """Returns (`run` with a model of `heads` heads that is trained with `flops` operations; the size, training tokens,
+    steps and command-line options of this run).
 
     XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 discriminator
     layers and 8 generator layers. So here the number of discriminator layers grows as the square of the width, and the

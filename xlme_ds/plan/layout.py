@@ -84,16 +84,16 @@ def _uses_triton(run: RunConfig, precision: str) -> bool:
 
 @dataclass(frozen=True)
 class ParallelLayout(MicroBatchShape):
-    """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes. `gpus` is the product. The
-    inherited fields describe one micro-batch."""
+    """The layout of a run: `replicas` copies of the model, each on `len(stages)` processes, so that `gpus` is the
+    product of the two numbers. The inherited fields describe one micro-batch."""
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
     flops: Flops  # operations per token
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
-    gradient_element_bytes: int  # bytes of one element of the gradients that are added over micro-batches
-    reduced_element_bytes: int  # bytes of one element of the gradients that are summed over ranks
+    gradient_element_bytes: int  # bytes of one element of the gradients while they add up over micro-batches
+    reduced_element_bytes: int  # bytes of one element of the gradients while they are summed over ranks
     stages: tuple[PipelinePart, ...]
     replicas: int
     gpus: int
@@ -102,8 +102,9 @@ class ParallelLayout(MicroBatchShape):
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse, and
-        for engines that the planner does not count."""
+        """The layout of `run` on `gpus` processes, with rows of `row_tokens` tokens. `fused`: as in `MicroBatchShape`.
+        Raises ValueError for settings that the run itself would refuse, and for engines that the planner has no
+        formulas for."""
         run = resolve_engine_file(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
@@ -122,7 +123,7 @@ class ParallelLayout(MicroBatchShape):
             stages = split_layers(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // per_replica)
         gradient_precision = resolve_gradient_precision(run.engine, precision, step.accumulation)
-        # The phase that predicts most needs the most memory.
+        # The phase that masks the largest fraction of the tokens needs the most memory.
         fraction = max(phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction))
         return ParallelLayout(
             objective=replace(run.objective, mask_fraction=fraction),
@@ -154,7 +155,7 @@ class ParallelLayout(MicroBatchShape):
 
     def sizes(self, stage: int) -> StageSizes:
         """Sizes of a stage. They do not depend on activation checkpointing, so `stage_sizes` is always called without
-        it and caches one result for both."""
+        it: one cached result then serves runs with and without it."""
         return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:

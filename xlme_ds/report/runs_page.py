@@ -36,11 +36,11 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
 
 
 def _page_of(by_name: Mapping[str, RunFiles]) -> str:
-    """The HTML of the page. `by_name` has the files of each run, by its name on the page: its folder's name, or the
-    folder's path if another folder has the same name."""
+    """The HTML of the page. `by_name` has the files of each run by the run's name on the page, which is the name of its
+    folder, or the folder's path if another run's folder has the same name."""
     runs = list(by_name.values())
     quantities = ChainMap(*(run.objective["quantities"] for run in runs))
-    # A key may have another title in another run, such as the accuracy of other tokens: then it has a figure for each.
+    # A key may have different titles in different runs, such as accuracies of different tokens: one figure per title.
     panels = {
         title: (key, [(run.metrics, run.heldout) if _own_title(key, run) == title else ([], []) for run in runs])
         for key in _drawn_keys(runs, quantities)
@@ -58,8 +58,8 @@ def _page_of(by_name: Mapping[str, RunFiles]) -> str:
 
 
 def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A row for each title or setting that any run has: its cells in the order of the runs, a dash for a run without
-    it. `columns`: the values of each run."""
+    """A row for each title or setting that any run has: its cells in the order of the runs, with a dash for a run that
+    lacks it. `columns`: for each run, its values by title or setting."""
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, "–") for column in columns] for name in names}
 
@@ -80,8 +80,8 @@ def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> lis
 
 
 def _logged(*files: Sequence[Mapping[str, Any]]) -> dict[str, None]:
-    """The keys of all records, in the order in which they first appear. A record lacks the tasks that its step did not
-    read, and values that are not finite."""
+    """The keys of all records, in the order in which they first appear. One record is not enough: a record lacks the
+    tasks that its step did not read, and values that are not finite."""
     return dict.fromkeys(key for records in files for record in records for key in record)
 
 

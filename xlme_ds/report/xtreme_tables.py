@@ -1,7 +1,7 @@
-"""Tables of published scores with our scores below, as HTML, Markdown and CSV. Four tables have the layouts of XLM-E's
-Tables 1, 5, 6 and 7; further tables give the scores of a task by language.
+"""Tables of published scores with our scores below, as HTML, Markdown and CSV. Four tables have the layouts of Tables
+1, 5, 6 and 7 of the XLM-E paper; each further table gives one task's scores by language.
 
-Published scores and the layouts are in xtreme_published.toml.
+The published scores and the layouts are in xtreme_published.toml.
 """
 
 import csv
@@ -43,12 +43,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class SystemRow:
-    """The scores of a system."""
+    """A row of a table: the scores of one system."""
 
     system: str
     source: str  # where the scores were published; empty for our own scores
     cells: Mapping[str, Cell]  # key of a column -> cell
-    group: str = ""  # heading above all rows of a group
+    group: str = ""  # heading above the rows of its group; empty if the table has no groups
 
 
 @dataclass
@@ -87,7 +87,7 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     for name, text in files.items():
         write_text(out / name, text)
     for path in out.glob("xtreme_*.csv"):
-        if path.name not in files:  # of a call with other results
+        if path.name not in files:  # left from an earlier call with other results
             path.unlink()
     return out / "xtreme.html"
 
@@ -181,7 +181,8 @@ def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 6, at the layer `test["layer"]`. en-de and de-en are names of the same test."""
+    """Our row of Table 6, at the layer `test["layer"]`. en-de and de-en are names of the same test; raises ValueError
+    if both are given."""
     cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
     for name, scores in test["tests"].items():
@@ -243,7 +244,7 @@ def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on the scores of a task: first on missing languages, then on the runs (`_run_marks`)."""
+    """The remarks on a task's scores: first on missing languages or labels, then on the runs (`_run_marks`)."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)

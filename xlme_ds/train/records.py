@@ -1,5 +1,5 @@
-"""Writes a run's records (the JSON-lines files `run_folder.RECORDS` and TensorBoard events), the rows that every step
-read, and the output in the terminal. A resumed run continues the records without gaps or repeats."""
+"""Writes a run's records (the JSON-lines files of `run_folder.RECORDS`, and TensorBoard events), the rows that every
+step read, and the output in the terminal. A resumed run continues the records without gaps or repeats."""
 
 import json
 import math
@@ -47,7 +47,7 @@ class StepLog:
         self.steps: list[int] = []  # step of each record that was kept from an earlier start
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
-        unreadable: dict[int, bytes] = {}  # line number -> line, since the last record; damaged if a record follows
+        unreadable: dict[int, bytes] = {}  # line number -> line, since the last kept record; damaged if another follows
         with errors_naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for line_number, line in enumerate(lines, start=1):
@@ -83,7 +83,7 @@ class StepLog:
         return self.line_count
 
     def write(self, values: dict[str, Any]) -> None:
-        """Append a line with `values`, one of which is `step`."""
+        """Append a line with `values`, one of which is `step`, unless an earlier write failed."""
         if self.error is None:
             try:
                 with errors_naming(self.path):
@@ -287,19 +287,21 @@ class Console:
 # The folder that records the rows of every step, for `xlme audit`. Its files:
 #
 # `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`, `audit`: whether
-# `train.audit` was on}; starts before the first with `train.audit` have none. The index of the line, from 0, is the
-# index of the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
-# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. `rows` has one list for each micro-batch. Lines are only
+# `train.audit` was on}. Starts before the first one with `train.audit` have no line. The index of the line, from 0, is
+# the index of the attempt.
+#
+# `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task: [[number of the first row, CRC-32 of
+# the tokens of each row, ...], ...]}}. A task has an inner list for each micro-batch with its rows. Lines are only
 # added: a step that was repeated after a resume has a line for each attempt.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
 def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int, audit: bool) -> Path | None:
-    """Make `loader` record the rows that it reads from now on; without `audit`, only record that it does not, if
-    earlier starts of the run did. Collective.
+    """Record this start of the run and make `loader` record the rows that it reads from now on. Without `audit`, record
+    only the start, and only if an earlier one was recorded. Collective.
 
-    Returns this rank's file, or None if it records nothing.
+    Returns the file that gets this rank's rows, or None if there is none.
     """
     folder = run / AUDIT_FOLDER
     attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world, audit) if rank == 0 else 0))
@@ -322,12 +324,12 @@ def audit_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def row_checksums(tokens: np.ndarray) -> list[int]:
-    """CRC-32 of every row of int [B, T] ids."""
+    """CRC-32 of every row of ids, int [B, T]; each id counts as int32."""
     return [zlib.crc32(row.tobytes()) for row in np.ascontiguousarray(tokens, dtype=np.int32)]
 
 
 def _begin_attempt(folder: Path, start: int, world: int, audit: bool) -> int:
-    """Record a start of the run; returns the index of the attempt."""
+    """Record a start of the run, as `audit_reads` says; returns the index of the attempt."""
     path = folder / ATTEMPTS
     if not audit and not path.exists():
         return 0

@@ -22,8 +22,8 @@ from ..io.files import read_json, read_versioned, write_versioned
 from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder, require_writable
 from .schedule import learning_rate
 
-# Prefixes of the settings that may change on resume. They change the loss curve only by rounding, except `spike_sigma`,
-# which decides which steps are skipped.
+# Prefixes of the settings that may change on resume. Such settings change the loss curve by rounding at most, except
+# `spike_sigma`, which decides which steps are skipped.
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
@@ -45,6 +45,7 @@ _MAY_CHANGE = (
 )
 _MUST_STAY = ("engine.precision",)  # exceptions to `_MAY_CHANGE`
 FINISHED = "finished.json"  # the last file that a run writes
+# Names of the files NAME.jsonl to which a run appends its records.
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
@@ -53,7 +54,7 @@ class RunFolder:
     """The folder that `--out` names. Every rank has a RunFolder; only rank 0's writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
-        """`root`: whether this is rank 0, which writes; `writes`: false in a dry run, where no rank writes."""
+        """`root`: whether this process is rank 0; `writes`: whether rank 0 writes, which it does not in a dry run."""
         self.path = path
         self.root = root
         self.writes = writes
@@ -61,8 +62,8 @@ class RunFolder:
         self._created = False
 
     def claim(self, config: Training) -> None:
-        """Check that the folder belongs to `config`, and lock it against other processes until `close` or the end of
-        this process.
+        """Check that a run with the settings `config` may use the folder, and lock it against other processes until
+        `close` or the end of this process.
 
         Raises ValueError if a setting differs (the error names it), and if the folder is unusable or another process
         works in it.
@@ -80,8 +81,8 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _check_usable(self) -> None:
-        """Raise ValueError if the folder is an export or cannot be made or written, and, if no rank writes, if it is in
-        use. Print a remark if it holds files but no run."""
+        """Raise ValueError if the folder is an export, if it cannot be made or written, or, in a dry run, if another
+        process works in it. Print a remark if the folder holds files but no run."""
         if not self.writes and is_locked(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
         require_writable(self.path)
@@ -125,10 +126,11 @@ class RunFolder:
         identity: str | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `config.json` after all checks have passed: resolved settings, versions and data. Called on rank 0
-        only.
+        """Write `config.json`: resolved settings, versions and data. If the run has not done all its steps, also remove
+        the model and the marker of an earlier end. Only rank 0 calls this method, after all checks have passed.
 
-        `data`: fingerprints of the data and the vocabulary; `objective`: the result of `objectives.describe`.
+        `data`: fingerprints of the data and the vocabulary; `world`: number of ranks; `parameters`: numbers of
+        parameters; `objective`: the result of `objectives.describe`.
         """
         # The folder is made before the first step: if it is missing later, `Checkpoints.lost` knows that it was
         # removed.
@@ -199,7 +201,7 @@ class RunFolder:
         """Raise ValueError, with a remedy, if `stored` and `config` differ in settings that must be equal.
 
         `subject`: the beginning of the message. `done`: number of finished steps; settings of schedule and data may
-        differ if they change only later steps. None: they must be equal.
+        differ if they change only later steps. If `done` is None, these settings must be equal too.
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if ("task" in theirs) != ("task" in ours):
@@ -210,7 +212,7 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         keys = sorted(ours.keys() | {key for key in theirs if not _may_change(key)})
         different = [key for key in keys if ours.get(key) != theirs.get(key) and not key.startswith(changeable)]
-        # In fine-tuning, other settings follow from `tuning.`: the user did not give them.
+        # In fine-tuning, the user gives `tuning.` and other settings follow from it: name only `tuning.` if it differs.
         different = [key for key in different if key.startswith("tuning.")] or different
         if different:
             shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
@@ -237,7 +239,7 @@ def refuse_export(folder: Path, advice: str) -> None:
     """Raise ValueError, with `advice`, if `folder` is an export."""
     try:
         is_export = "model_type" in read_json(folder / "config.json", dict)
-    except (OSError, ValueError):  # absent or damaged, which its reader reports
+    except (OSError, ValueError):  # config.json is absent, or damaged, which its reader reports
         return
     if is_export:
         raise ValueError(f"{folder} is an export (a Hugging Face folder), not a run: {advice}")
@@ -270,7 +272,7 @@ def first_step(settings: Mapping[str, Any]) -> int:
     """The step at which the run with these `settings`, as config.json stores them, began: for a branch the step of its
     parent's checkpoint, else 0."""
     start = settings.get("start", {"take": "all"})
-    # Not by `run_and_step`: a folder that is made later may have the name RUN@STEP.
+    # `run_and_step` would take RUN@STEP for the name of a run if a folder of this name had been made since.
     return int(start["folder"].rpartition("@")[2]) if start["take"] == "state" else 0
 
 
@@ -297,7 +299,7 @@ def describe_missing_steps(logged: Iterable[int], every: int, last: int, done: i
 
 
 def fixed_settings(config: Training) -> dict[str, Any]:
-    """The settings that may not change on resume, as `section.key`."""
+    """The settings that may not change on resume, by `section.key`."""
     ours = flatten(json.loads(json.dumps(asdict(config))))  # turns tuples into lists, as in config.json
     return {key: value for key, value in ours.items() if not _may_change(key)}
 
@@ -340,7 +342,7 @@ def _may_change(key: str) -> bool:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as `section.key`."""
+    """Nested settings as a flat dict, by `section.key`."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}

@@ -51,7 +51,7 @@ _LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "output.dense": "down",
     "output.LayerNorm": "feed_forward_norm",
 }
-# What follows XLMRoberta in the name of a class -> the parameters of that class's head: XLM-R's name -> our name.
+# For each class XLMRoberta + ending, by the ending, the parameters of the class's head: XLM-R's name -> our name.
 _HEADS = {
     "ForMaskedLM": {
         "lm_head.dense.weight": "masked_head.dense.weight",
@@ -84,7 +84,8 @@ def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
 def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class XLMRoberta + `ending` (`ForMaskedLM`, …, or `Model`).
 
-    The embedding of the token type and the pooler of `Model` are 0, because our encoders have neither.
+    `head`: the head's parameters, by our names. The embedding of the token type and the pooler of `Model` are 0,
+    because our encoders have neither.
     """
     ours, width = encoder.state_dict(), encoder.cfg.width
     state = {
@@ -128,8 +129,8 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head, by our names; empty if `folder` has no such head. A head that cannot be used
-    is left out, and a note says why."""
+    """The parameters of the masked head, by our names; empty if `folder` has no masked head that can be used. Notes
+    tell the user why a masked head cannot be used, and which other heads are left out."""
     path, state = _read_state(folder)
     head_state = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
     # The output bias has two names, and a file may have either or both. `lm_head.decoder.weight` is a second name of
@@ -184,8 +185,8 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
 
 
 def _name_pairs(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (XLM-R's name, our name, third) for every parameter except the tables. `third` is 0, 1 or 2 if XLM-R's
-    parameter is that third of our `qkv`, and None if it is the whole of our parameter."""
+    """Yield (XLM-R's name, our name, third) for every parameter of the encoder except the embedding tables. `third` is
+    0, 1 or 2 if XLM-R's parameter is that third of our `qkv`, and None if it is the whole of our parameter."""
     for kind in ("weight", "bias"):
         yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
         for n in range(cfg.discriminator_layers):

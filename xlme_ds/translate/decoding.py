@@ -1,10 +1,11 @@
 """Beam search for the most likely translation of every source, token by token.
 
-At every token the `beam` best unfinished hypotheses of a sentence continue. A candidate is a hypothesis with one more
-token. If it ends with `</s>` and is among the `beam` best candidates, it becomes a finished hypothesis. The search ends
-when there are `beam` finished hypotheses, or when the hypotheses have XLM's largest length, 1.3 n + 5 tokens for a
-source of n tokens, or `model.max_positions` tokens. The hypothesis with the highest score wins:
-score = (sum of log p) / length ** penalty. Beam 1 takes the most likely token each time.
+A candidate is an unfinished hypothesis with one more token. If it ends with `</s>` and is among the `beam` best
+candidates of its sentence, it becomes a finished hypothesis. Of the candidates without `</s>`, the `beam` best
+continue. The search ends when there are `beam` finished hypotheses, or when the hypotheses have XLM's largest length,
+1.3 n + 5 tokens for a source of n tokens, or `model.max_positions` tokens. The finished hypothesis with the highest
+score wins: score = (sum of log p) / length ** penalty, where the length counts a final `</s>`. Beam 1 takes the most
+likely token each time.
 
 A sentences, N hypotheses of all sentences together, S source tokens, D width, V vocabulary.
 """
@@ -19,7 +20,7 @@ from ..data.rows import EOS, LAYOUTS, PAD
 from .model import CachedDecoder, TranslationModel, max_translation_tokens
 from .sides import Side
 
-_MAX_BATCH_TOKENS = 4096  # upper bound of source tokens · beam in a batch
+_MAX_BATCH_TOKENS = 4096  # upper bound of padded source tokens · beam in a batch of several sources
 _MAX_LOGITS = 2**26  # upper bound of hypotheses · vocabulary in one decoding step: this bounds memory
 
 
@@ -72,7 +73,8 @@ class Search:
 
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
         """Extend the live hypotheses by one token. Each of the `candidates` is (sum of log p, index into `live`, next
-        token); the best comes first. Returns the candidates that continue, or none if the search has ended."""
+        token); the best comes first. Returns the candidates that continue; the list is empty if the search has
+        ended."""
         continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
             if len(continued) == self.beam:

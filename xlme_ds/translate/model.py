@@ -1,10 +1,10 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
 Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-`CachedDecoder` decodes token by token, and `translate_greedily` makes the translations of back-translation with it.
+`CachedDecoder` decodes token by token; `translate_greedily` uses it to write the translations for back-translation.
 
 B rows; per row T tokens, S source tokens and R target tokens; M target tokens in all rows, D width, V vocabulary; N
-hypotheses or sentences in decoding, each of which is one of the B rows that the model reads.
+hypotheses or sentences in decoding, where each of them is a row of the model's input, so that B is N.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class TranslationOutput(NamedTuple):
 
 
 class TranslationModel(TextEncoder):
-    """`TextEncoder` with a decoder, and a head that predicts the decoder's tokens; all three share one embedding."""
+    """`TextEncoder` with a decoder and a head that predicts the target's tokens; all three share one embedding."""
 
     # Whether a flag is true on any process. This default is for one process. Under ZeRO-3 each pass needs all
     # processes, so the engine replaces this function, and all processes decode until the last one is done.
@@ -81,8 +81,8 @@ class TranslationModel(TextEncoder):
     def _predicted(
         self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, blocks: list[Tensor]
     ) -> TranslationOutput:
-        """The output for the sources that `term` reads in `rows`. `target`: the decoder's inputs; `tokens[places_M]`:
-        the tokens that it predicts."""
+        """The output for one loss term of `rows`; the term determines the sources. `target`: the decoder's inputs;
+        `tokens[places_M]`: the tokens to predict; `blocks`: the embedding."""
         source = {"ae": noised_sources, "bt": self.back_translated_sources, "mt": sources_of_pairs}[term](rows)
         seeds_B, row_tokens = rows.seeds_B, rows.tokens_BT.shape[1]
         if term == "bt":
@@ -135,7 +135,8 @@ class TranslationModel(TextEncoder):
         self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
         """The decoder's last hidden state, [B, D], after it has read one more token of each target, `tokens_B`, at
-        `position` (from 0). `past` caches the keys and values of earlier tokens, and gets those of this token."""
+        `position` (from 0). `allowed_B11S`: whether a source token may be read. `past` caches the keys and values of
+        earlier tokens; those of this token are added."""
         decoder = self.decoder
         position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.embedding_blocks)
@@ -144,7 +145,7 @@ class TranslationModel(TextEncoder):
             decoder.bias_by_distance(position + 1),
             allowed_B11S.new_ones(1, 1, 1, position + 1),
         )
-        # The biases for the distances from the new token to each token of the target, from the first one to itself.
+        # The biases by distance from the new token to each token of the target: from the first token to the new one.
         position_bias_H1R = (
             None if position_bias_HW is None else position_bias_HW[:, None, : position + 1].to(x_B1D.dtype)
         )
@@ -172,8 +173,8 @@ class CachedDecoder:
         self.position = 0  # position of the next token that the decoder reads
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
-        """Read `tokens_N`; returns the log-probabilities of the token that follows, float32 or wider [N, V]. Only
-        ordinary tokens and `</s>` are possible."""
+        """Read `tokens_N`; returns the log-probabilities of the next tokens, float32 or wider [N, V]. All tokens except
+        ordinary ones and `</s>` have −∞."""
         hidden_ND = self.model.decode_step(
             tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
         )
@@ -184,7 +185,7 @@ class CachedDecoder:
         return logits_NV.log_softmax(-1)
 
     def reorder(self, rows: list[int]) -> None:
-        """Continue with the hypotheses of these rows; a row may occur several times."""
+        """Replace the hypotheses by those of `rows`, in this order; a row may occur several times."""
         rows_N = torch.tensor(rows, device=self.source_NSD.device)
         self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
         self.languages_N = self.languages_N[rows_N]
@@ -193,9 +194,9 @@ class CachedDecoder:
 
 @torch.no_grad()
 def translate_greedily(model: TranslationModel, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """Translate each row of `source`, which is one sentence, greedily into its language in `languages_N`; returns
-    ordinary tokens. A translation has at most `max_translation_tokens` tokens, and at most as many as the model can
-    read."""
+    """Translate each row of `source`, which is one sentence, greedily into its language in `languages_N`; returns the
+    ordinary tokens of each translation. A translation has at most `max_translation_tokens` tokens, and at most as many
+    as the model can read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
     lengths = (source.segments > 0).sum(1).tolist()  # including the two special tokens
     limits = [min(max_translation_tokens(length - 2), model.cfg.max_positions - 2) for length in lengths]
