@@ -38,7 +38,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     `coverage` is the share of the text's characters that get a piece. Raises ValueError if `size` is not larger than
     the model's number of ids, or if the text has too few pieces or too many characters for `size`.
     """
-    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # imported here, because it loads numba, which takes time
 
     room = room_for_pieces(path, size)
     model = proto.ModelProto.FromString(path.read_bytes())

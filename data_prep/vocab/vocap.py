@@ -160,7 +160,7 @@ def nested_vocabularies(
     first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one vocabulary
     repeatedly, because each training from scratch would also start with many pieces and prune them.
     """
-    from data_prep.vocab.unigram import UnigramTrainer  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramTrainer  # imported here, because it loads numba, which takes time
 
     trainer = UnigramTrainer(text, coverage, largest)
     if trainer.characters >= largest:
