@@ -213,7 +213,7 @@ def _short_help(usage: str, command: type, description: str, run: RunConfig) -> 
 
 
 def _placeholder(hint: object) -> str:
-    """What stands for the value of an option of type `hint` in its usage, such as `DIR` or `N`."""
+    """The placeholder for the value of an option of type `hint` in its usage, such as `DIR` or `N`."""
     if get_origin(hint) is Literal:
         return "|".join(get_args(hint))
     names = {Path: "DIR", int: "N", float: "NUMBER", str: "NAME"}

@@ -212,8 +212,8 @@ def require_seeds(by_source: Mapping[str, Sequence[RunScores]]) -> None:
 
 
 def _shared_by_seeds(run: RunScores) -> dict[str, Any]:
-    """What all seeds of a system and budget have in common, by name. In a chain, the names of a later run's settings
-    begin with the run's number."""
+    """The settings and sizes that all seeds of a system and budget share, by name. In a chain, the names of a later
+    run's settings begin with the run's number."""
     settings = {
         f"{f'{number}. run: ' if number > 1 else ''}{key}": value
         for number, of_run in enumerate(run.settings, start=1)

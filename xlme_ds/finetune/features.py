@@ -100,7 +100,7 @@ def _pair_feature(
     pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
     """The input of a pair. If it would have more than `max_tokens` tokens, the end of one text or of both is cut off. A
-    text that has at most half of the tokens that fit beside the special ones stays whole."""
+    text that has at most half of the tokens that fit, special ones apart, stays whole."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))

@@ -181,7 +181,7 @@ def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 6, at the layer `test["layer"]`. en-de and de-en are names of the same test; raises ValueError
+    """Our row of Table 6, at the layer `test["layer"]`. en-de and de-en name one test; raises ValueError
     if both are given."""
     cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]

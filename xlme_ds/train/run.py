@@ -80,7 +80,7 @@ def train(
 
     def tokens_until(done: int) -> int:
         """Tokens of the first `done` steps. The steps of a branch's parent may have had another number of tokens."""
-        return int(saved.get("tokens", 0)) + (done - start) * tokens_per_step
+        return (saved["tokens"] if start else 0) + (done - start) * tokens_per_step
 
     guard, callbacks, outputs = on_all_ranks(
         lambda: _callbacks(engine, config, out, start, saved, loader, info, tokens_until, peak, profiled)
