@@ -21,7 +21,7 @@ from .checkpoint_names import run_and_step
 from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
-from .engine.build import require_kernels, with_shared_precision
+from .engine.build import require_engine, with_shared_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
@@ -96,7 +96,7 @@ def dry_run(
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
             start = on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else 0)
-        require_kernels(config)
+        require_engine(config)
     if rank:
         return
     info = pretraining_info(config, loader, None, root=False)

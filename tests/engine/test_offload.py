@@ -16,7 +16,6 @@ from tests.engine.worker import tiny
 from tests.launch import TIMED, python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
-from xlme_ds.engine.build import _require_nvme
 from xlme_ds.engine_file import CONFIG_FOLDER
 from xlme_ds.validate import validate
 
@@ -163,6 +162,11 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
         "--engine.gradient-precision bf16 --engine.offload-optimizer nvme --engine.offload-parameters nvme "
         "--optimizer.warmup-steps 0 --train.steps 3 --train.save-every 2 --train.log-every 1"
     )
+    (tmp_path / "file").touch()
+    words = ["-m", "xlme_ds.pretrain", "--data", str(data), "--recipe", "xl_zero3", *flags.split()]
+    places = ["--out", str(tmp_path / "run"), "--engine.nvme-folder", str(tmp_path / "file")]
+    checked = python(*words, *places, "--dry-run")
+    assert (checked.returncode, "file cannot be written: name a folder" in checked.stderr) == (2, True), checked
     steps = []
     for out, start in (
         ("run", ["--recipe", "xl_zero3", *flags.split()]),
@@ -178,9 +182,26 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
     assert {key: again[key] for key in untimed} == {key: whole[key] for key in untimed}
 
 
-def test_the_folder_on_a_disk_is_made_or_refused(tmp_path: Path) -> None:
-    _require_nvme(tmp_path / "new" / "swap")
-    assert (tmp_path / "new" / "swap").is_dir()
+REQUIRE = """
+import sys
+from dataclasses import replace
+from xlme_ds.config import EngineConfig, RunConfig
+from xlme_ds.engine.build import require_engine
+from xlme_ds.engine.ranks import SharedError, process_group
+
+engine = EngineConfig(precision="fp32", offload_optimizer="nvme")
+with process_group(engine) as (rank, _):
+    try:
+        require_engine(RunConfig("disk", engine=replace(engine, nvme_folder=sys.argv[1 + rank])))
+    except SharedError as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_one_node_cannot_write_ends_all_ranks(tmp_path: Path, async_io: None) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        _require_nvme(tmp_path / "file")
+    for of_rank_1, says in (("new/swap", ""), ("file", "file cannot be written"), ("file/in", "file/in cannot be")):
+        ranks = run_ranks(2, ["-c", REQUIRE, str(tmp_path / "new/swap"), str(tmp_path / of_rank_1)])
+        assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+        assert all(says in rank.stdout and bool(rank.stdout) == bool(says) for rank in ranks), ranks
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check, which dry runs make too, writes nothing"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..cli import note
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..counting import flops_of
 from ..data.loader import HeldOutLoader, Loader
@@ -27,7 +28,7 @@ from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
 from .optimizer import build_optimizer
-from .ranks import SharedError, all_gather, on_all_ranks, on_gpu
+from .ranks import all_gather, on_all_ranks, on_gpu
 
 # Gives every parameter of a model its initial value, inside a `GatherParameter` context if there is one.
 Fill = Callable[[nn.Module, GatherParameter | None], None]
@@ -200,7 +201,7 @@ def build_engine(
     if config.engine.kind == "pipeline":
         from .pipeline_engine import PipelineEngine
 
-        require_kernels(config)
+        require_engine(config)
         pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
@@ -214,53 +215,65 @@ def build_engine(
     return build_data_parallel_engine(config, objective, fill, loader, heldout)
 
 
+def require_engine(config: Training) -> None:
+    """Raise SharedError if any rank's machine cannot run the engine or the kernels of `config`; collective."""
+    on_all_ranks(lambda: _require_engine_here(config))
+
+
+def _require_engine_here(config: Training) -> None:
+    """Raise ValueError if this rank's machine cannot run the engine or the kernels of `config`."""
+    engine = config.engine
+    _require_kernels_here(config)
+    require_engine_file(engine)
+    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(engine) == "bf16"):
+        raise ValueError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
+    if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
+        _require_nvme(Path(engine.nvme_folder))
+
+
 def require_kernels(config: Training) -> None:
     """Raise SharedError if the model's Triton kernels cannot run, or if their results are wrong, on a rank's GPU or in
-    Triton's interpreter."""
+    Triton's interpreter; collective."""
+    on_all_ranks(lambda: _require_kernels_here(config))
+
+
+def _require_kernels_here(config: Training) -> None:
+    """Raise ValueError if the model's Triton kernels cannot run here, or if their results are wrong."""
     in_bf16 = resolve_precision(config.engine) == "bf16"
     triton_chosen = config.model.kernels == "triton"
     interpreted = triton_chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and not (on_gpu() and (in_bf16 or triton_chosen)):
         return
     if interpreted and in_bf16:
-        raise SharedError(
+        raise ValueError(
             "model.kernels triton runs on this CPU in Triton's interpreter (TRITON_INTERPRET), but the interpreter has "
             "no bf16 products: set engine.precision to fp32, or unset TRITON_INTERPRET"
         )
     if find_spec("triton") is None and triton_chosen:
-        raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
+        raise ValueError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
-        print("model.kernels auto: uses torch's operations, because the package triton is not installed", flush=True)
+        note("model.kernels auto: uses torch's operations, because the package triton is not installed")
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
     dtype = torch.bfloat16 if in_bf16 else torch.float32
-    on_all_ranks(lambda: check_kernels(config.model, device, dtype))
+    check_kernels(config.model, device, dtype)
 
 
 def build_data_parallel_engine(
     config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None
 ) -> Engine:
     """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
-    require_kernels(config)
+    require_engine(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = wrap_layers(objective.build(config.model), config.model, on_gpu())
         fill(model, None)
         optimizer = build_optimizer(model.to(device), config.optimizer, objective)
         return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
-    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
-        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
     import deepspeed
-    from deepspeed.ops.op_builder import AsyncIOBuilder
 
     from .deepspeed_compat import loading_extensions
     from .zero import ZeroEngine
 
-    offloads_to_disk = "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters)
-    if offloads_to_disk and not AsyncIOBuilder().is_compatible(verbose=False):
-        raise SharedError(
-            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
-            "offload to cpu"
-        )
     precision = resolve_precision(config.engine)
     gradients = resolve_gradient_precision(config.engine, precision, loader.plan.accumulation)
     ds_config = _deepspeed_config(config, loader, gradients)
@@ -284,7 +297,7 @@ def build_data_parallel_engine(
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError if `engine.deepspeed` is a user's file with a section zero_optimization that DeepSpeed does not
+    """Raise ValueError if `engine.deepspeed` is a user's file with a section zero_optimization that DeepSpeed does not
     accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
@@ -296,22 +309,26 @@ def require_engine_file(engine: EngineConfig) -> None:
     except ValidationError as error:
         first_error = error.errors()[0]
         name = ".".join(map(str, ("zero_optimization", *first_error["loc"])))
-        raise SharedError(f"{engine.deepspeed}: {name}: {first_error['msg']}: correct the file") from None
+        raise ValueError(f"{engine.deepspeed}: {name}: {first_error['msg']}: correct the file") from None
 
 
 def _require_nvme(folder: Path) -> None:
-    """Raise ValueError or OSError if this rank cannot write into `folder` on its node's disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
+    """Raise ValueError if this rank cannot offload to `folder`, which DeepSpeed makes, on its node's disk."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ValueError(f"engine.nvme_folder {folder} cannot be written: name a folder on a local disk")
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise ValueError(
+            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
+            "offload to cpu"
+        )
 
 
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
     """DeepSpeed's configuration for a run; `gradients`: the precision in which the gradients of micro-batches are
     added."""
-    require_engine_file(config.engine)
-    if config.engine.nvme_folder:
-        on_all_ranks(lambda: _require_nvme(Path(config.engine.nvme_folder)))
     engine, settings = config.engine, deepspeed_settings(config.engine)
     zero = settings["zero_optimization"]
     nvme_path = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
