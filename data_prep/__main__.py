@@ -71,12 +71,12 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = call_from_command_line(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
+    module = importlib.import_module(f"data_prep.{STAGES[name][0]}")
+    config = call_from_command_line(getattr(module, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
     try:
         on_root(lambda: _check_arguments(arguments))
         on_root(lambda: _check_numbers(config))
-        stage.run(config)
+        module.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _report_error(name, error)
     return 0
@@ -91,7 +91,7 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_numbers(config: object) -> None:
-    """Raise ValueError if a setting is above its limit, which is equal in all stages. Each stage itself checks for
+    """Raise ValueError if a setting is above its limit. All stages have the same limits. Each stage itself checks for
     numbers that are too small."""
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
@@ -100,7 +100,7 @@ def _check_numbers(config: object) -> None:
 
 
 def _report_error(stage: str, error: BaseException) -> int:
-    """Print an error once, end the ranks that might wait for this one, and return the exit code."""
+    """Print an error once, end all ranks if only this rank has the error, and return the exit code."""
     on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
         root = is_root()

@@ -1,8 +1,8 @@
 """Lists CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
 
-A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
-before them and do not count: é is one letter in composed and in decomposed form. Digits, signs and punctuation do not
-count either.
+A letter is a character of Unicode's categories L*, but no modifier letter that many scripts share, such as ʻ. Vowel
+signs, accents and other marks (M*) belong to the letter before them and do not count: é is one letter in composed and
+in decomposed form. Digits, signs and punctuation do not count either.
 """
 
 import difflib
@@ -109,7 +109,7 @@ _CODE = re.compile(
 
 # Script name -> its code in ISO 15924, and the languages written in it. Languages without an entry are written in
 # Latin.
-_SCRIPTS: dict[str, tuple[str, str]] = {
+_SCRIPT_TABLE: dict[str, tuple[str, str]] = {
     "Arabic": ("arab", "ar fa ku ps sd ug ur"),
     "Armenian": ("armn", "hy"),
     "Bengali": ("beng", "as bn"),
@@ -140,7 +140,7 @@ _SCRIPTS: dict[str, tuple[str, str]] = {
 
 def scripts_of(language: str) -> tuple[str, ...]:
     """Names of the scripts in which a language (CC-100's code) is written."""
-    return tuple(name for name, (_, languages) in _SCRIPTS.items() if language in languages.split()) or ("Latin",)
+    return tuple(name for name, (_, languages) in _SCRIPT_TABLE.items() if language in languages.split()) or ("Latin",)
 
 
 def cc100_code(code: str) -> str:
@@ -153,7 +153,7 @@ def cc100_code(code: str) -> str:
     cc100 = _CANONICAL.get(language, "")  # the code of the language without script and region
     if cc100 and (match := _CODE.fullmatch(key)):
         script, region = match["script"], match["region"]
-        usual_script = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(cc100)]
+        usual_script = script is None or script in [_SCRIPT_TABLE[name][0] for name in scripts_of(cc100)]
         for spelling in (
             f"{language}_{script}",
             f"{cc100}_{script}",
@@ -266,13 +266,14 @@ def script_numbers() -> np.ndarray:
 
 @cache
 def _letter_numbers() -> np.ndarray:
-    """`script_numbers` with the letters outside of its ranges: 1 + the index in SCRIPTS if the letter's name begins
-    with the script, as ə's does, else 1 + the number of SCRIPTS. Modifier letters stay 0: many scripts share them."""
+    """`script_numbers`, and numbers for the letters outside its ranges: 1 + the index in SCRIPTS if the letter's name
+    begins with the script (LATIN LETTER SMALL CAPITAL A), else 1 + the number of SCRIPTS. Modifier letters there stay
+    0: many scripts share them."""
     numbers = script_numbers().copy()
     for code_point in np.flatnonzero(numbers == 0).tolist():
         character = chr(code_point)
         if unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo"):
-            script = unicodedata.name(character, "TANGUT").split()[0].title()  # Python has no names of Tangut's
+            script = unicodedata.name(character, "TANGUT").split()[0].title()  # Python has no names for Tangut letters
             numbers[code_point] = 1 + (SCRIPTS.index(script) if script in SCRIPTS else len(SCRIPTS))
     return numbers
 

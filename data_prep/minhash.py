@@ -138,7 +138,7 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
 
     logger.disable("datatrove")
 
-    class Words(WhitespaceTokenizer):
+    class WordTokenizer(WhitespaceTokenizer):
         def word_tokenize(self, text: str) -> list[str]:
             return list("".join(text.split())) if language in _NO_SPACES else text.split()
 
@@ -147,14 +147,14 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
             for i, paragraphs in enumerate(documents(source, read_counts)):
                 yield Document("\n".join(paragraphs), str(i))
 
-    signatures, buckets, remove = (str(work / part) for part in ("signatures", "buckets", "remove"))
+    signatures, buckets, removals = (str(work / part) for part in ("signatures", "buckets", "remove"))
     datatrove_config = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
     # The counts of this first reading are dropped; the second reading adds to `counts`.
-    minhash.MinhashDedupSignature(signatures, datatrove_config, Words())(read(Counts("documents")))
+    minhash.MinhashDedupSignature(signatures, datatrove_config, WordTokenizer())(read(Counts("documents")))
     for bucket in range(datatrove_config.num_buckets):
         finder = minhash.MinhashDedupBuckets(signatures, buckets, config=datatrove_config)
         finder(None, bucket, datatrove_config.num_buckets)  # None: the finder reads signatures, not documents
     with contextlib.redirect_stderr(io.StringIO()):  # hides tqdm's progress bar
-        minhash.MinhashDedupCluster(buckets, remove, datatrove_config)(None)
-    for document in minhash.MinhashDedupFilter(remove)(read(counts)):
+        minhash.MinhashDedupCluster(buckets, removals, datatrove_config)(None)
+    for document in minhash.MinhashDedupFilter(removals)(read(counts)):
         yield document.text

@@ -134,7 +134,7 @@ def run_tasks(
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
-    """Task indices by falling size."""
+    """Task indices, the largest task first."""
     return sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
 
 

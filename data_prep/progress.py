@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-_PLAIN_SECONDS = 10.0  # least time between two lines of progress where stderr is no terminal
+_SECONDS_BETWEEN_LINES = 10.0  # least time between two lines of progress where stderr is no terminal
 
 
 def printable(text: str) -> str:
@@ -87,7 +87,7 @@ class StatusLine:
                     get_renderable=lambda: Text(text()), console=Console(stderr=True), refresh_per_second=1
                 )
                 self.live.start(refresh=True)
-        elif time.monotonic() - self.printed_at >= _PLAIN_SECONDS:
+        elif time.monotonic() - self.printed_at >= _SECONDS_BETWEEN_LINES:
             print_stderr(text())
             self.printed_at = time.monotonic()
 

@@ -158,9 +158,9 @@ class SampledOrder:
             middle = (first + last) // 2
             # slots of the left half, and of the range
             left_slots, slots = (middle - first) * self.block_slots, sum(inside)
-            draw = int(keyed_hash(derive_key(self.seed, self.task, "halves"), middle)[0]) % slots
+            offset = int(keyed_hash(derive_key(self.seed, self.task, "halves"), middle)[0]) % slots
             # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
-            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
+            ends = [(left_slots * end + offset) // slots for end in accumulate(inside)]
             in_left = [end - begin for begin, end in pairwise([0, *ends])]
             if block < middle:
                 inside, last = in_left, middle
@@ -206,12 +206,12 @@ def _block(order: SampledOrder, block: int) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is all uses of one language in one pass in this block. The group's slots are sorted by their random draws,
-    # and its k-th use takes the k-th of them. The sort key has the group's number in its upper 24 bits, and the upper
-    # 40 bits of the draw in its lower 40.
-    group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
-    group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
-    slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]
+    # A portion is all uses of one language in one pass in this block. The portion's slots are sorted by their random
+    # draws, and its k-th use takes the k-th of them. The sort key has the portion's number in its upper 24 bits, and
+    # the upper 40 bits of the draw in its lower 40.
+    portion = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
+    portion_and_draw = (portion << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
+    slot_of_use = by_language[np.argsort(portion_and_draw, kind="stable")]
     example = np.empty_like(uses)
     example[slot_of_use] = order.example(sorted_language, uses)
     return language, example

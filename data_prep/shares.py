@@ -90,8 +90,8 @@ class Sampling:
         much for the other languages, or if `total` is larger than the sum of all limits.
         """
         entries = self.parse_entries()
-        entry_of = {name: number for number, entry_names in enumerate(entries, 1) for name in entry_names}
-        entry_numbers = [entry_of.get(name, 0) for name in names]  # 0: no entry names the language
+        number_of = {name: number for number, entry_names in enumerate(entries, 1) for name in entry_names}
+        entry_numbers = [number_of.get(name, 0) for name in names]  # 0: no entry names the language
         sum_of_entries = sum(entries.values(), Fraction(0))
         has_others = any(count and not number for count, number in zip(examples, entry_numbers, strict=True))
         if not has_others and abs(sum_of_entries - 1) <= _SUM_TOLERANCE:

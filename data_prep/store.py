@@ -1,7 +1,7 @@
 """A stage's output folder: settings first, shards by atomic rename, a marker for every finished task, manifest last.
 
 OUT/.lock                    held by the one process that works in the folder
-OUT/settings.json            stage name and settings; a later run must have the same
+OUT/settings.json            stage name and settings, which a later run must have too
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
@@ -69,10 +69,10 @@ class Stage:
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        begun = next(filter(None, map(_read_or_none, paths)), None)
-        if begun is not None:
-            _require_same_settings(self.folder, begun, self._settings_json)
-        return begun
+        recorded = next(filter(None, map(_read_or_none, paths)), None)
+        if recorded is not None:
+            _require_same_settings(self.folder, recorded, self._settings_json)
+        return recorded
 
     def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
@@ -175,8 +175,8 @@ def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
 
 def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `stage` began to write into the folder and has not completed it."""
-    begun = _read_or_none(folder / "settings.json")
-    return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
+    recorded = _read_or_none(folder / "settings.json")
+    return recorded is not None and recorded["stage"] == stage and not (folder / "manifest.json").exists()
 
 
 def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:

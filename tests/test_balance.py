@@ -74,9 +74,9 @@ def test_the_share_of_a_process_is_that_of_all_its_parts(
     schedule: str, balance: tuple[int, ...], processes: str
 ) -> None:
     engine = EngineConfig("pipeline", pipeline_schedule=schedule, balance=balance)  # type: ignore[arg-type]
-    line = describe_balance(engine, Flops(layers=6, layer=5.0), False)
+    line = describe_balance(engine, Flops(layers=6, one_layer=5.0), False)
     assert line == f"pipeline ({schedule}), share of the operations: {processes}"
-    with_generator = Flops(layers=6, layer=1.0, generator=6.0)
+    with_generator = Flops(layers=6, one_layer=1.0, generator=6.0)
     assert "embedding, generator, layers 0-1 (67%) |" in describe_balance(
         EngineConfig("pipeline", balance=(2, 4)), with_generator, True
     )

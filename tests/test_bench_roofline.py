@@ -12,7 +12,7 @@ import torch
 
 from bench.roofline.counted import GPUS, OperationCounter, bytes_moved
 from tests.launch import ROOT, environment
-from xlme_ds.models.tiles import tiling
+from xlme_ds.models.tiles import tiling_of
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="fake CUDA tensors need the compiler g++"),
@@ -141,7 +141,7 @@ def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
 
 def test_operations_of_local_layers(counted: dict[str, dict[str, Any]]) -> None:
     """By hand: of n tiles of keys a tile of queries reads itself and its neighbours, where the layer is local."""
-    rows, row, width, tile = 2, 512, 64, tiling("_forward", 64, 2).queries
+    rows, row, width, tile = 2, 512, 64, tiling_of("_forward", 64, 2).queries
     n = row // tile
     scores = 9 * 2 * rows * row**2 * width  # of two products forward and seven backward
     products = 3 * 2 * rows * row * 4 * width**2

@@ -17,7 +17,7 @@ from xlme_ds import job_scripts
 from xlme_ds.benchmarks import benchmarks
 from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.report_data import _shown_records
-from xlme_ds.launch import command
+from xlme_ds.launch import command_line
 
 
 def xlme(*words: str, **variables: object) -> "subprocess.CompletedProcess[str]":
@@ -34,17 +34,17 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
     hosts = str(tmp_path / "hosts")
     Path(hosts).write_text("a slots=8\n")
     words = ["--gpus", "8", "--hostfile", hosts, "pretrain", "--recipe", "base", "--include", "x"]
-    launcher = command(words)
+    launcher = command_line(words)
     assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
     module = launcher.index("--module")
     assert launcher[module - 2 : module] == ["--hostfile", hosts]
     assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--include", "x"]
-    assert "--num_gpus" not in command(["finetune"])
-    one = command(["--gpus", "1", "--hostfile", hosts, "--master_port", "5", "pretrain"])
+    assert "--num_gpus" not in command_line(["finetune"])
+    one = command_line(["--gpus", "1", "--hostfile", hosts, "--master_port", "5", "pretrain"])
     ports = [port for flag, port in pairwise(one) if flag == "--master_port"]
     assert one[0] == "deepspeed" and ports[1:] == ["5"], "DeepSpeed takes the last, by default a free one"
     assert 1024 <= int(ports[0]) < 65536
-    assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
+    assert command_line(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_a_mistake_of_a_launch(words: str, message: str) -> None:
 def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
     for words in ([flag, "a:0"], [f"{flag}=a:0"]):
         with pytest.raises(ValueError, match=rf"--gpus and {' '.join(words).split()[0]} both choose processes"):
-            command(["--gpus", "2", *words, "pretrain"])
-        assert "--num_gpus" not in command([*words, "pretrain"]) or flag == "--num_gpus"
+            command_line(["--gpus", "2", *words, "pretrain"])
+        assert "--num_gpus" not in command_line([*words, "pretrain"]) or flag == "--num_gpus"
 
 
 def test_a_hostfile_may_have_the_name_of_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gpus").write_text("a slots=2\n")
-    assert "gpus" in command(["--hostfile", "gpus", "pretrain"])
+    assert "gpus" in command_line(["--hostfile", "gpus", "pretrain"])
 
 
 def test_a_launch_of_two_processes(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
     print(config)  # every setting with its meaning
 
-    In place of a name, it takes the path of a file that `--config` takes, such as "runs/mine/config.json".
+    `name` may also be the path of a file that `--config` takes, such as "runs/mine/config.json".
 
     Raises ValueError for a value of the wrong type or out of range, for settings that do not fit each other, and for an
     unknown name or setting, with the nearest known name. `dataclasses.replace` changes a configuration too, without a
@@ -71,7 +71,7 @@ def pretrain(
     If the run has phases (`data.phase_steps`), `data` is a list with one folder for each phase. `heldout` is a folder
     of the same kind, whose text is not trained on.
 
-    This does in this process what the command `xlme pretrain` does. The process may be one of the ranks that
+    The call does in this process what the command `xlme pretrain` does. The process may be one of the ranks that
     DeepSpeed's or torch's launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, the
     call saves a checkpoint and returns; outside the main thread it does not handle signals. Raises ValueError for a
     mistake in the settings or the data.
@@ -93,8 +93,8 @@ def load(folder: Path | str, device: "str | torch.device" = "cpu") -> "TextModel
     model.fill("Everyone has the <mask> to education.")
     model.judge("Everyone has the right to life, liberty and Recht of person.")
 
-    If the run is unfinished, this loads its newest checkpoint; RUN@STEP names another checkpoint. Raises ValueError if
-    the folder has no model.
+    An unfinished run gives its newest checkpoint; RUN@STEP names another checkpoint. Raises ValueError if the folder
+    has no model.
     """
     from .api import TextModel
 

@@ -22,7 +22,7 @@ from .cli import format_number
 from .config import RunConfig
 from .data.schema import LAYOUTS
 from .engine.build import require_engine, with_shared_precision
-from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
+from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, torch_variables
 from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .io.argument_types import check_argument_types
@@ -86,7 +86,7 @@ def dry_run(
     heldout: Path | None = None,
     profiled: int = 0,
 ) -> None:
-    """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. This writes
+    """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. Writes
     nothing. Collective: every rank must call it."""
     config = _validated(config, profiled)
     with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
@@ -101,7 +101,7 @@ def dry_run(
         return
     info = pretraining_info(config, loader, None, root=False)
     try:
-        layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
+        layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, on_gpu=on_gpu())
         moment, memory = peak_memory(layout)
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
@@ -115,7 +115,7 @@ def dry_run(
     )
 
 
-def _unicode(text: str) -> str:
+def _require_unicode(text: str) -> str:
     """Return `text`. Raises ValueError if it contains a lone surrogate, with which Python represents a byte that is
     not UTF-8."""
     try:
@@ -134,7 +134,7 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
     """`config` as `validate` returns it for the number of processes that were launched. Raises SharedError for a
     mistake in the settings."""
     try:
-        config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+        config = validate(config, int(torch_variables(os.environ).get("WORLD_SIZE", 1)))
         if profiled < 0:
             raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
         if config.train.wandb and importlib.util.find_spec("wandb") is None:
@@ -214,9 +214,9 @@ class TextModel:
         The model reads 64 sentences at a time, sorted by length. The vectors of all layers stay in memory until the
         end: give a large text in parts.
 
-        `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
-        sentence-transformers reads it from an export. For encoders that are not fine-tuned, `xlme evaluate` reports the
-        layer at three quarters of the depth, as the paper does (9 of 12).
+        `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the vectors of the last layer,
+        and sentence-transformers makes these vectors from an export. For encoders that are not fine-tuned, `xlme
+        evaluate` reports the layer at three quarters of the depth, as the paper does (9 of 12).
         """
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
@@ -224,7 +224,7 @@ class TextModel:
                 f"there is no layer {layer}: choose 0 to {encoder.cfg.discriminator_layers}, or -1 for the last"
             )
         texts = [sentences] if isinstance(sentences, str) else sentences
-        ids = [vocabulary.encode(_unicode(text)) for text in texts]
+        ids = [vocabulary.encode(_require_unicode(text)) for text in texts]
         vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
@@ -237,7 +237,7 @@ class TextModel:
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
         (encoder, vocabulary), head = self._masked_language_model
-        before, *after = _unicode(text).split(MASK)
+        before, *after = _require_unicode(text).split(MASK)
         if not after:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         if not 1 <= top <= encoder.cfg.vocabulary:
@@ -260,7 +260,7 @@ class TextModel:
         Raises ValueError if the model has no discriminator.
         """
         (encoder, vocabulary), head = self._discriminator
-        ids = vocabulary.encode(_unicode(text))
+        ids = vocabulary.encode(_require_unicode(text))
         if MASK in text:
             raise ValueError(f"the text has {MASK}, which only `fill` reads: write words in its place")
         # The first and the last score belong to special tokens, which `ids` does not have.
@@ -268,11 +268,11 @@ class TextModel:
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
     def _with_head(self, prefix: str, head_class: type[Head]) -> tuple[TrainedEncoder, Head]:
-        """Returns (encoder, head): the head whose weights have names that begin with `prefix`, and the encoder on which
-        it was trained. Raises ValueError if the model has no such head."""
+        """Returns (encoder, head): an encoder and the head that was trained on it, whose weights have names that begin
+        with `prefix`. Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
-            # If a model is exported as a whole, no head belongs to a single encoder, in its export or in its run.
+            # A model that is exported as a whole has no head of a single encoder, in the export or in the run.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:

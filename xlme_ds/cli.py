@@ -274,7 +274,7 @@ def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
     return rest
 
 
-def fail(program: str, error: Exception) -> None:
+def fail(prog: str, error: Exception) -> None:
     """Print a user's mistake as one line and exit with code 2. Rank 0 prints; another rank prints if the error's
     `prints` is true.
 
@@ -287,7 +287,7 @@ def fail(program: str, error: Exception) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's signal ends this rank: it has nothing to save
         time.sleep(_RANK_0_SECONDS)
         prints = True
-    note(f"{program}: error: {in_words(error)}", bool(prints))
+    note(f"{prog}: error: {in_words(error)}", bool(prints))
     sys.exit(2)
 
 

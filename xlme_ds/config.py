@@ -66,11 +66,11 @@ def weight_at(points: Sequence[str], step: int) -> float:
             f"the weights {' '.join(points)} do not have the form STEP:WEIGHT with rising steps from 0 on, as in 0:1 "
             "100000:0.1 300000:0"
         )
-    weight, last_step = 0.0, -1  # not used: the first point, at step 0, replaces both
+    weight, previous_step = 0.0, -1  # not used: the first point, at step 0, replaces both
     for point_step, point_weight in pairs:
         if step < point_step:
-            return weight + (point_weight - weight) * (step - last_step) / (point_step - last_step)
-        weight, last_step = point_weight, point_step
+            return weight + (point_weight - weight) * (step - previous_step) / (point_step - previous_step)
+        weight, previous_step = point_weight, point_step
     return weight
 
 

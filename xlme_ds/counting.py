@@ -33,8 +33,8 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
     """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens.
 
-    `row_lengths` may give the number of tokens in a row for each phase. The operations per token are then the mean over
-    all steps. The number of tokens in a step is that of rows of `row_tokens`, because it is equal in all phases.
+    `row_lengths`: the number of tokens of a row in each phase; the operations per token are then the mean over all
+    steps. Steps have the same number of tokens in all phases, so `row_tokens`, the first phase's length, gives it.
     """
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
@@ -82,7 +82,7 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    # With GDES too, only `embedding` counts: the discriminator adds `difference`, a table of its shape, to it.
+    # Under GDES the discriminator also reads the table `difference`, which only `trained_total` includes.
     counts = {"embedding": total("embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
         counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)

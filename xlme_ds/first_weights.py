@@ -116,16 +116,16 @@ def _from_encoders(
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = _table(state)
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
-    for part, first in objective.weight_sources(config.start, config.model).items():
-        folder = Path(first.folder)
+    for part, origin in objective.weight_sources(config.start, config.model).items():
+        folder = Path(origin.folder)
         part_state, models[part] = state, cfg
-        if (folder, first.which) != (main_folder, take):
-            _, part_state, models[part] = read(folder, first.which)
-        _check_layers(folders[folder], models[part], part, first)
+        if (folder, origin.encoder_name) != (main_folder, take):
+            _, part_state, models[part] = read(folder, origin.encoder_name)
+        _check_layers(folders[folder], models[part], part, origin)
         encoder_state = {
             name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
         }
-        values |= {f"{part}.{name}": value for name, value in first.convert(encoder_state).items()}
+        values |= {f"{part}.{name}": value for name, value in origin.convert(encoder_state).items()}
     return _Start(values, models)
 
 

@@ -24,7 +24,7 @@ class SlurmSettings:
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
     folder = call_from_command_line(SlurmSettings, program("slurm"), arguments).out / "slurm"
-    source = next(folder for folder in _FOLDERS if folder.is_dir())
+    source = next(candidate for candidate in _FOLDERS if candidate.is_dir())
     try:
         if folder.exists():
             raise ValueError(f"{folder} exists already: remove it, or choose another --out")

@@ -25,9 +25,9 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 
-def command(argv: list[str]) -> list[str]:
-    """The command line that runs COMMAND, under DeepSpeed's launcher unless it is one process. Raises ValueError for
-    wrong options, also for a missing hostfile: DeepSpeed would ignore it and train on this machine alone."""
+def command_line(argv: list[str]) -> list[str]:
+    """The command line that runs COMMAND, under DeepSpeed's launcher unless `--gpus 1` is the only option. Raises
+    ValueError for wrong options, and for a missing hostfile, with which DeepSpeed would train on this machine alone."""
     index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
     if index is None:
         near = [name for word in argv for name in get_close_matches(word, LAUNCHED, n=1)]
@@ -54,9 +54,9 @@ def command(argv: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process by that of `command`; a user's mistake ends in one sentence and exit code 2.
+    """Replace this process by that of `command_line`; a user's mistake ends in one sentence and exit code 2.
 
-    The flags of COMMAND are checked here, because the launcher adds warnings and an error to those of COMMAND.
+    The flags of COMMAND are checked here, because the launcher would add warnings and its own error to COMMAND's error.
     """
     prog = program("launch")
     argv = sys.argv[1:] if arguments is None else arguments
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(USAGE)
         return
     try:
-        launcher = command(argv)
+        launcher = command_line(argv)
         name, *flags = dropwhile(lambda word: word not in LAUNCHED, argv)
         if name == "pretrain":
             from .pretrain import check_flags

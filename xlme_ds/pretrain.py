@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
-    # Loading torch takes a while, and a signal to stop may come at any time: the request is made before.
+    # A signal to stop may come at any time: `StopRequest` catches it from here on, before torch is loaded.
     stop = None if {*HELP_FLAGS, "--dry-run"} & {word.replace("_", "-") for word in argv} else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")

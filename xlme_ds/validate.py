@@ -250,7 +250,7 @@ def _check_world(config: Training, world: int) -> None:
         buffer = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
         block_size = _divide_up(model.vocabulary, model.vocabulary_blocks) * model.width
         share = _divide_up(block_size, world)
-        most_rows = max(1, world * buffer // model.width)  # of a block, for which the buffers suffice
+        most_rows = max(1, world * buffer // model.width)  # the most rows of a block that fit into the buffers
         if share > buffer:
             raise ValueError(
                 f"engine.offload_parameters nvme has buffers of {buffer} elements, but with model.vocabulary_blocks "

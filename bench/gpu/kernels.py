@@ -120,19 +120,19 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
         return kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
 
     def forward(form: Tiling) -> None:
-        kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, form=form)
+        kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, tiling=form)
 
     def queries(form: Tiling) -> None:
         _, _, grad_far, grad_gates, grad_scale = parts(form)
         tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key is this far away
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, tiling=form)  # no key is this far away
 
     def keys(form: Tiling) -> None:
-        kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
+        kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, tiling=form)
 
     def distances(form: Tiling) -> None:
         tensors = qkv, *bounds, *passed, delta, parts(form)[1]
-        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=largest_offset(form), form=form)
+        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=largest_offset(form), tiling=form)
 
     def query_results(form: Tiling) -> Sequence[Tensor]:
         *_, grad_gates, grad_scale = parts(form)

@@ -44,7 +44,7 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import build_data_parallel_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.models.attention import item_bounds
-from xlme_ds.models.tiles import GROUP_SIZE, tiling
+from xlme_ds.models.tiles import GROUP_SIZE, tiling_of
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -172,7 +172,7 @@ def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[str, Formula]:
     """The cost formulas of our own operators, for the rows of `batch`. `module()` names the module that is running."""
-    tile = tiling("_forward", 64, 2).queries
+    tile = tiling_of("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
     starts, position_T = torch.arange(0, tokens, tile), torch.arange(tokens)

@@ -28,7 +28,7 @@ import numpy as np
 from data_prep.store import new_file
 from xlme_ds.data.schema import Shard
 
-_SLICE = 4_000_000  # hashes that are merged at once, in about 300 MB of memory
+_SLICE_HASHES = 4_000_000  # hashes of a slice, which are merged at once, in about 300 MB of memory
 _LENGTHS = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
 
 
@@ -93,14 +93,16 @@ class BlockHashes:
 
 def number_of_slices(paragraphs: int) -> int:
     """Number of slices in which the hashes of this many paragraphs are merged."""
-    return max(1, -(-paragraphs // _SLICE))
+    return max(1, -(-paragraphs // _SLICE_HASHES))
 
 
-def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Find the duplicates in all `blocks` whose hashes are in slice number `slice_number` (from 0) of `slices`, and
-    write their positions. Returns the two files' entries for a marker."""
-    lowest = np.uint64(slice_number * 2**64 // slices)
-    highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
+def find_duplicates(
+    blocks: Sequence[Path], slice_number: int, slice_count: int, out: Path, root: Path
+) -> tuple[Shard, ...]:
+    """Find the duplicates in all `blocks` whose hashes are in slice `slice_number` (from 0) of `slice_count`, and write
+    their positions. Returns the two files' entries for a marker."""
+    lowest = np.uint64(slice_number * 2**64 // slice_count)
+    highest = np.uint64((slice_number + 1) * 2**64 // slice_count - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for block in blocks:
         all_hashes = _load(block.with_suffix(".hash.npy"))
@@ -120,13 +122,13 @@ def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out:
     )
 
 
-def load_duplicates(block: int, slices: Sequence[Path]) -> np.ndarray:
-    """Read the positions of the duplicates in block number `block` from all slices: int64 [duplicates]."""
+def load_duplicates(block_number: int, slices: Sequence[Path]) -> np.ndarray:
+    """Read the positions of the duplicates in block `block_number` from all `slices`: int64 [duplicates]."""
     positions = [np.zeros(0, np.int64)]
     for path in slices:
         ends = _load(path.with_suffix(".ends.npy"))
-        begin = ends[block - 1] if block else 0
-        positions.append(_load(path.with_suffix(".duplicates.npy"))[begin : ends[block]].astype(np.int64))
+        begin = ends[block_number - 1] if block_number else 0
+        positions.append(_load(path.with_suffix(".duplicates.npy"))[begin : ends[block_number]].astype(np.int64))
     return np.concatenate(positions)
 
 

@@ -176,20 +176,20 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
         task.source.name for task in unfinished if task.filters.exact_duplicates and not is_deduplicated(stage, task)
     }
     names = {task.name for task in unfinished}
-    deduplicated = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
-    again = [task for task in deduplicated if task.name not in names]
-    discard_blocks(stage, again)
-    stage.remove_markers(task.name for task in again)
-    names.update(task.name for task in again)
+    to_deduplicate = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
+    redone = [task for task in to_deduplicate if task.name not in names]
+    discard_blocks(stage, redone)
+    stage.remove_markers(task.name for task in redone)
+    names.update(task.name for task in redone)
     return [task for task in tasks if task.name in names]
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    """Remove temporary files and the markers of blocks, warn of doubtful inputs, and write the manifest."""
+    """Remove temporary files and all markers but those of inputs, warn of doubtful inputs, and write the manifest."""
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
-            path.unlink()  # the marker of a block, from a process that outlived its killed run for a moment
+            path.unlink()  # the marker of a slice, or of a block from a process that outlived its killed run
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []

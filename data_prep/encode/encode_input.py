@@ -79,23 +79,23 @@ def encode_inputs(
     without: tuple[Path, ...],
     worker: int,
 ) -> None:
-    """Encode the inputs of `tasks` together with other processes or ranks (workers). `worker` is the number of this
-    one. Returns when all inputs are encoded, or when a worker has failed.
+    """Encode the inputs of `tasks` together with other processes or ranks (workers). `worker` is this worker's number.
+    Returns when all inputs are encoded, or when a worker has failed.
 
-    `without` are files whose text is left out. Raises ValueError if the vocabulary or one of these files changed since
-    the command began.
+    `without` are files whose lines are left out. Raises ValueError if the vocabulary or one of these files changed
+    since the command began.
     """
     shared = SharedWork(shared_folder, worker)
     by_name = {task.name: task for task in tasks}
     vocabulary = _vocabulary(vocab)
-    held_out = ExcludedLines.read(without, vocabulary) if without else None
+    excluded = ExcludedLines.read(without, vocabulary) if without else None
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
         changed = " or ".join(map(str, (vocab, *without)))
         raise ValueError(f"{changed} changed since the command began: give the command again")
 
     def encode_and_report(name: str, number: int, block: TextBlock) -> None:
-        encode_block(stage, by_name[name], vocabulary, number, block, held_out)
+        encode_block(stage, by_name[name], vocabulary, number, block, excluded)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
     with shared.abort_on_error():
@@ -136,14 +136,14 @@ def encode_block(
     vocabulary: Vocabulary,
     number: int,
     block: TextBlock,
-    without: ExcludedLines | None = None,
+    excluded: ExcludedLines | None = None,
 ) -> None:
-    """Write the shard of one block, then the block's marker. `without` is text to leave out."""
+    """Write the shard of one block, then the block's marker. `excluded` are lines to leave out."""
     filters = task.filters
     hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
-    encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, without)
+    encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, excluded)
     counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]
     if isinstance(reader, DocumentReader):
@@ -187,8 +187,8 @@ def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove the block files and the markers of `tasks`, except <task>.json, and the markers of the slices in which
-    duplicates of their languages were found. Lists each folder once for all tasks."""
+    """Remove the block files of `tasks`, their markers except <task>.json, and the markers of their languages' slices
+    (remove_duplicates.py). Lists each folder once for all tasks."""
     names = {task.name for task in tasks}
     languages = {task.source.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
@@ -201,8 +201,8 @@ def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def restore_unmarked_moves(stage: Stage) -> set[str]:
-    """Move the shards back that an interrupted run moved to their final place without marking the move. Returns the
-    names of the shards whose move is marked."""
+    """Move back the shards that an interrupted run moved to their final place without marking the move. Returns the
+    staged names of the shards whose move is marked."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.read_marker(path.stem)
@@ -210,9 +210,9 @@ def restore_unmarked_moves(stage: Stage) -> set[str]:
         if name.startswith(f"{STAGED}/") and not (stage.folder / name).exists():
             if stage.read_marker(f"{path.stem}.final"):
                 moved.add(name)
-            elif (final := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
+            elif (final_path := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
                 make_folder((stage.folder / name).parent)
-                os.replace(final, stage.folder / name)
+                os.replace(final_path, stage.folder / name)
     return moved
 
 

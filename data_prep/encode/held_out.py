@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class ExcludedLines:
-    """Lines that encoded text must not have, such as those of a test set; `digests` are hashes of their token ids."""
+    """Lines that encoded text must not contain, such as a test set's; `digests` are hashes of their token ids."""
 
     digests: frozenset[bytes]
 
@@ -61,13 +61,13 @@ class ExcludedLines:
         return ExcludedLines(frozenset(digests))
 
     def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
-        """bool [lines]: True for each line (given as the bytes of its ids) that is held out."""
+        """bool [lines]: True for each line (given as the bytes of its ids) that is excluded."""
         return np.array([_digest(line) in self.digests for line in lines], bool)
 
 
 def _clean_sentences(path: Path, data: bytes) -> list[str]:
     """Clean the lines of a test set as training text is cleaned, and leave out empty lines. Raises ValueError if the
-    file does not have one sentence per line."""
+    file is not UTF-8 or does not have one sentence per line."""
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
     effect = "so --without has no effect"

@@ -44,7 +44,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, every rank must
     call this function."""
     by_name = groupby(tasks, lambda task: task.source.name)
-    languages = on_root(lambda: [_language(stage, list(inputs)) for _, inputs in by_name])
+    languages = on_root(lambda: [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name])
     slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
     sizes = [len(language.blocks) for language, _ in slices]
     run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
@@ -61,7 +61,7 @@ def is_deduplicated(stage: Stage, task: EncodeTask) -> bool:
     )
 
 
-def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
+def _language_of_inputs(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     """The language or pair of these inputs, which must all be encoded."""
     blocks = [(task, number) for task in tasks for number in range(_result(stage, f"{task.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)

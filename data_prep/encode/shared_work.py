@@ -17,7 +17,7 @@ from xlme_ds.io.files import errors_naming
 _WORK_FOLDER = re.compile(r"work-\d+-\d+")
 # A waiting worker looks for work at intervals of 1/8 of the time that it has waited, but within these bounds (seconds).
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
-_OFFERS_PER_WORKER = 2  # at most so many blocks are on offer for each waiting worker
+_OFFERS_PER_WORKER = 2  # most blocks that are on offer for each waiting worker
 _NO_FAILURE = "no-failure"  # a file that exists as long as no worker has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
@@ -155,17 +155,17 @@ class SharedWork:
         workers."""
         path = self.folder / f"done-{self.worker}"
         with errors_naming(path):
-            path.write_text(str(_read_number(path) + encoded_bytes))
+            path.write_text(str(_read_encoded_bytes(path) + encoded_bytes))
         if self.worker == 0:
             self.status.show(lambda: self._progress(inputs, label))
 
     def _progress(self, inputs: int, label: str) -> str:
-        total = sum(map(_read_number, self.folder.glob("done-*")))
+        total = sum(map(_read_encoded_bytes, self.folder.glob("done-*")))
         finished = len(os.listdir(self.folder / "finished"))
         size = f"{total / 1e9:,.2f} GB" if total >= 1e9 else f"{total / 1e6:,.0f} MB"
         return f"encode {label}: {size} of text, {finished} of {inputs} inputs finished"
 
 
-def _read_number(path: Path) -> int:
+def _read_encoded_bytes(path: Path) -> int:
     """Read the number of bytes that a worker has encoded; 0 if it has not reported any."""
     return int(path.read_text() or 0) if path.exists() else 0  # empty while another worker writes it

@@ -27,9 +27,9 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 class IdEncoder:
     """Filters the text of one block and encodes it to ids. `languages` are those of the sides.
 
-    `hashes`, `split` and `without` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
+    `hashes`, `split` and `excluded` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
     at once; repeats in other blocks are removed later, by the stored hashes of the written text. `split` selects the
-    texts of one part of the corpus. `without` drops paragraphs that have the ids of a held-out line, and pairs with
+    texts of one part of the corpus. `excluded` drops paragraphs that have the ids of an excluded line, and pairs with
     such a side.
     """
 
@@ -38,7 +38,7 @@ class IdEncoder:
     filters: Filters = Filters()  # noqa: RUF009 - frozen
     hashes: BlockHashes | None = None
     split: Split | None = None
-    without: ExcludedLines | None = None
+    excluded: ExcludedLines | None = None
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
@@ -56,7 +56,7 @@ class IdEncoder:
             if self.split is not None:
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
-            hashes = self._text_filters(reasons, Sides((lines,), self.languages), forms)
+            hashes = self._apply_text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
             is_encoded = reasons.kept  # bool for each paragraph; `lengths` has an entry where it is true
             document_tokens = np.bincount(document_of[is_encoded], weights=lengths, minlength=len(stops))
@@ -92,7 +92,7 @@ class IdEncoder:
             forms = self._normal_forms(batch, split_side)
             if self.split is not None:
                 reasons.add(OTHER_SPLIT, self.split.left_out(forms[split_side]))
-            hashes = self._text_filters(reasons, Sides(batch, self.languages, scores), forms)
+            hashes = self._apply_text_filters(reasons, Sides(batch, self.languages, scores), forms)
             sides = self._encode(reasons, batch, forms)
             (_, source_lengths), (_, target_lengths) = sides
             lengths = source_lengths + target_lengths
@@ -121,7 +121,7 @@ class IdEncoder:
             for side, lines in enumerate(texts)
         ]
 
-    def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> list[bytes]:
+    def _apply_text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> list[bytes]:
         """Add the reasons of text filters and of exact duplicates to `reasons`. Returns the hash of each paragraph or
         pair, b"" for those that the split or a text filter drops; or [] if `self.hashes` is None."""
         for name, text_filter in self.filters.text:
@@ -133,17 +133,17 @@ class IdEncoder:
         return hashes
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
-        """Encode the lines that have no reason to drop them yet, then add the reasons of held-out text and token
-        filters. Returns the ids of each side, without the lines that the added reasons drop."""
+        """Encode the lines that are not dropped yet, and add the reasons of held-out text and of token filters to
+        `reasons`. Returns the ids of each side, without the lines that the added reasons drop."""
         is_encoded = reasons.kept
         encode_lines, encode_normalised = self.vocabulary.encode_lines, self.vocabulary.encode_normalised
         sides = [
             encode_normalised(_select(normal, is_encoded)) if normal else encode_lines(_select(lines, is_encoded))
             for lines, normal in zip(texts, forms, strict=True)
         ]
-        if self.without is not None:
-            held_out = [self.without.left_out(lines_of(*side)) for side in sides]
-            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(held_out), is_encoded))
+        if self.excluded is not None:
+            is_excluded = [self.excluded.left_out(lines_of(*side)) for side in sides]
+            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(is_excluded), is_encoded))
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), is_encoded))
         return _keep(sides, reasons.kept[is_encoded])

@@ -1,4 +1,4 @@
-"""Repairs every line of text, filters paragraphs and pairs, and counts all text that a task reads, drops and writes.
+"""Repairs every line of text, filters paragraphs and pairs, and counts all text that a stage reads, drops and writes.
 
 No text is lost silently: damage is repaired and counted by reason, and useless text is dropped and counted.
 
@@ -10,9 +10,9 @@ No text is lost silently: damage is repaired and counted by reason, and useless 
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
-A corpus description names its filters and their settings in tables `[filters.NAME]`. `column` runs first, while the
-file is read. Then the filters of texts run in the order of the tables, then `exact_duplicates` (in dedup.py, because it
-needs all text of a language), then the filters of token counts.
+A corpus description names its filters and their settings in tables `[filters.NAME]`. `column` runs first, in the
+reader. Then the filters of texts run in the order of the tables, then `exact_duplicates` (in dedup.py, because it needs
+all text of a language), then the filters of token counts.
 """
 
 import re
@@ -107,8 +107,8 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Yield a warning for each repair that so many of a file's `lines` needed that the file is probably no text in
-    UTF-8, and a warning if many of its `tokens` are `unknown`."""
+    """Yield a warning for each of `_SUSPICIOUS_REPAIRS` that too large a share of a file's `lines` needed, and one if
+    too large a share of its `tokens` are `unknown`."""
     for repair, threshold, warning_end in _SUSPICIOUS_REPAIRS:
         share = repaired.get(repair, 0) / max(lines, 1)
         if share > threshold:
@@ -228,8 +228,8 @@ def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np
     """The languages other than that of the paragraph or side have a total probability of more than `probability`, by
     the model file `model` or, if none is named, py3langid's model. A text whose language the model does not know is
     not dropped."""
-    pairs = zip(sides.texts, sides.languages, strict=True)
-    return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
+    by_side = zip(sides.texts, sides.languages, strict=True)
+    return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in by_side])
 
 
 # Filter name -> its function of texts, its function of token counts, and the tasks that it is for.
@@ -291,6 +291,6 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
         for filters, function in zip((text_filters, token_filters), functions, strict=True):
             if function:
-                own = {key: value for key, value in values.items() if key in (function.__kwdefaults__ or ())}
-                filters.append((name, partial(function, **own)))
+                keywords = {key: value for key, value in values.items() if key in (function.__kwdefaults__ or ())}
+                filters.append((name, partial(function, **keywords)))
     return Filters(tuple(text_filters), tuple(token_filters), EXACT_DUPLICATES in settings)

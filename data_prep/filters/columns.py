@@ -21,7 +21,7 @@ class ColumnFilter:
 
     def drops(self, value: Any) -> bool:
         """True if a record with this value is dropped. A text value is compared with the bounds as a number, and with
-        `one_of` as it is written."""
+        the entries of `one_of` by `_is_equal`."""
         if self.one_of is not None and not any(_is_equal(value, entry) for entry in self.one_of):
             return True
         if (self.min, self.max) == (-math.inf, math.inf):
@@ -33,7 +33,7 @@ class ColumnFilter:
 
 
 def _is_equal(value: Any, entry: Any) -> bool:
-    """True if the text of a value is that of the entry, or if it is a number equal to the entry, such as 1.00 and 1."""
+    """True if a value has the entry's `_json_text`, or is the text of an equal number, such as "1.00" for 1."""
     if _json_text(value) == _json_text(entry):
         return True
     try:

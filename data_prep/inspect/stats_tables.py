@@ -46,7 +46,7 @@ class StatsLine(NamedTuple):
         were packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
         # An item is a sentence, or a document or a piece of one.
-        used = units if task == "para" else "items" if packed else "rows"
+        used_units = units if task == "para" else "items" if packed else "rows"
         return {
             name: self.name,
             "size": decimal(self.bytes),
@@ -59,7 +59,7 @@ class StatsLine(NamedTuple):
             "tokens/char": f"{self.tokens / max(self.characters, 1):.3f}",
             "share before α": f"{self.share_before:.3%}",
             "share after α": f"{self.share_after:.3%}",
-            f"{used} used": f"{self.used:,}",
+            f"{used_units} used": f"{self.used:,}",
             "repeat": f"{self.used / max(self.available, 1):.2f}×",
         }
 

@@ -41,7 +41,7 @@ def run(config: VerifyConfig) -> None:
     """Check `config.data`. Raises ValueError for the first fault, which names the file and, for a faulty record, the
     row."""
     for folder in on_root(lambda: _stage_folders(config.data)):
-        manifest = on_root(partial(_readable_manifest, folder))
+        manifest = on_root(partial(_checked_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
@@ -68,11 +68,11 @@ def _stage_folders(data: Path) -> list[Path]:
     return folders
 
 
-def _again(folder: Path) -> str:
+def _remedy(folder: Path) -> str:
     return f"delete it and give the command that wrote {folder} again"
 
 
-def _readable_manifest(folder: Path) -> Manifest:
+def _checked_manifest(folder: Path) -> Manifest:
     """Read the manifest, and check its list of files and its vocabulary. Raises ValueError for the first fault."""
     manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
     _raise_first(_listing_checks(folder, manifest))
@@ -86,7 +86,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
-    yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
+    yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_remedy(folder)}"
     model = folder.resolve().parent / "vocab" / MODEL_FILE  # mix always copies the vocabulary there, encode does not
     if stage == "mix" or model.exists():
         yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
@@ -95,7 +95,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
             f"{model} is not the vocabulary that {folder} was made with: put the original file there",
         )
         size, ids = Vocabulary(model).size, manifest.vocabulary_size
-        yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_again(folder)}"
+        yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_remedy(folder)}"
     listed = {shard.name for shard in manifest.shards}
     for stray in sorted(folder.rglob("*.arrow")):
         yield (
@@ -107,26 +107,26 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         expected = [min(full, rows - start) for start in range(0, rows, full)]
         yield (
             [shard.rows for shard in manifest.shards] == expected,
-            f"{path} does not list {rows} rows, {full} per shard: {_again(folder)}",
+            f"{path} does not list {rows} rows, {full} per shard: {_remedy(folder)}",
         )
 
 
-def _file_checks(path: Path, shard: Shard, index: Path | None, again: str) -> Checks:
-    yield path.exists(), f"{path} is missing: {again}"
+def _file_checks(path: Path, shard: Shard, index: Path | None, remedy: str) -> Checks:
+    yield path.exists(), f"{path} is missing: {remedy}"
     size = path.stat().st_size
-    yield size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}"
+    yield size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {remedy}"
     yield (
         file_sha256(path) == shard.sha256,
-        f"{path} does not have the manifest's checksum, so its bytes changed: {again}",
+        f"{path} does not have the manifest's checksum, so its bytes changed: {remedy}",
     )
-    yield index is None or index.exists(), f"{index} is missing: {again}"
+    yield index is None or index.exists(), f"{index} is missing: {remedy}"
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
     """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault, which names the file
     and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
-    index, checks = path.with_suffix(".index"), list[np.ndarray]()
+    index, checksums = path.with_suffix(".index"), list[np.ndarray]()
     _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
@@ -136,26 +136,26 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, expected = (", ".join(f"{c.name} {c.type}" for c in fields) for fields in (reader.schema, schema))
             if reader.schema != schema:
-                raise ValueError(f"{path} has columns {columns}, not {expected}: {_again(folder)}")
+                raise ValueError(f"{path} has columns {columns}, not {expected}: {_remedy(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if is_mixed:
-                    checks.append(group_checksums(batch))
+                    checksums.append(group_checksums(batch))
                 faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
                     row, sentence = min(faults, key=lambda fault: fault[0])
-                    raise ValueError(f"{path}, row {counts['records'] + row}: {sentence}: {_again(folder)}")
+                    raise ValueError(f"{path}, row {counts['records'] + row}: {sentence}: {_remedy(folder)}")
                 counts += count(batch)
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(
-            f"{path} is not readable from row {counts['records']} on ({error}): {_again(folder)}"
+            f"{path} is not readable from row {counts['records']} on ({error}): {_remedy(folder)}"
         ) from None
-    if is_mixed and index.read_bytes() != index_bytes(path, shard.sha256, checks):
-        raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
+    if is_mixed and index.read_bytes() != index_bytes(path, shard.sha256, checksums):
+        raise ValueError(f"{index} is not the index of {path.name}: {_remedy(folder)}")
     if counts["records"] != shard.rows:
-        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_again(folder)}")
+        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_remedy(folder)}")
     return counts
 
 
@@ -169,10 +169,10 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
         codes, inputs = sorted({*CC100_LANGUAGES, *manifest.languages}), settings.get("inputs", ())
         languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
-    yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
+    yield listed == expected, f"{path} lists the shards in another order than that of their names: {_remedy(folder)}"
     yield (
         not languages or list(manifest.languages) == languages,
-        f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
+        f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_remedy(folder)}",
     )
     yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, shard_counts)
     yield from _marker_checks(folder, manifest)
@@ -192,27 +192,27 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
         for shard in written_files(result):
             yield (
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
-                f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
+                f"{path} and tasks/{task}.json disagree about {shard.name}: {_remedy(folder)}",
             )
     # `raise_total` raises the number of sampled examples until they fill all rows. Its markers have that number in
     # their names, so several numbers may be found.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,
-        f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
+        f"{path} and the markers in tasks disagree about the number of sampled examples: {_remedy(folder)}",
     )
     if manifest.stage == "encode" and results:
         inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
         tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
         missing = sorted(tasks - results.keys())
-        yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_again(folder)}"
+        yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_remedy(folder)}"
         counts: dict[str, Any] = {}
         for task, result in results.items():
             name = task.rpartition("-")[0]
             counts[name] = add_counts(counts.get(name, {}), result["counts"])
         yield (
             counts == manifest.counts["by_language"],
-            f"{path} and the markers in tasks disagree about the counts: {_again(folder)}",
+            f"{path} and the markers in tasks disagree about the counts: {_remedy(folder)}",
         )
 
 
@@ -224,19 +224,19 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
     for shard, counted_in_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
-        yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
+        yield name in by_name, f"{path} lists shards of {name} but no counts: {_remedy(folder)}"
         by_name[name] += counted_in_shard
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
             yield (
                 counts[key] == by_name[name][counted],
-                f"the {key} of {name} counted in {path} and its shards differ: {_again(folder)}",
+                f"the {key} of {name} counted in {path} and its shards differ: {_remedy(folder)}",
             )
         for read, written, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
             yield (
                 read not in counts or counts[read] == counts[written] + sum(counts[lost].values()),
-                f"the {read} of {name} in {path} are not the sum of those written and {lost}: {_again(folder)}",
+                f"the {read} of {name} in {path} are not the sum of those written and {lost}: {_remedy(folder)}",
             )
         paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
         yield (
@@ -244,7 +244,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
             and (paragraphs >= counts[unit] if unit == "documents" else paragraphs == 2 * counts[unit])
             and characters <= size <= 4 * characters,
             f"{path} counts files, paragraphs, characters or bytes of {name} that its text cannot have: "
-            f"{_again(folder)}",
+            f"{_remedy(folder)}",
         )
 
 
@@ -260,7 +260,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
         by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += uses
     yield (
         +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
-        f"{path} counts other items of a language, or other tokens, than its shards have: {_again(folder)}",
+        f"{path} counts other items of a language, or other tokens, than its shards have: {_remedy(folder)}",
     )
     derived = [
         (examples / sum(available), uses / sum(used), uses / examples if examples else 0.0)
@@ -269,18 +269,18 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     stored = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
     yield (
         derived == stored and counts["fill"] == total["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
-        f"the shares in {path} do not follow from its own counts: {_again(folder)}",
+        f"the shares in {path} do not follow from its own counts: {_remedy(folder)}",
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
     packed = settings["task"] == "para" or bool(manifest.packed_unit)
     yield (
         min(too_long) >= 0 and (packed or not any(too_long)),
-        f"{path} counts text as too long, although this text is cut into rows: {_again(folder)}",
+        f"{path} counts text as too long, although this text is cut into rows: {_remedy(folder)}",
     )
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
     sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     # If items are packed, the last of the sampled items may be in no row.
     fits = all(uses <= quota if packed else uses == quota for uses, quota in zip(used, quotas, strict=True))
-    yield fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_again(folder)}"
+    yield fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_remedy(folder)}"

@@ -24,7 +24,7 @@ from xlme_ds.io.files import errors_naming
 ExampleUnit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "the file was changed after encode wrote it. Delete it and give the encode command again"
 _LARGEST_GAP = 1024  # int32 words (4 KiB): spans with at most this gap between them are read in one call
-_READ_WORDS = 1 << 18  # int32 words (1 MiB): one call reads only spans that begin in the same MiB, to bound its size
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): a call reads only spans that begin in one MiB, to bound the call's size
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
 _SHORT_SPAN = 32  # int32 words: if the spans' mean length is at most this, index arrays copy faster than slices
 
@@ -61,12 +61,12 @@ class BatchIndex:
 
     def all_lengths(self) -> np.ndarray:
         """Number of ids of every record of the shard in each column, int64 [columns, records]."""
-        batch_offsets = self.record_counts + 1  # each batch has one more offset than it has records
-        counts = np.broadcast_to(batch_offsets, self.offset_positions.shape).ravel()
+        offset_counts = self.record_counts + 1  # each batch has one more offset than it has records
+        counts = np.broadcast_to(offset_counts, self.offset_positions.shape).ravel()
         offsets = np.empty(int(counts.sum()), dtype=np.int32)
         copy_words(self.path, self.offset_positions.ravel(), counts, offsets, run_starts(counts))
         differences = np.diff(offsets.reshape(len(self.offset_positions), -1))
-        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # a difference across two batches is not a length
+        across_batches = np.cumsum(offset_counts)[:-1] - 1  # a difference across two batches is not a length
         lengths = np.delete(differences, across_batches, axis=1).astype(np.int64)
         if not (lengths >= 0).all():
             raise ValueError(f"{self.path} has a record of negative length: {_ENCODE_AGAIN}")
@@ -82,9 +82,9 @@ class BatchIndex:
         batch_starts, batch_stops = run_starts(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
-        batches = np.searchsorted(batch_stops, stops) - first_batch + 1  # number of batches that hold the ids of each i
-        slice_of = np.repeat(np.arange(len(starts)), batches)
-        batch = first_batch[slice_of] + run_indices(batches)
+        batch_counts = np.searchsorted(batch_stops, stops) - first_batch + 1  # batches that hold the ids of each i
+        slice_of = np.repeat(np.arange(len(starts)), batch_counts)
+        batch = first_batch[slice_of] + run_indices(batch_counts)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
         end = np.minimum(stops[slice_of], batch_stops[batch])
         positions = self.id_positions[0][batch] + begin - batch_starts[batch]
@@ -186,10 +186,10 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 class EncodedShard:
     """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
-    `tokens` is the number of tokens of all examples with special tokens; for slices, it is the shard's number of ids.
-    If the unit is not slices, most records are one example each. `irregular` has the indices of the exceptions,
-    ascending. `pieces` has the number of examples of each exception: several, or 0 if the record is too long for a row
-    and is left out.
+    `tokens` is the number of tokens of all examples, special tokens included; for slices, the shard's number of ids. If
+    the unit is not slices, most records are one example each. `irregular` has the indices of the exceptions, ascending.
+    `pieces` has the number of examples of each exception: several, or 0 if the record is too long for a row and is left
+    out.
     """
 
     group: str

@@ -211,7 +211,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
     """The sampling of one task, with the --share values that name the task's languages or pairs."""
     names = _group_names(encoded)
-    share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= names]
+    share = [entry for entry in config.share if set(entry.rpartition("=")[0].split("+")) <= names]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 
 

@@ -158,21 +158,21 @@ def write_shard(
             batches = _cut_rows(plan, start, stop, tally)
         else:
             batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
-        checks: list[np.ndarray] = []
-        shard = write_arrow(path, schema, _checked(batches, checks), stage.folder)
+        checksums: list[np.ndarray] = []
+        shard = write_arrow(path, schema, _collecting_checksums(batches, checksums), stage.folder)
         assert shard.rows == stop - start
-        index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checks), stage.folder)
+        index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
         result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
         stage.write_marker(f"shard-{name}", result)
     return result
 
 
-def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
-    """Yield `batches`, and append the checksums of each to `checks` while it is in memory."""
+def _collecting_checksums(batches: Iterable[pa.RecordBatch], checksums: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
+    """Yield `batches`, and append the checksums of each to `checksums` while it is in memory."""
     from xlme_ds.data.shards import group_checksums
 
     for batch in batches:
-        checks.append(group_checksums(batch))
+        checksums.append(group_checksums(batch))
         yield batch
 
 

@@ -23,11 +23,11 @@ def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if examples]
     limits = plan.sampling.limits(order.examples)  # the most examples that may be sampled from each group
     if limits is not None:
-        possible = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
-        if possible < rows:
+        possible_rows = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
+        if possible_rows < rows:
             raise ValueError(
                 f"--{order.task}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
-                f"{'pairs' if order.task == 'para' else 'texts'} fill {possible:,} rows without gaps: raise "
+                f"{'pairs' if order.task == 'para' else 'texts'} fill {possible_rows:,} rows without gaps: raise "
                 "--max-repeats, or ask for fewer rows"
             )
     # With limits, the shares depend on the total, and the total on the shares. Repeat until the total stays the same.

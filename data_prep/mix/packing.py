@@ -17,7 +17,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     bins_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
     open_rooms = 0  # bit r is set while a bin with room r is open
     bins = 0
-    sorted_bins = []  # the bin of each item, from long to short
+    bin_of_sorted_item = []  # from the longest item to the shortest
     for length in lengths[order].tolist():
         fitting = open_rooms >> length
         if fitting:
@@ -29,13 +29,13 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
         else:
             room, item_bin = capacity, bins
             bins += 1
-        sorted_bins.append(item_bin)
+        bin_of_sorted_item.append(item_bin)
         room -= length
         if room:  # a full bin is never open
             bins_by_room[room].append(item_bin)
             open_rooms |= 1 << room
     bin_of_item = np.empty(order.size, dtype=np.int64)
-    bin_of_item[order] = sorted_bins
+    bin_of_item[order] = bin_of_sorted_item
     return bin_of_item, bins
 
 

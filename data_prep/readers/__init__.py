@@ -141,7 +141,7 @@ def _undirected(name: str, pair: str) -> str:
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
     """The two codes of `a-b` as written. If several hyphens divide `pair` into known codes of two languages, codes that
-    languages.py lists come first. Raises ValueError, naming `where`, unless exactly one division is left."""
+    languages.py lists are preferred. Raises ValueError, naming `where`, unless exactly one division is left."""
     problems, readings = [], []
     for hyphen in re.finditer("-", pair):
         a, b = pair[: hyphen.start()], pair[hyphen.end() :]

@@ -119,8 +119,8 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if one language or pair names a text (files, members, columns and chosen rows) twice. Raise it
-    too if two languages or pairs name the same text, unless its format marks the language of each text."""
+    """Raise ValueError if a text (files, members, columns and chosen rows) is named twice for one language or pair.
+    Raise it too if a text is named for two of them, unless its format marks the language of each text."""
     origin_of: dict[tuple[object, ...], str] = {}  # (language or pair, text) -> the flag or corpus that named it
     name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
     for source in inputs:
@@ -196,20 +196,20 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
                 break
         else:
             missing.append("-".join(spellings[0]))
-    missing_text = (
+    missing_message = (
         f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
         f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
     if missing and not allow_missing:
         raise ValueError(
-            f"{missing_text}: fetch them, or give --allow-missing, or list fewer in a description of your own"
+            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
         )
     if not inputs_found:
         raise ValueError(
             f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
         )
     if missing:
-        warn(missing_text)
+        warn(missing_message)
     _warn_of_unread(corpus, names, inputs_found)
     return inputs_found
 

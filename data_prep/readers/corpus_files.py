@@ -28,14 +28,14 @@ from data_prep.store import is_unfinished
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
-MAX_EXCESS = 1_000_000  # bytes: largest excess of a block over its wanted size, so that it ends at a boundary
+MAX_EXCESS = 1_000_000  # bytes by which a block may exceed its wanted size, in order to end at a boundary
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class CorpusPath:
-    """The file `name` in `folder`. `name` may begin with subfolders; `folder` is a local path or a URI. It holds
-    no connection, so it can be pickled."""
+    """The file `name` in `folder`. `name` may begin with subfolders; `folder` is a local path or a URI. The object
+    holds no connection, so it can be pickled."""
 
     folder: str
     name: str
@@ -128,7 +128,7 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
     real = Path(root).resolve()
-    # The folders into whose subfolder mono/ `minhash` may be writing some of these files.
+    # Folders that may be the output folder of `minhash`, which writes documents into its subfolder mono/.
     stage_folders = [real] * recursive + [real.parent] * (real.name == "mono")
     for stage_folder in stage_folders if isinstance(system, fs.LocalFileSystem) else ():
         if is_unfinished(stage_folder, "minhash"):

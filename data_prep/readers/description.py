@@ -1,4 +1,4 @@
-"""Descriptions of corpora: TOML files that say where the text is, in which format, and which filters it passes.
+"""Descriptions of corpora: TOML files that say where the text is, in which format, and which filters apply.
 
 name = "cc100"                  the corpus's name in `--where NAME=PLACE` and in messages
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; a relative path is relative to the current folder
@@ -73,7 +73,7 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     places = dict(entry.partition("=")[::2] for entry in where)
     if len(places) < len(where):
         raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
-    corpora = [_read(description, places) for description in descriptions]
+    corpora = [_read_description(description, places) for description in descriptions]
     names = [corpus.name for corpus in corpora]
     for name in names:
         if names.count(name) > 1:
@@ -83,9 +83,9 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     return corpora
 
 
-def _read(description: str, places: dict[str, str]) -> CorpusDescription:
+def _read_description(description: str, places: dict[str, str]) -> CorpusDescription:
     label = f"corpus description {description}"
-    values = _values(description, label)
+    values = _read_toml(description, label)
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
     codes = values.get(key)
@@ -121,7 +121,7 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     )
 
 
-def _values(description: str, label: str) -> dict[str, Any]:
+def _read_toml(description: str, label: str) -> dict[str, Any]:
     path: Any = Path(description)
     if "/" not in description and not description.endswith(".toml"):
         path = package_files("data_prep").joinpath("corpora", f"{description}.toml")

@@ -2,7 +2,7 @@
 or {src} and {tgt}, match the language codes, {side} the code of a file's side, and * any text.
 
 Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
-several ways, codes that languages.py lists come first: `en_pt_br` has en and pt_br, not en_pt and br.
+several ways, codes that languages.py lists are preferred: `en_pt_br` has en and pt_br, not en_pt and br.
 """
 
 import re
@@ -42,24 +42,24 @@ class FileNames:
 
     def __init__(self, patterns: Sequence[str], paths: Mapping[str, CorpusPath], wanted: Sequence[Codes] | None):
         self.paths = paths
-        listed = frozenset(code for codes in wanted or () for code in codes)
-        # pattern -> name -> codes: in `every` the codes of every reading of the name, in `whole` only the likely ones.
-        self.every, self.whole = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
+        wanted_codes = frozenset(code for codes in wanted or () for code in codes)
+        # pattern -> name -> codes: the codes of every reading of the name, and those that are likely.
+        self.possible, self.likely = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
         for pattern in patterns:
-            readings = {name: _readings(pattern, name, listed) for name in paths}
-            self.every[pattern] = {name: list(map(_codes, of_name)) for name, of_name in readings.items()}
-            self.whole[pattern] = {name: _whole_codes(of_name) for name, of_name in readings.items()}
+            readings = {name: _readings(pattern, name, wanted_codes) for name in paths}
+            self.possible[pattern] = {name: list(map(_codes, of_name)) for name, of_name in readings.items()}
+            self.likely[pattern] = {name: _likely_codes(of_name) for name, of_name in readings.items()}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
         self.inputs: dict[str, _Inputs] = {}  # pattern -> its inputs
         taken = set[str]()  # names of files that fit an earlier pattern
         for pattern in dict.fromkeys(patterns):
-            self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
+            self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._starless(pattern)
             taken.update(*chain.from_iterable(self.inputs[pattern].values()))
 
     def readings(self, name: str) -> list[Codes]:
         """The codes in a name, by the first pattern that it fits. The list has several entries if the name is
         ambiguous, and none if the name fits no pattern."""
-        return next(filter(None, (whole[name] for whole in self.whole.values())), [])
+        return next(filter(None, (likely[name] for likely in self.likely.values())), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair by all patterns. An input is given as the names of its files: two for a
@@ -95,7 +95,7 @@ class FileNames:
             all_codes.update(cc100)
         return sorted(all_codes)
 
-    def _filled(self, pattern: str) -> _Inputs:
+    def _starless(self, pattern: str) -> _Inputs:
         inputs: _Inputs = {}
         for codes in self.wanted:
             names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
@@ -106,8 +106,8 @@ class FileNames:
     def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
         """The inputs of a pattern with *: one for each file that fits the pattern and is not in `taken`.
 
-        If the code in a file's name is longer than a wanted code, begins with it and names this language too, the file
-        belongs to the wanted code, unless the longer code is wanted too: `en_US_0` belongs to en.
+        If the code in a file's name is a wanted code with more parts, and of the same language, the file belongs to the
+        wanted code, unless the longer code is wanted too: `en_US_0` belongs to en.
         """
         # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.
         wanted: dict[Codes, list[Codes]] = {}
@@ -118,10 +118,10 @@ class FileNames:
         for name in self.paths:
             if name in taken:
                 continue
-            whole = self.whole[pattern][name]
-            wanted_in_name = [codes for codes in dict.fromkeys(self.every[pattern][name]) if codes in wanted]
-            exact = [codes for codes in wanted_in_name if codes in whole]
-            languages = set(map(languages_of, whole))
+            likely = self.likely[pattern][name]
+            wanted_in_name = [codes for codes in dict.fromkeys(self.possible[pattern][name]) if codes in wanted]
+            exact = [codes for codes in wanted_in_name if codes in likely]
+            languages = set(map(languages_of, likely))
             for in_name in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
                 for codes in wanted[in_name]:
                     inputs.setdefault(codes, []).append((name,))
@@ -172,9 +172,9 @@ def _codes(reading: _Reading) -> Codes:
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
-def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, without repeats. The strings in `listed` count as codes even if they do
-    not have the form of a code."""
+def _readings(pattern: str, name: str, wanted_codes: frozenset[str]) -> list[_Reading]:
+    """Every way to read a name by a pattern, without repeats. `wanted_codes` count as codes even if they do not have
+    the form of a code."""
     parts = list(filter(None, _SPECIAL_PART.split(pattern)))  # placeholders, stars and the text between them
     readings: list[_Reading] = []
     # A state: the index of the next part, the position in the name where it begins, and the codes before it.
@@ -187,7 +187,7 @@ def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]
             if start == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
                 readings.append(reading)
             continue
-        for end, new_codes in _ends_of_part(parts, index, name, start, dict(codes), listed):
+        for end, new_codes in _ends_of_part(parts, index, name, start, dict(codes), wanted_codes):
             state = (index + 1, end, codes + new_codes)
             if state not in seen:
                 seen.add(state)
@@ -196,7 +196,7 @@ def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]
 
 
 def _ends_of_part(
-    parts: list[str], index: int, name: str, start: int, codes: _Reading, listed: frozenset[str]
+    parts: list[str], index: int, name: str, start: int, codes: _Reading, wanted_codes: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
     """Yield (end, new codes) for each position where part `index` may end if it begins at `start`; a part has at most
     one new code.
@@ -216,7 +216,7 @@ def _ends_of_part(
     else:
         for end in range(start + 2, min(start + _MAX_CODE, len(name)) + 1):  # a code has at least two letters
             code = name[start:end]
-            if code in listed or is_code(code):
+            if code in wanted_codes or is_code(code):
                 yield end, ((key, _Code(start, code)),)
 
 
@@ -233,7 +233,7 @@ def _ends_of_star(next_parts: list[str], name: str, start: int) -> Iterator[int]
         end += 1
 
 
-def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
+def _likely_codes(readings: Sequence[_Reading]) -> list[Codes]:
     """The likely codes of a name.
 
     1. The candidates are the codes of the readings that cut no code short, the longest first.
@@ -261,9 +261,9 @@ def _length(codes: Codes) -> int:
 
 
 def _may_be_meant(codes: Codes) -> bool:
-    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100. True if
-    `languages_of` knows and changes them, and those outside CC-100 have a language of two letters: se_no, but neither
-    foo_br nor plain se."""
+    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100: se_no,
+    but neither foo_br nor plain se. True if `languages_of` spells them differently, and the language part of each code
+    outside CC-100 has two letters."""
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 

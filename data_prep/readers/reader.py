@@ -113,7 +113,7 @@ class DocumentReader(Reader):
     documents."""
 
     task = "mono"
-    boundary = re.compile(rb"\n[ \t\r]*\n")  # what is between two documents
+    boundary = re.compile(rb"\n[ \t\r]*\n")  # separates two documents
     line_is_document = False
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -205,7 +205,7 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
             repaired["long_line"] += not in_long_line
             lines = _clean_parts(parts, repaired)
         if in_long_line and not lines[0]:
-            del lines[0]  # the rest of a line that has text before
+            del lines[0]  # the rest of a long line has no text; an empty line would end the document
         in_long_line = not piece.endswith(b"\n")
         begin += size
         yield lines, begin < len(data)
@@ -223,7 +223,7 @@ class PairReader(Reader):
     task = "para"
 
     def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
-        """The number of lines that were cleaned, of `pairs_in` pairs. `dropped` counts the dropped ones by reason."""
+        """About how many lines of `pairs_in` pairs were cleaned. `dropped` counts the dropped pairs by reason."""
         return 2 * pairs_in
 
     @abstractmethod
@@ -288,7 +288,7 @@ def in_blocks(
         if kept_bytes >= size or (unit is None and (kept or dropped or repaired)):
             last = [b""] if ends_last else []
             sides = tuple(end.join([texts[side] for texts in kept] + last) for side, end in enumerate(ends))
-            kept, kept_bytes = [], 0  # frees the texts before the block is used, which may take long
+            kept, kept_bytes = [], 0  # frees the texts, because the use of the block may take long
             yield TextBlock(sides, dropped, Counter(repaired))
             del sides
             dropped = Counter()

@@ -86,16 +86,16 @@ def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
     """The value of a column. Raises KeyError if the record lacks it, ValueError if a field on the way occurs twice."""
     current: Any = record
-    path = column  # the rest of the column's name, to look up in `current`
+    remaining = column  # the rest of the column's name, to look up in `current`
     while isinstance(current, dict):
-        is_field = path in current  # a field's own name may have dots
-        name, _, rest = (path, "", "") if is_field else path.partition(".")
+        is_field = remaining in current  # a field's own name may have dots
+        name, _, rest = (remaining, "", "") if is_field else remaining.partition(".")
         if isinstance(current, _AmbiguousObject) and name in current.repeated:
             raise ValueError(f"{where} has the field {name!r} twice in one object: remove one of them")
         if is_field:
             return current[name]
-        current, path = current.get(name), rest
-    raise KeyError(f"{where} has no field {path or name!r}, but {', '.join(record)}: {_NAME_COLUMN}")
+        current, remaining = current.get(name), rest
+    raise KeyError(f"{where} has no field {remaining or name!r}, but {', '.join(record)}: {_NAME_COLUMN}")
 
 
 def _text(record: dict[str, Any], column: str, where: str) -> str:
@@ -160,8 +160,8 @@ def _table_records(
     try:
         with path.open() as stream:
             schema, parts_of = open_table(stream)
-            field_paths = [_path(schema, column, path, column in texts) for column in (*texts, *others)]
-            parts = parts_of(list(dict.fromkeys(path[0] for path in field_paths)))
+            field_paths = [_field_path(schema, column, path, column in texts) for column in (*texts, *others)]
+            parts = parts_of(list(dict.fromkeys(field_path[0] for field_path in field_paths)))
             for index in count():  # not `for part in parts`: `where` must name a part before it is read
                 where = f"{path}, {part_name} {index}"
                 if (part := next(parts, None)) is None:
@@ -183,7 +183,7 @@ def _table_records(
     check_unchanged(path)
 
 
-def _path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool) -> tuple[str, ...]:
+def _field_path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool) -> tuple[str, ...]:
     """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
 
     Raises ValueError if the column is missing or ambiguous or, with `is_text`, if the column's type is not string.
@@ -225,7 +225,7 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _rows(batches: Iterable[pa.RecordBatch], field_paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield for each row its Arrow scalars, one for each of the `field_paths` (see `_path`)."""
+    """Yield for each row its Arrow scalars, one for each of the `field_paths` (see `_field_path`)."""
     for batch in batches:
         for column in batch.columns:
             _check_offsets(column)

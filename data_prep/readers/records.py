@@ -91,7 +91,7 @@ class RecordPairs(TableReader):
         return self.columns[: len(columns)]
 
     def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
-        """The number of rows without those that column filters drop, because these are dropped before cleaning."""
+        """The number of rows that column filters do not drop; the dropped rows are not cleaned."""
         return pairs_in - sum(count for reason, count in dropped.items() if reason.startswith(f"{COLUMN} "))
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:

@@ -180,12 +180,12 @@ def _texts(path: CorpusPath, repaired: Counter[str]) -> Iterator[str]:
     head = b""
     while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
-    decoder = codecs.getincrementaldecoder(_encoding(head, path))(_replace.__name__)
+    decoder = codecs.getincrementaldecoder(_encoding(head, path))(_replace_invalid.__name__)
     held = ""  # the start of a character reference that may continue in the next chunk
     for chunk in chain([head], chunks, [b""]):
-        _replaced.clear()
+        _invalid_positions.clear()
         text = held + decoder.decode(chunk, final=not chunk)
-        repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
+        repaired.update({"invalid_utf8": len(_invalid_positions)} if _invalid_positions else {})
         cut = text.rfind("&", max(len(text) - _MAX_REFERENCE, 0)) if chunk else -1
         text, held = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
         if "&#" in text or _FORBIDDEN.search(text):
@@ -218,14 +218,15 @@ def _encoding(head: bytes, path: CorpusPath) -> str:
         raise ValueError(f"{path} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_replaced: list[int] = []  # positions of bytes that are invalid in the encoding; `_texts` counts and clears them
+_invalid_positions: list[int] = []  # of bytes that are invalid in the encoding; `_texts` counts and clears them
 
 
-def _replace(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds their position to `_replaced`."""
+def _replace_invalid(error: UnicodeError) -> tuple[str, int]:
+    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds their position to
+    `_invalid_positions`."""
     assert isinstance(error, UnicodeDecodeError)
-    _replaced.append(error.start)
+    _invalid_positions.append(error.start)
     return "\ufffd", error.end
 
 
-codecs.register_error(_replace.__name__, _replace)
+codecs.register_error(_replace_invalid.__name__, _replace_invalid)

@@ -26,9 +26,9 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
+def hull_steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step_size: int) -> list[tuple[str, int, int]]:
     """The steps along the hulls of all `curves`, by falling gain per piece. Each is (language, size before the step,
-    size after the step), and adds at most `step` pieces.
+    size after the step), and adds at most `step_size` pieces.
 
     The gain is the language's weight times the slope of its hull. A language's steps stay in order, because the slopes
     of a hull fall; steps of equal gain are sorted by language, then by size.
@@ -37,8 +37,8 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     for language in sorted(curves):
         for left, right in pairwise(concave_hull(curves[language])):
             gain = weights[language] * _slope(left, right)
-            starts = range(left[0], right[0], step)
-            ranked += [(-gain, language, start, min(start + step, right[0])) for start in starts]
+            starts = range(left[0], right[0], step_size)
+            ranked += [(-gain, language, start, min(start + step_size, right[0])) for start in starts]
     return [(language, start, stop) for _, language, start, stop in sorted(ranked)]
 
 
@@ -46,7 +46,7 @@ def allocate(
     orders: Mapping[str, Sequence[str]],
     curves: Mapping[str, Curve],
     weights: Mapping[str, float],
-    step: int,
+    step_size: int,
     size: int,
 ) -> dict[str, int]:
     """For each language, the number n of pieces that it gets: the first n in its order. Together the languages get
@@ -62,7 +62,7 @@ def allocate(
             f"--size leaves room for {size} pieces, but the characters of {len(orders)} languages are {len(union)}: "
             "take a larger --size, or lower --character-coverage"
         )
-    for language, start, stop in steps(curves, weights, step):
+    for language, start, stop in hull_steps(curves, weights, step_size):
         for piece in orders[language][start:stop]:
             if len(union) == size:
                 return sizes

@@ -16,7 +16,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import count_words
 
-_PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the new text alone
+_PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the second vocabulary
 _SHRINK = 0.95  # size of the second vocabulary that is tried next / size tried before
 _COUNTED_LINES = 10_000  # number of a language's first lines in which `segmentation` counts tokens
 

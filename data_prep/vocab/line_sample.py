@@ -75,19 +75,19 @@ def input_names(inputs: Iterable[Input]) -> list[Any]:
 def sample_lines(
     stage: Stage,
     inputs: Sequence[Input],
-    quotas: Callable[[dict[str, int]], dict[str, int]],
+    find_quotas: Callable[[dict[str, int]], dict[str, int]],
     max_quota: int,
     seed: int,
     processes: int,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
-    """Choose lines of each language. `quotas` takes the number of distinct lines of each language and returns the
+    """Choose lines of each language. `find_quotas` takes the number of distinct lines of each language and returns the
     number of lines to choose from each, at most `max_quota`.
 
     Returns three dicts by language: the number of distinct lines, the number of chosen lines, and the file of the
     chosen lines, which are in input order. Raises ValueError if the inputs have no text.
     """
     indices, sizes = range(len(inputs)), [source.size for source in inputs]
-    candidate_counts = _candidate_counts(inputs, quotas, max_quota)
+    candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, candidate_counts, seed)
         results = run_tasks(read, indices, sizes, processes, "read lines")
@@ -95,8 +95,8 @@ def sample_lines(
         if not distinct:
             on_root(stage.forget_settings)  # the folder must accept inputs with text
             raise UserError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
-        quota = quotas(distinct)
-        choose = partial(_choose_lines, stage, results, quota)
+        quotas = find_quotas(distinct)
+        choose = partial(_choose_lines, stage, results, quotas)
         numbers_chosen, missing = zip(
             *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
@@ -104,16 +104,16 @@ def sample_lines(
             on_root(partial(_remove_candidates, stage))
             chosen = dict(zip(distinct, numbers_chosen, strict=True))
             return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
-        # In rare cases an input wrote too few candidates, or a file is damaged. Read these inputs again.
+        # In rare cases an input gave too few candidates, or their files are damaged. Read these inputs again.
         unread = set(chain.from_iterable(missing))
         candidate_counts = [
-            {code: max(count, quota.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
+            {code: max(count, quotas.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
-        on_root(partial(stage.remove_markers, map(_read_task, unread)))
+        on_root(partial(stage.remove_markers, map(_task_name, unread)))
 
 
 def _candidate_counts(
-    inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
+    inputs: Sequence[Input], find_quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
     """One dict per input: for each language, the number of smallest hashes whose lines are candidates. This number
     depends on the quotas, which are estimated from the bytes of the inputs."""
@@ -121,10 +121,10 @@ def _candidate_counts(
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
         total.update(dict.fromkeys(source.languages, size))
-    quota = quotas(dict(total))  # as if each byte were a line
+    quotas = find_quotas(dict(total))  # as if each byte were a line
     return [
         {
-            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * quota[code] * size // total[code], max_quota)
+            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * quotas[code] * size // total[code], max_quota)
             for code in source.languages
         }
         for source, size in zip(inputs, sizes, strict=True)
@@ -160,17 +160,17 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
             yield from (line.rstrip("\n") for line in file)
 
 
-def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
+def filtered_lines(source: Input, read_counts: Counts) -> Iterator[tuple[list[str], ...]]:
     """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. The text before the
-    filters is counted in `read`."""
+    filters is counted in `read_counts`."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK_BYTES):
         if isinstance(reader, DocumentReader):
-            paragraphs = reader.paragraphs(source, block, read)
+            paragraphs = reader.paragraphs(source, block, read_counts)
             sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
         else:
-            pairs = list(reader.pairs(source, block, read))
+            pairs = list(reader.pairs(source, block, read_counts))
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
             sides = Sides(([a for a, _, _ in pairs], [b for _, b, _ in pairs]), source.languages, scores)
         passed = np.ones(len(sides.texts[0]), bool)
@@ -180,7 +180,7 @@ def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...
             yield tuple(list(compress(side, passed)) for side in sides.texts)
 
 
-def _read_task(index: int) -> str:
+def _task_name(index: int) -> str:
     return f"lines-{index:05d}"
 
 
@@ -196,11 +196,11 @@ def _read_lines(
     `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
     candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
     """
-    result = stage.read_marker(_read_task(index))
+    result = stage.read_marker(_task_name(index))
     if result is not None:
         return result
     source = inputs[index]
-    line_counts, read = Counter[str](), Counts("lines")
+    line_counts, read_counts = Counter[str](), Counts("lines")
     keys = {code: derive_key(seed, "lines", code) for code in source.languages}
     smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in source.languages}
     text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
@@ -208,7 +208,7 @@ def _read_lines(
     with ExitStack() as stack:
         text_files = [stack.enter_context(new_file(path)) for path in text_paths]
         hash_files = [stack.enter_context(new_file(path)) for path in hash_paths]
-        for sides in filtered_lines(source, read):
+        for sides in filtered_lines(source, read_counts):
             for code, side, text_file, hash_file in zip(keys, sides, text_files, hash_files, strict=True):
                 hashes = _line_hashes(keys[code], side, smallest[code].limit)
                 is_candidate = smallest[code].add(hashes)
@@ -218,10 +218,10 @@ def _read_lines(
                 line_counts[code] += len(side)
     reader = READERS[source.format]
     if isinstance(reader, DocumentReader):
-        lines = read.paragraphs_in
+        lines = read_counts.paragraphs_in
     else:
-        lines = reader.lines_cleaned(read.units_in, read.dropped)
-    for warning in text_warnings(lines, read.repaired):
+        lines = reader.lines_cleaned(read_counts.units_in, read_counts.dropped)
+    for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
     hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
@@ -232,7 +232,7 @@ def _read_lines(
     for code, path in zip(keys, hash_paths, strict=True):
         hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
         result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
-    stage.write_marker(_read_task(index), result)
+    stage.write_marker(_task_name(index), result)
     return result
 
 
@@ -247,31 +247,31 @@ def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.n
 
 
 def _choose_lines(
-    stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
+    stage: Stage, results: Sequence[dict[str, Any]], quotas: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
     """Write the chosen lines of a language. Returns (number of chosen lines, []).
 
-    If there are too few candidates, or their files are damaged, nothing is written. Then it returns (0, indices of the
-    inputs to read again).
+    If there are too few candidates, or their files are damaged, writes nothing and returns (0, indices of the inputs to
+    read again).
     """
     result = stage.read_marker(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
-    by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
-    files = {index: [Shard(**file) for file in read["candidates"][code]] for index, read in by_input.items()}
+    by_input = {index: entry for index, entry in enumerate(results) if code in entry["candidates"]}
+    files = {index: [Shard(**file) for file in entry["candidates"][code]] for index, entry in by_input.items()}
     if damaged := [index for index, shards in files.items() if not all(map(partial(is_intact, stage.folder), shards))]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
-    distinct, first_index = np.unique(hashes, return_index=True)
-    # Up to the smallest limit, all lines of every input are candidates. `distinct` is sorted, so the first entries
-    # of `eligible` have the smallest hashes.
-    eligible = first_index[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
-    limited = [index for index, read in by_input.items() if read["limits"][code] < _MAX_HASH]
-    if len(eligible) < quota[code] and limited:
+    distinct_hashes, first_index = np.unique(hashes, return_index=True)
+    # Up to the smallest limit, all lines of every input are candidates. `distinct_hashes` is sorted, so the first
+    # entries of `eligible` have the smallest hashes.
+    eligible = first_index[distinct_hashes <= np.uint64(min(entry["limits"][code] for entry in by_input.values()))]
+    limited = [index for index, entry in by_input.items() if entry["limits"][code] < _MAX_HASH]
+    if len(eligible) < quotas[code] and limited:
         return 0, limited
     chosen = np.zeros(len(hashes), bool)
-    chosen[eligible[: quota[code]]] = True
+    chosen[eligible[: quotas[code]]] = True
     with new_file(_sample_file(stage, code)) as file:
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())

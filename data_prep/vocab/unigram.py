@@ -117,7 +117,7 @@ class UnigramTrainer:
         characters = np.fromiter((number_of[c] for piece in longer for c in piece), np.int32)  # longer pieces, joined
         starts = _starts(self._lengths[self._first_longer :])
         trie = build_trie(characters, starts, self.characters)
-        self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
+        self._text_lattice = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))  # characters to the piece's end
         # The pieces that occur in each longer piece. If the longer piece is removed, some of them replace it.
         self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
@@ -161,7 +161,14 @@ class UnigramTrainer:
 
     def _lattice(self) -> tuple[Numbers, ...]:
         """The arguments of `expect` and `segment`."""
-        return self._text.starts, self._counts, self._text.fan, self._text.arcs, self._lengths, self._scores
+        return (
+            self._text_lattice.starts,
+            self._counts,
+            self._text_lattice.fan,
+            self._text_lattice.arcs,
+            self._lengths,
+            self._scores,
+        )
 
     def _prune(self, size: int, min_size: int) -> None:
         """Keep at most `size` pieces: the characters, and the longer pieces whose removal would lower the text's
@@ -186,11 +193,11 @@ class UnigramTrainer:
         numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
         nested, sizes = self._nested, np.diff(self._nested.starts)
         longer_to_keep = to_keep[self._first_longer :]
-        in_kept = np.repeat(longer_to_keep, sizes)  # bool for each character of the longer pieces
-        arcs = nested.arcs[np.repeat(in_kept, nested.fan)]
-        self._nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[in_kept], arcs)
+        characters_to_keep = np.repeat(longer_to_keep, sizes)  # bool for each character of the longer pieces
+        arcs = nested.arcs[np.repeat(characters_to_keep, nested.fan)]
+        self._nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[characters_to_keep], arcs)
         self._nested.renumber(numbers)
-        self._text.renumber(numbers)
+        self._text_lattice.renumber(numbers)
         self._pieces = [piece for piece, keep in zip(self._pieces, to_keep[1:].tolist(), strict=True) if keep]
         self._lengths, self._scores = self._lengths[to_keep], self._scores[to_keep]
         return values[to_keep]
@@ -308,9 +315,11 @@ def _most_frequent(text: _Words) -> _Words:
     ranked = np.argsort(-text.counts, kind="stable")
     to_keep = np.zeros(len(sizes), bool)
     to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
-    in_kept = np.repeat(to_keep, sizes)  # bool for each character
+    characters_to_keep = np.repeat(to_keep, sizes)  # bool for each character
     starts = _starts(sizes[to_keep])
-    return _Words(text.alphabet, text.characters[in_kept], starts, text.counts[to_keep], text.reach[in_kept])
+    return _Words(
+        text.alphabet, text.characters[characters_to_keep], starts, text.counts[to_keep], text.reach[characters_to_keep]
+    )
 
 
 def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:

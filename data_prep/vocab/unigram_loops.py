@@ -32,8 +32,8 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """uint8: the length of the longest piece that could begin at each character. The limit is MAX_PIECE_LENGTH + 1, not
-    MAX_PIECE_LENGTH, because `extend_substrings` also counts substrings of that length.
+    """uint8: the length of the longest piece that could begin at each character; at most MAX_PIECE_LENGTH + 1, the
+    length up to which `extend_substrings` counts substrings.
 
     A piece lies in one word, has no unknown characters, and has letters of one script. `scripts[n]` is the script of
     character number n.

@@ -113,7 +113,7 @@ def _train(config: VocabConfig) -> None:
         settings |= {"model": old.sha256, "compare": input_names(compared)}
     stage = Stage(config.out, "vocab", settings)
 
-    def quotas(lines: dict[str, int]) -> dict[str, int]:
+    def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         """The number of lines to sample from each language. A language with m = `lines[code]` distinct lines has a
         quota in proportion to m^alpha, but at most m."""
         unbounded = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
@@ -122,7 +122,7 @@ def _train(config: VocabConfig) -> None:
     with stage.open():
         if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
-                stage, inputs, quotas, config.sentences, config.seed, config.processes
+                stage, inputs, find_quotas, config.sentences, config.seed, config.processes
             )
             by_language = {
                 code: {

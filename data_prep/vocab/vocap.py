@@ -1,6 +1,6 @@
 """Stage `vocap`: a vocabulary whose pieces are allocated to languages by how much each language gains (VoCap).
 
-OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
+OUT/sentencepiece.model     the merged model, in the layout that stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
 OUT/.curves/<language>/     the vocabularies on the language's curve; removed when the stage is complete
 
@@ -38,7 +38,7 @@ from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, poo
 from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
 from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size
-from data_prep.vocab.word_counts import WordCounts, thinned_words
+from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
 from xlme_ds.io.files import write_versioned
 
 if TYPE_CHECKING:
@@ -107,13 +107,13 @@ def run(config: VocapConfig) -> None:
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
 
-    def quotas(lines: dict[str, int]) -> dict[str, int]:
+    def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         return {code: min(number, config.sentences) for code, number in lines.items()}
 
     with stage.open():
         if not stage.check_finished(config.processes):
             distinct, chosen, files = sample_lines(
-                stage, inputs, quotas, config.sentences, config.seed, config.processes
+                stage, inputs, find_quotas, config.sentences, config.seed, config.processes
             )
             write = partial(_write_curve, stage, config)
             try:
@@ -134,7 +134,7 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
     task_name = f"path-{code}"
     result = stage.read_marker(task_name)
     if result is None:
-        text = thinned_words(partial(read_lines, [path]), _TRAINING_MEMORY)
+        text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
         points, files = [], []
         if len(text.words):
             sizes = config.largest, config.step, config.shrink, config.character_coverage
@@ -170,8 +170,8 @@ def nested_vocabularies(
         )
     trainer.prune_to(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
     first = min(largest, trainer.size)
-    steps = range(math.ceil(math.log(smallest / largest, shrink)) + 1)
-    grid = dict.fromkeys(round(largest * shrink**k) for k in steps)  # small sizes would repeat
+    exponents = range(math.ceil(math.log(smallest / largest, shrink)) + 1)
+    grid = dict.fromkeys(round(largest * shrink**k) for k in exponents)  # without the repeats of small sizes
     for size in [first, *(size for size in grid if smallest <= size < first)]:
         vocabulary = trainer.prune_to(max(size, trainer.characters))
         if trainer.size > trainer.characters:

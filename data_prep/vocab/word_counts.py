@@ -59,7 +59,7 @@ def count_words(
     return WordCounts(distinct, table["count"].to_numpy(), sentences)
 
 
-def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
+def count_words_within_memory(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
     """Count the words of all lines. If training on these words would take more than `memory` bytes, count the words of
     every second line, else of every fourth, and so on. Each call of `read` gives all lines."""
     step = 1

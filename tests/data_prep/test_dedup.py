@@ -94,7 +94,7 @@ def test_the_first_occurrence_stays(
     slice_size: int,
     batch_bytes: int,
 ) -> None:
-    monkeypatch.setattr(dedup, "_SLICE", slice_size)
+    monkeypatch.setattr(dedup, "_SLICE_HASHES", slice_size)
     monkeypatch.setattr("data_prep.readers.reader._PIECE_BYTES", batch_bytes)
     vocabulary = Vocabulary(vocab)
     expected = without_duplicates(one, two)

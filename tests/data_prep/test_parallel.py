@@ -28,7 +28,7 @@ def test_results_come_in_task_order(
     tasks: ModuleType, processes: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = [3, 50, 1, 20, 7]
-    monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("data_prep.progress._SECONDS_BETWEEN_LINES", 0.0)
     assert run_tasks(tasks.square, numbers, numbers, processes, "squares") == [n * n for n in numbers]
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == "squares: 100%"

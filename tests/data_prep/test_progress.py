@@ -53,7 +53,7 @@ def test_a_terminal_shows_text_and_inputs(vocab: Path, tmp_path: Path, sentences
 def test_elsewhere_the_first_worker_tells_the_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)
+    monkeypatch.setattr("data_prep.progress._SECONDS_BETWEEN_LINES", 0)
     folder = SharedWork.begin(tmp_path)
     first, second = SharedWork(folder, 0), SharedWork(folder, 1)
     second.finish("en-000")
@@ -68,7 +68,7 @@ def test_both_sides_of_pairs_are_text_that_is_encoded(
     vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1.4 MB, most of it on the second side."""
-    monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)
+    monkeypatch.setattr("data_prep.progress._SECONDS_BETWEEN_LINES", 0)
     for code, words in (("en", "a" * 29), ("de", "b" * 109)):
         (tmp_path / f"X.de-en.{code}").write_text(f"{words}\n" * 10_000)
     run(EncodeConfig(vocab, tmp_path / "out", para=tmp_path, block_bytes=700_000))

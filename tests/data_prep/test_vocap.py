@@ -20,12 +20,12 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.store import Stage, write_file
 from data_prep.vocab import unigram
-from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool_probabilities, steps
+from data_prep.vocab.allocation import allocate, concave_hull, hull_steps, piece_order, pool_probabilities
 from data_prep.vocab.model_file import parse, serialize
 from data_prep.vocab.unigram import UnigramModel, UnigramTrainer, _read_words, _seeds
 from data_prep.vocab.unigram_loops import MAX_WORD_LENGTH, build_trie
 from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, nested_vocabularies, plot, run
-from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
+from data_prep.vocab.word_counts import WordCounts, count_words, count_words_within_memory
 from tests.data_prep.test_stats_plots import parts, places, ticks
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -238,7 +238,7 @@ def test_lines_are_thinned_until_their_words_fit_into_memory() -> None:
     whole = count_words(lines)
     needed = sum(60 + 45 * len(word) for word in whole.words.to_pylist())
     for memory, step in ((needed, 1), (needed - 1, 2), (needed // 3, 4)):
-        thinned = thinned_words(lambda: iter(lines), memory)
+        thinned = count_words_within_memory(lambda: iter(lines), memory)
         assert thinned.words.equals(count_words(lines[::step]).words) and thinned.sentences == 1000 // step
 
 
@@ -358,7 +358,7 @@ def test_steps_are_the_optimum_for_every_budget() -> None:
             gains = np.sort(random.uniform(0.1, 10, 4))[::-1]
             curves[code] = [(2 + 3 * i, float(alp)) for i, alp in enumerate([-50, *(-50 + np.cumsum(gains))])]
             weights[code] = float(random.uniform(0.1, 1))
-        taken = steps(curves, weights, 3)
+        taken = hull_steps(curves, weights, 3)
         for number in range(len(taken) + 1):
             sizes = {code: 2 + 3 * sum(step[0] == code for step in taken[:number]) for code in curves}
             values = {code: dict(curve) for code, curve in curves.items()}
@@ -372,7 +372,7 @@ def test_steps_are_the_optimum_for_every_budget() -> None:
 
 
 def test_steps_end_at_the_points_of_the_hull() -> None:
-    found = steps({"a": [(2, -20.0), (9, -6.0), (14, -1.0)]}, {"a": 1.0}, 3)
+    found = hull_steps({"a": [(2, -20.0), (9, -6.0), (14, -1.0)]}, {"a": 1.0}, 3)
     assert found == [("a", 2, 5), ("a", 5, 8), ("a", 8, 9), ("a", 9, 12), ("a", 12, 14)]
 
 

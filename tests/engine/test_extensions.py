@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import Python
-from xlme_ds.engine.deepspeed_compat import _wait_for
+from xlme_ds.engine.deepspeed_compat import _take_lock
 
 # As DeepSpeed does it: torch's own `load`, looked up where it is called.
 LOAD = """
@@ -104,7 +104,7 @@ def test_who_waits_for_another_process_says_so(tmp_path: Path) -> None:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         releasing = threading.Thread(target=release)
         releasing.start()
-        _wait_for(ours, patience=0.3)
+        _take_lock(ours, patience=0.3)
         releasing.join()
     said = errors.getvalue()
     assert said.startswith("waiting for another process") and str(path) in said and said.count("\n") == 1

@@ -22,7 +22,7 @@ from xlme_ds import run_commands
 from xlme_ds.cli import fail, note
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import ranks
-from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous, start_process_group
+from xlme_ds.engine.ranks import SharedError, _device, first_host, start_process_group, torch_variables
 from xlme_ds.finetune.__main__ import main as finetune
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
@@ -38,18 +38,18 @@ TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", 
 
 
 def test_srun() -> None:
-    found = rendezvous(TASK)
+    found = torch_variables(TASK)
     port = found.pop("MASTER_PORT")
     assert found == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1"}
-    assert port == rendezvous(TASK | {"SLURM_PROCID": "0"})["MASTER_PORT"] and 10_000 <= int(port) < 30_000
-    assert port != rendezvous(TASK | {"SLURM_JOB_ID": "1234568"})["MASTER_PORT"], "two jobs may share a node"
-    assert port != rendezvous(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"], "two steps of a job too"
-    tries = {rendezvous(TASK | {"SLURM_RESTART_COUNT": str(number)})["MASTER_PORT"] for number in range(20)}
+    assert port == torch_variables(TASK | {"SLURM_PROCID": "0"})["MASTER_PORT"] and 10_000 <= int(port) < 30_000
+    assert port != torch_variables(TASK | {"SLURM_JOB_ID": "1234568"})["MASTER_PORT"], "two jobs may share a node"
+    assert port != torch_variables(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"], "two steps of a job too"
+    tries = {torch_variables(TASK | {"SLURM_RESTART_COUNT": str(number)})["MASTER_PORT"] for number in range(20)}
     assert len(tries | {port}) == 20, "a requeued job leaves the port of its last try, which may still be in use"
 
 
 def test_the_user_may_choose_where_ranks_meet() -> None:
-    found = rendezvous(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500"})
+    found = torch_variables(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500"})
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1-ib", "29500")
 
 
@@ -81,14 +81,14 @@ def test_a_process_takes_its_gpu_or_the_only_one_that_it_sees(
 @pytest.mark.parametrize("around", [{}, SCRIPT, TASK | {"SLURM_STEP_NUM_TASKS": "2"}, {"PMI_SIZE": "4"}])
 def test_torchs_variables_hold_wherever_they_are_set(around: dict[str, str]) -> None:
     """deepspeed in a batch script; srun of one torchrun a node; mpiexec of a script that sets them."""
-    assert rendezvous(around | TORCH) == TORCH
+    assert torch_variables(around | TORCH) == TORCH
 
 
 @pytest.mark.parametrize("variables", [{}, SCRIPT | {"SLURM_NTASKS": "1"}, {"PMI_SIZE": "1"}])
 def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
-    assert rendezvous(variables) == {}
+    assert torch_variables(variables) == {}
     alone = SCRIPT | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1"}
-    assert rendezvous(alone) == {}
+    assert torch_variables(alone) == {}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
 )
 def test_several_runs_of_one_process_are_refused(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        rendezvous(variables)
+        torch_variables(variables)
 
 
 @pytest.mark.parametrize(

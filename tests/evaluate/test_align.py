@@ -19,8 +19,8 @@ from xlme_ds.evaluate.alignment import (
     align_subwords,
     align_words,
     error_rates,
+    score_all_tests,
     score_test,
-    score_tests,
     sinkhorn,
     tokenize_words,
     truncate_pair,
@@ -170,7 +170,7 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
         predicted = align_words(vectors[1 : 1 + s], vectors[3 + s : 3 + s + t], source.words, target.words)
         assert found["aer"][layer] == pytest.approx(error_rates([predicted], test)["aer"])
     for pair in ("de-en", "fr-en", "en-de"):  # a test's name has the source language first
-        scored = score_tests(xlm, vocabulary, {pair: test}, False, "")["tests"][pair]
+        scored = score_all_tests(xlm, vocabulary, {pair: test}, False, "")["tests"][pair]
         assert scored | {"cut": 0} == score_test(xlm, vocabulary, test, languages=tuple(pair.split("-")))
     read_apart = score_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
     ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
@@ -206,7 +206,7 @@ def test_pairs_that_do_not_fit_are_cut_and_counted(
     assert found["cut"] == 1 and max(found["recall"]) < 0.3
     assert score_test(encoder, vocabulary, [GOLD[0], long], apart=True)["cut"] == 1
     two_tests = {"de-en": [long, long], "en-ro": [GOLD[0], long]}
-    assert score_tests(encoder, vocabulary, two_tests, False, "")["cut"] == 3
+    assert score_all_tests(encoder, vocabulary, two_tests, False, "")["cut"] == 3
     pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask_id)]
     word = next(piece[1:] for piece in pieces if piece[0] == "▁" and len(vocabulary.encode(piece[1:])) == 1)
     for apart, sizes in ((False, (18, 19)), (True, (38, 38))):  # of 40 tokens three, or two, are special

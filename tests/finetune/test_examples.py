@@ -194,7 +194,9 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
     for name in ("a/xquad.de.json", "b/train-v1.1.json", "b/tydiqa.goldp.sw.train.json", "a/README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    found = {(one.path.name, one.language, one.split, one.own) for one in find_task_files(TASKS["xquad"], [tmp_path])}
+    found = {
+        (one.path.name, one.language, one.split, one.own_dataset) for one in find_task_files(TASKS["xquad"], [tmp_path])
+    }
     assert found == {
         ("xquad.de.json", "de", "test", True),
         ("train-v1.1.json", "en", "train", False),
@@ -328,7 +330,9 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
             {"id": f"{number}.{i}", "question": "Who?", "answers": [{"answer_start": 0, "text": "a"}]} for i in range(3)
         ]
         paragraphs.append({"context": f"a{number}", "qas": asked})
-    file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(own=False)
+    file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(
+        own_dataset=False
+    )
     tuning = TuningConfig(held_out=True)
     kept, held = (training_examples(file, TASKS["xquad"], tuning, held_out) for held_out in (False, True))
     assert [one.context for one in held] == ["a9"] * 3 + ["a19"] * 3 and len(kept) == 69

@@ -220,7 +220,7 @@ def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
     (best,) = model.results["ner"].runs
     assert best.languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
     (row,) = [row for row in tables([model])[0].rows if not row.source]
-    assert row.cells["ner"].marks[-1] == f"best of 2 settings on {chosen_on}"
+    assert row.cells["ner"].remarks[-1] == f"best of 2 settings on {chosen_on}"
 
 
 def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

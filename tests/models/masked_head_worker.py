@@ -177,7 +177,16 @@ def operators() -> dict[str, dict[str, str]]:
     cases: dict[Any, tuple[Any, ...]] = {
         masked_head_triton.group_sums: (hidden, blocks, bias, problem.targets, TEMPERATURE),
         masked_head_triton.sample: (hidden, blocks, bias, groups, groups, maximum, threshold, TEMPERATURE),
-        masked_head_triton._gradients: (hidden, blocks[2], bias[316:], problem.targets, maximum, maximum, 316, Z_LOSS),
+        masked_head_triton._gradient_operator: (
+            hidden,
+            blocks[2],
+            bias[316:],
+            problem.targets,
+            maximum,
+            maximum,
+            316,
+            Z_LOSS,
+        ),
     }
     return {str(op): torch.library.opcheck(op, given, test_utils=tests) for op, given in cases.items()}
 

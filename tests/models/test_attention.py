@@ -25,7 +25,7 @@ from xlme_ds.models.attention import (
     uses_triton,
 )
 from xlme_ds.models.layers import Attention
-from xlme_ds.models.tiles import Tiling, tiling, use_tilings
+from xlme_ds.models.tiles import Tiling, tiling_of, use_tilings
 
 
 def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
@@ -255,13 +255,13 @@ def test_gradients_of_distances_add_up_in_float32(cost: int, monkeypatch: pytest
 def test_a_tiling_is_that_of_the_gpu_or_of_any() -> None:
     """By the size of a head; a GPU may have been timed for one of the two sizes, and float32 takes small tiles."""
     of = {name: {"_forward": [queries, 1, 2, 3]} for queries, name in enumerate("abc")}
-    tiling("_forward", 64, 2, "8.0")
+    tiling_of("_forward", 64, 2, "8.0")
     use_tilings({"default": {"64": of["a"], "128": of["b"]}, "9.0": {"64": of["c"]}})
     try:
         for head_size, capability, queries in (
             (16, "default", 0), (64, "8.0", 0), (65, "8.0", 1), (128, "9.0", 1), (64, "9.0", 2),
         ):  # fmt: skip
-            assert tiling("_forward", head_size, 2, capability) == Tiling(queries, 1, 2, 3)
-        assert tiling("_forward", 64, 4, "9.0") == Tiling(32, 32, 4, 2)
+            assert tiling_of("_forward", head_size, 2, capability) == Tiling(queries, 1, 2, 3)
+        assert tiling_of("_forward", 64, 4, "9.0") == Tiling(32, 32, 4, 2)
     finally:
         use_tilings({})

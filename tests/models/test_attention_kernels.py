@@ -15,7 +15,7 @@ COMPILE = """
 import json, sys
 from tests.models.compiled_kernels import TARGETS, report
 from xlme_ds.models import attention_triton as kernels
-from xlme_ds.models.tiles import SKEWED_ROWS, SUMMED_ROWS, tiling
+from xlme_ds.models.tiles import SKEWED_ROWS, SUMMED_ROWS, tiling_of
 
 CAPABILITIES = {"A100": "8.0", "H100, H200": "9.0"}
 
@@ -40,7 +40,7 @@ def made(kernel, size, gpu, form, even=True):
 KERNELS = kernels._forward, kernels._backward_queries, kernels._backward_keys, kernels._backward_distances
 if __name__ == "__main__":
     print(json.dumps([
-        made(kernel, size, gpu, tiling(kernel.__name__, size, 2, CAPABILITIES[gpu]))
+        made(kernel, size, gpu, tiling_of(kernel.__name__, size, 2, CAPABILITIES[gpu]))
         for gpu in TARGETS for size in SIZES for kernel in KERNELS
     ]))
 """.replace("SIZES", str(SIZES))

@@ -21,7 +21,7 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.models import kernel_check
 from xlme_ds.models.attention import TritonBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
-from xlme_ds.models.tiles import Tiling, tiling, tilings
+from xlme_ds.models.tiles import Tiling, tiling_of, tilings
 from xlme_ds.objectives import OBJECTIVES, objective_of
 from xlme_ds.recipes import RECIPES
 from xlme_ds.validate import validate
@@ -124,7 +124,7 @@ def test_the_check_runs_in_the_interpreter(measured: Any) -> None:
 
 def test_the_check_has_rows_that_all_tiles_divide_and_rows_that_none_divides() -> None:
     tiles = [Tiling(*form) for sizes in tilings().values() for forms in sizes.values() for form in forms.values()]
-    sizes = {size for tile in [*tiles, tiling("", 64, 4)] for size in (tile.queries, tile.keys)}
+    sizes = {size for tile in [*tiles, tiling_of("", 64, 4)] for size in (tile.queries, tile.keys)}
     assert len(sizes) > 1
     whole, cut = kernel_check._ROW_LENGTHS
     assert not any(whole % size for size in sizes) and all(cut % size for size in sizes)

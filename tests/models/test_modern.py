@@ -147,7 +147,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
                 shared,
             )
         saved.append(sum(sizes.values()))
-    batch = MicroBatchShape(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
+    batch = MicroBatchShape(rows, tokens, rows * tokens, dtype.itemsize, on_gpu=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 4, rel=0.01)
     counted = layer_class(cfg).shared_bytes(cfg, batch) - TransformerLayer.shared_bytes(cfg, batch)
     assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared[0].kernel)[0].nbytes
@@ -161,7 +161,7 @@ def test_operations_by_hand(layers: int, global_layers: int) -> None:
     attention = global_layers * 2 * 32 * 24 + (layers - global_layers) * 2 * 9 * 24
     assert layer_class(CFG).flops(CFG, layers, 32) == pytest.approx(2 * (layers * linear + attention))
     cfg = replace(CFG, discriminator_layers=layers)
-    assert MaskedLanguageModelling(ObjectiveConfig()).flops(cfg, 32).layer * layers == pytest.approx(
+    assert MaskedLanguageModelling(ObjectiveConfig()).flops(cfg, 32).one_layer * layers == pytest.approx(
         2 * (layers * linear + attention)
     )
 

@@ -184,17 +184,17 @@ def kept() -> dict[str, list[float]]:
 def checked(check: Callable[[ModelConfig], None], wrong: int = 2) -> list[str]:
     """Results of the check before a run: for the kernels as they are, and for one or two wrong ones."""
     cfg, said = replace(SIZES["triton"], vocabulary=1000), []
-    right = attention_triton.attend, masked_head_triton.gradient
+    right = attention_triton.attend, masked_head_triton.tile_gradient
     wrong_attention = lambda *given: right[0](*given) * 1.1  # noqa: E731
     wrong_head = lambda *given: tuple(each * 1.1 for each in right[1](*given))  # noqa: E731
     for attend, gradient in (right, (wrong_attention, right[1]), (right[0], wrong_head))[: 1 + wrong]:
-        attention_triton.attend, masked_head_triton.gradient = attend, gradient
+        attention_triton.attend, masked_head_triton.tile_gradient = attend, gradient
         try:
             check(cfg)
             said.append("")
         except ValueError as error:
             said.append(str(error))
-    attention_triton.attend, masked_head_triton.gradient = right
+    attention_triton.attend, masked_head_triton.tile_gradient = right
     return said
 
 

@@ -12,18 +12,18 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder, layer_class
 from xlme_ds.models.layers import MicroBatchShape
-from xlme_ds.models.tiles import GROUP_SIZE, tiling
+from xlme_ds.models.tiles import GROUP_SIZE, tiling_of
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
 
 ROWS, TOKENS = 3, 40
 ENGINE = EngineConfig()
-SIDE = tiling("_backward_distances", 16, 2).keys  # of a tile of the Triton kernel
+SIDE = tiling_of("_backward_distances", 16, 2).keys  # of a tile of the Triton kernel
 
 
-def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
+def layout(cfg: ModelConfig, element_bytes: int, on_gpu: bool) -> ParallelLayout:
     run = RunConfig("test", model=cfg, data=DataConfig(ROWS, 0, micro_batch=ROWS), engine=ENGINE)
-    return ParallelLayout.of(run, 1, "bf16" if element == 2 else "fp32", TOKENS, fused)
+    return ParallelLayout.of(run, 1, "bf16" if element_bytes == 2 else "fp32", TOKENS, on_gpu)
 
 
 def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
@@ -117,7 +117,7 @@ def test_a_layer_on_a_gpu_counted_by_hand(triton: bool, changes: dict[str, Any],
     cfg = replace(
         SMALL, **dict(width=D, heads=H, feed_forward=F) | changes | dict(global_every=3, discriminator_layers=3)
     )
-    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, on_gpu=True, triton=triton, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(expected)
 
 
@@ -138,7 +138,7 @@ def test_what_layers_share_and_a_backward_pass_holds_counted_by_hand(
 ) -> None:
     """`backward`: without the gradients of a layer's input and output."""
     cfg = replace(SMALL, **dict(width=D, heads=H, feed_forward=F) | changes)
-    batch = MicroBatchShape(ROWS, TOKENS, N, E, fused=True, triton=triton, pairs=0)
+    batch = MicroBatchShape(ROWS, TOKENS, N, E, on_gpu=True, triton=triton, pairs=0)
     assert layer_class(cfg).shared_bytes(cfg, batch) == pytest.approx(shared)
     assert layer_class(cfg).backward_bytes(cfg, batch) - 2 * N * D * E == pytest.approx(backward)
 

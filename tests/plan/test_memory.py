@@ -152,7 +152,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[s
 
 def layout(name: str, case: dict[str, Any]) -> ParallelLayout:
     return ParallelLayout.of(
-        run_config(case), CASES[name][0], CASES[name][2], case["model"]["max_positions"], fused=False
+        run_config(case), CASES[name][0], CASES[name][2], case["model"]["max_positions"], on_gpu=False
     )
 
 

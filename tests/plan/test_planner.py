@@ -21,7 +21,7 @@ from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak_memory
 from xlme_ds.plan.planner import _engines, _search, check_numbers, plan
-from xlme_ds.plan.printed import _operations, _own_layout, _round, _time, print_budget
+from xlme_ds.plan.printed import _operations, _recipe_layout, _round, _time, print_budget
 from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication_bytes, parse_gpu, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
@@ -514,7 +514,7 @@ def test_details_of_phases_and_of_what_fits() -> None:
     total = found["memory_per_gpu_gib"]["total"]
     for factor, said in ((1.02, "fits"), (0.98, "does not fit")):
         again = plan(run, 1, parse_gpu(f"{total / 0.9 * factor},300"))
-        note = " ".join(_own_layout(again)[1].split())
+        note = " ".join(_recipe_layout(again)[1].split())
         assert f"({again['fullest_at']}): {said} into {total / 0.9 * factor:g} GiB with 10% of it set aside" in note
         assert f"over the whole step {again['of_peak']:.1%} of peak" in note and "40% of 300 TFLOP/s (bf16)" in note
 

@@ -124,10 +124,12 @@ def test_our_row_of_table_1(runs: Path) -> None:
     row = ours(tables(read_models([runs])), "table1")["ours"]
     assert row["ner"].values == (pytest.approx(61.0),)  # means of the seeds: 60 and 62
     assert row["ner"].spreads == (pytest.approx(stdev([60, 62])),)
-    assert row["ner"].marks == ("3 of 40 languages", "2 seeds", "dev")
+    assert row["ner"].remarks == ("3 of 40 languages", "2 seeds", "dev")
     assert row["xquad"] == Cell((60.0, 45.0), ("2 of 11 languages",), (None, None))
     assert row["xnli"] == Cell((50.0,), (), (None,))  # all languages, one seed, the test set: nothing to qualify
-    assert row["average"].values == (pytest.approx((61 + 52.5 + 50) / 3),) and row["average"].marks == ("3 of 7 tasks",)
+    assert row["average"].values == (pytest.approx((61 + 52.5 + 50) / 3),) and row["average"].remarks == (
+        "3 of 7 tasks",
+    )
     assert row.keys() == {"ner", "xquad", "xnli", "average"}
 
 
@@ -170,9 +172,9 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
 
     cell = ours(tables(read_models([write("abc")])), "table1")["ours"]["ner"]
     assert cell.values == (pytest.approx(27.0),) and cell.spreads == (pytest.approx(stdev([25, 29])),)
-    assert cell.marks == ("2 of 40 languages", "2 seeds", "best of 3 settings on dev en")
+    assert cell.remarks == ("2 of 40 languages", "2 seeds", "best of 3 settings on dev en")
     for folders, mark in (("bc", "best of 2 of 3 settings on dev en"), ("c", "1 of 3 settings")):
-        assert ours(tables(read_models([write(folders)])), "table1")["ours"]["ner"].marks[-1] == mark
+        assert ours(tables(read_models([write(folders)])), "table1")["ours"]["ner"].remarks[-1] == mark
 
     def fault(folder: Path) -> str:
         with pytest.raises(ValueError) as caught:
@@ -247,7 +249,7 @@ def test_rows_are_in_the_order_of_their_names_and_settings_are_those_that_were_r
     for folder, name, rate in (("1", "runs/b", "1e-5"), ("2", "runs/a", "1e-5"), ("3", "runs/b", "2e-5")):
         write_scores(tmp_path / folder, "ner", {"en": score}, model=name, tuning={"learning_rate": rate}, dev=dev)
     found = ours(tables(read_models([tmp_path])), "table1")
-    assert list(found) == ["a", "b"] and found["b"]["ner"].marks[-1] == "best of 2 settings on dev en"
+    assert list(found) == ["a", "b"] and found["b"]["ner"].remarks[-1] == "best of 2 settings on dev en"
 
 
 def test_a_test_that_the_paper_lacks_has_a_column_of_its_own(runs: Path, tmp_path: Path) -> None:
@@ -308,9 +310,9 @@ def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> Non
     write_scores(folder / "pawsx", "pawsx", {}, metric=["accuracy"], unlabelled={"de": "predictions/pawsx/test-de.tsv"})
     built = tables(read_models([folder]))
     row = ours(built, "table1")["ours"]
-    assert row["xnli"].values == (80.0,) and row["xnli"].marks == ("1 of 15 languages", "2 without labels")
-    assert row["pawsx"].values == () and row["pawsx"].marks == ("no labels: predictions alone",)
-    assert row["average"].values == (80.0,) and row["average"].marks == ("1 of 7 tasks",)
+    assert row["xnli"].values == (80.0,) and row["xnli"].remarks == ("1 of 15 languages", "2 without labels")
+    assert row["pawsx"].values == () and row["pawsx"].remarks == ("no labels: predictions alone",)
+    assert row["average"].values == (80.0,) and row["average"].remarks == ("1 of 7 tasks",)
     assert [table.name for table in built] == ["table1", "table7", "xnli_by_language"]
     page = write_xtreme([folder], tmp_path / "out").read_text()
     assert "<td>[no labels: predictions alone]</td>" in page

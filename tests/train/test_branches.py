@@ -243,7 +243,7 @@ def test_a_run_keeps_its_kernels_tilings(
     config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when a benchmark has written others into the package in the meantime; a new run takes those."""
-    begun = tiles.tiling("_forward", 64, 2)
+    begun = tiles.tiling_of("_forward", 64, 2)
     run = pretrain(config, data, tmp_path / "run")
     table = read_json(tiles.TILINGS_FILE, dict)
     table["default"]["64"]["_forward"] = [128, 32, 8, 3]
@@ -253,15 +253,15 @@ def test_a_run_keeps_its_kernels_tilings(
     checked = []
 
     def require_kernels_here(config: Training) -> None:
-        checked.append(tiles.tiling("_forward", 64, 2))
+        checked.append(tiles.tiling_of("_forward", 64, 2))
         require_kernels(config)
 
     monkeypatch.setattr(resume, "require_kernels", require_kernels_here)
     pretrain(config, data, run)
-    assert tiles.tiling("_forward", 64, 2) == begun
+    assert tiles.tiling_of("_forward", 64, 2) == begun
     assert checked == [begun], "the kernels that the run goes on with, not those of the package"
     pretrain(config, data, tmp_path / "new")
-    assert tiles.tiling("_forward", 64, 2) == (128, 32, 8, 3)
+    assert tiles.tiling_of("_forward", 64, 2) == (128, 32, 8, 3)
     monkeypatch.undo()
     tiles.use_tilings({})
 

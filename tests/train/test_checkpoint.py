@@ -612,7 +612,7 @@ def test_what_tells_that_a_checkpoint_was_there(
     for name in there:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).mkdir(parents=True) if name.endswith("/") else (tmp_path / name).touch()
-    assert Checkpoints(tmp_path, 1, 0).lost(steps, 5) == is_lost
+    assert Checkpoints(tmp_path, 1, 0).were_lost(steps, 5) == is_lost
 
 
 def test_state_of_several_steps_or_of_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:

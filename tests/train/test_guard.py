@@ -350,6 +350,6 @@ def test_the_time_left_is_by_the_last_fifty_records(
         flops_per_s=2.0, peak_fraction=0.5, data_wait=0.25 / 3, memory_gib=shown[99]["memory_gib"], seconds_left=2100,
     )  # fmt: skip
     assert shown[99] == pytest.approx(expected)
-    record.peak, now[0] = None, now[0] + 1
+    record.peak_flops_per_s, now[0] = None, now[0] + 1
     record.after_step(302, StepStats({"loss": 2.0}, 1.0, 1e-3))
     assert expected.keys() - shown[100].keys() == {"peak_fraction"}

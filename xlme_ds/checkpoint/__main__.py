@@ -83,7 +83,7 @@ def check(run: Path) -> None:
     for path in models:
         try:
             read_weights(path)
-            _require_same_files(path)
+            _require_unchanged_files(path)
             print(f"{path.relative_to(run)}  {path.stat().st_size / 2**20:,.1f} MiB")
         except (ValueError, OSError) as error:
             sound = False
@@ -92,7 +92,7 @@ def check(run: Path) -> None:
         sys.exit(1)
 
 
-def _require_same_files(weights: Path) -> None:
+def _require_unchanged_files(weights: Path) -> None:
     """Raise ValueError if a model was not trained with the vocabulary next to it, or if a file of an export has changed
     since the export."""
     folder = weights.parent
@@ -154,8 +154,8 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
 
 
 def _write_run(out: Path, run: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Vocabulary) -> None:
-    """Write the folder of a finished run: its `model`, and the config.json of `run` with the settings `model`. In an
-    earlier phase of `run`, the rotary base may differ."""
+    """Write the folder of a finished run: the model's folder, and the config.json of `run` with the model settings
+    `model`, whose rotary base may be that of an earlier phase."""
     content = read_config(run)
     content["config"]["model"] = asdict(model)
     write_versioned(out / CONFIG_FILE, content)

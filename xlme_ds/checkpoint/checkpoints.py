@@ -120,7 +120,7 @@ class Checkpoints:
             )
         return int(state["step"])
 
-    def lost(self, steps_logged: int, save_every: float) -> bool:
+    def were_lost(self, steps_logged: int, save_every: float) -> bool:
         """Whether a run that has no usable checkpoint had one earlier. A run that never had a checkpoint may start
         anew.
 

@@ -52,7 +52,7 @@ class StateWriter:
     def __init__(self, path: Path, buffer_bytes: int):
         self.path = path
         self.buffer_bytes = buffer_bytes
-        self._blocks: SimpleQueue[np.ndarray | None] = SimpleQueue()
+        self._arrays: SimpleQueue[np.ndarray | None] = SimpleQueue()
         self._waiting = 0  # bytes of the copies that are not written yet
         self._changed = threading.Condition()
         self._error: OSError | None = None
@@ -82,7 +82,7 @@ class StateWriter:
 
     def end(self) -> None:
         """Tell the thread that all tensors have been put."""
-        self._blocks.put(None)
+        self._arrays.put(None)
 
     @property
     def running(self) -> bool:
@@ -105,34 +105,34 @@ class StateWriter:
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 
-    def _queue(self, block: np.ndarray) -> None:
+    def _queue(self, array: np.ndarray) -> None:
         with self._changed:
-            self._waiting += block.nbytes
-        self._blocks.put(block)
+            self._waiting += array.nbytes
+        self._arrays.put(array)
 
-    def _release(self, block: np.ndarray) -> None:
+    def _release(self, array: np.ndarray) -> None:
         with self._changed:
-            self._waiting -= block.nbytes
+            self._waiting -= array.nbytes
             self._changed.notify_all()
 
     def _run(self) -> None:
         ended = False  # whether the None that ends the queue was taken
         try:
             with open(self.path, "wb") as file:
-                while (block := self._blocks.get()) is not None:
+                while (array := self._arrays.get()) is not None:
                     try:
-                        self._crc = zlib.crc32(block.data, self._crc)
-                        self._finite &= bool(np.isfinite(block).all())
-                        file.write(block.data)
+                        self._crc = zlib.crc32(array.data, self._crc)
+                        self._finite &= bool(np.isfinite(array).all())
+                        file.write(array.data)
                     finally:
-                        self._release(block)
+                        self._release(array)
                 ended = True
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while not ended and (block := self._blocks.get()) is not None:  # else `put` would wait for ever
-                self._release(block)
+            while not ended and (array := self._arrays.get()) is not None:  # else `put` would wait for ever
+                self._release(array)
 
 
 class Headers(NamedTuple):
@@ -327,13 +327,13 @@ def checkpoint_fault(folder: Path, rank: int = 0, world: int = 1, checksums: boo
 
 
 def _name_fault(folder: Path) -> str | None:
-    """The fault of a checkpoint whose state is damaged, or has another step than the folder's name; else None."""
+    """The fault of a checkpoint whose `state.json` is damaged or has another step than the folder's name; else None."""
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):
         return f"{STATE_JSON} is damaged"
-    right = checkpoint_name(step)
-    return None if saved_step(folder) == step else f"it holds step {step}, so its name is wrong: rename it to {right}"
+    name = checkpoint_name(step)
+    return None if saved_step(folder) == step else f"it holds step {step}, so its name is wrong: rename it to {name}"
 
 
 def state_files(folder: Path) -> list[Path]:
@@ -365,8 +365,8 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
         crc_now = 0
         if checksum:
             with open(path, "rb") as file:
-                while block := file.read(1 << 24):
-                    crc_now = zlib.crc32(block, crc_now)
+                while data := file.read(1 << 24):
+                    crc_now = zlib.crc32(data, crc_now)
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror})"
     return None if crc_now == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
@@ -374,11 +374,11 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of a checkpoint's `state.json`: `step`, `world` (number of processes that saved it), `probe` (loss of
-    the probe batch), and what the run that saved it added (`state_after` in `train/run.py`): among others its identity
-    `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
+    the probe batch), and the entries that the run adds (`state_after` in `train/run.py`): among others the run's
+    identity `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
         state = read_versioned(folder / STATE_JSON)
-        # Each raises if it is not a number.
+        # Each conversion raises an error if the value is no number.
         int(state["step"]), int(state["world"]), int(state.get("tokens", 0)), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):

@@ -25,7 +25,7 @@ from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
-from .results import RunScores, join_runs, read_results, require_seeds, write_results
+from .results import RunScores, join_runs, read_results, require_equal_settings, write_results
 from .scoring import pending_tests, record_if_scored, require_tests
 from .systems import Budget, CompareSettings, PlannedRun, System, own_settings, plan_system
 
@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}
         if other_runs:
-            require_seeds(_with_own_runs(systems, settings, other_runs))
+            require_equal_settings(_runs_by_source(systems, settings, other_runs))
         with lock_folder(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
-            for table in write_results(join_runs(_with_own_runs(systems, settings, other_runs)), settings.out):
+            for table in write_results(join_runs(_runs_by_source(systems, settings, other_runs)), settings.out):
                 table.show(terminal(160))
     except (ValueError, OSError) as error:
         fail("xlme compare", error)
@@ -78,22 +78,22 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
             raise ValueError(f"{subject} {count}: it must be at least 1")
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ must have rows of this length too
     languages = require_tests(settings)
-    own = own_settings(settings.own, names)
+    own_options = own_settings(settings.own, names)
     systems = [
-        plan_system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
+        plan_system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own_options, settings.out)
         for budget, count in zip(budgets, seed_counts, strict=True)
         for seed in range(1, count + 1)
         for name in names
     ]
     for system in systems:
         for code in sorted(languages):
-            language_index(system.runs[-1].config.model, code)  # raises ValueError for one that the model cannot read
+            language_index(system.runs[-1].config.model, code)  # raises ValueError if the model lacks the language
         for planned in system.runs:
             _require_matching(planned, settings)
     return systems
 
 
-def _with_own_runs(
+def _runs_by_source(
     systems: list[System], settings: CompareSettings, other_runs: dict[str, list[RunScores]]
 ) -> dict[str, list[RunScores]]:
     """The runs of this comparison, with the scores that they have so far, and after them `other_runs`."""

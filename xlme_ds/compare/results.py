@@ -38,7 +38,7 @@ _LESS_IS_BETTER = ("align",)
 # Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
 # different tokens.
 LOSSES = ("mlm", "tlm")
-_OF_ONE_SEED = ("seed", "start.folder")  # settings in which the seeds of a system differ
+_DIFFERS_BY_SEED = ("seed", "start.folder")  # settings in which the runs of a system differ if their seeds do
 SCORES_FOLDER = "scores"  # subfolder of a run's folder
 # Recipes in the order in which they get colours; the recipes named here have the colours of docs/results/.
 _COLOUR_ORDER = list(dict.fromkeys(("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm", *RECIPES)))
@@ -61,12 +61,12 @@ class RunScores:
     languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
     scores: dict[str, float]  # measure -> score
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
-    # For each run of the system, the settings that seeds share.
+    # For each run of the system, the settings that do not depend on the seed.
     settings: list[dict[str, Any]] = field(default_factory=list, compare=False)
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
-        """Read the scores from the run's folder, and the passes over the data from the manifests of `xlme prep mix`."""
+        """Read the scores from the last run's folder, and the passes over the data from the manifests in `data`."""
         trained, untrained = read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds)
         losses, by_language = read_losses(system.model_folder / SCORES_FOLDER)
         rows_read = {
@@ -88,15 +88,15 @@ class RunScores:
             scores=trained,
             untrained=untrained,
             settings=[
-                {key: value for key, value in fixed_settings(run.config).items() if key not in _OF_ONE_SEED}
+                {key: value for key, value in fixed_settings(run.config).items() if key not in _DIFFERS_BY_SEED}
                 for run in system.runs
             ],
         )
 
 
 def mean_passes(folder: Path, rows: int) -> float | None:
-    """The mean number of times that training reads an example if it reads `rows` rows of a mixed folder; over all
-    languages together. None if the folder's manifest lacks the counts that `xlme prep mix` writes."""
+    """The mean number of times, over the examples of all languages, that training reads an example if it reads `rows`
+    rows of a mixed folder. None if the folder's manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
@@ -181,8 +181,8 @@ def read_results(path: Path) -> list[RunScores]:
 
 def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
     """The runs of several sources (folders or files, by name) without duplicates. Raises ValueError for two different
-    runs of one system, budget and seed, and if `require_seeds` does."""
-    require_seeds(by_source)
+    runs of one system, budget and seed, and if `require_equal_settings` does."""
+    require_equal_settings(by_source)
     first_runs: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
     for source, runs in by_source.items():
         for run in runs:
@@ -195,9 +195,9 @@ def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
     return [run for _, run in first_runs.values()]
 
 
-def require_seeds(by_source: Mapping[str, Sequence[RunScores]]) -> None:
-    """Raise ValueError for runs of one system and budget that are no seeds of one another, because their settings
-    differ. Scores do not matter."""
+def require_equal_settings(by_source: Mapping[str, Sequence[RunScores]]) -> None:
+    """Raise ValueError if two runs of one system and budget differ in a setting that does not depend on the seed, or in
+    their steps or tokens. Scores do not matter."""
     first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
     for source, runs in by_source.items():
         for run in runs:
@@ -244,15 +244,15 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
     columns += [f"{term}, nats" for term in losses] + [MEASURES[measure] for measure in measures]
     table = ResultTable("Scores by budget: means over seeds (minimum to maximum)", columns)
     for budget, name in product(sorted({run.budget for run in runs}), _systems(runs)):
-        seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
-        if not seeds:
+        seed_runs = [run for run in runs if (run.system, run.budget) == (name, budget)]
+        if not seed_runs:
             continue
-        first = seeds[0]  # its tokens and passes are those of all seeds
+        first = seed_runs[0]  # its tokens and passes are those of all seeds
         passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in TASKS if task in first.passes)
-        cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
-        cells += _cells([run.losses for run in seeds], losses, decimals=2)
-        table.rows.append(cells + _cells([run.scores for run in seeds], measures))
-        if untrained := [run.untrained for run in seeds if run.untrained]:
+        cells = [f"{budget:.3g}", name, str(len(seed_runs)), f"{first.tokens / 1e6:.1f}", passes_read]
+        cells += _cells([run.losses for run in seed_runs], losses, decimals=2)
+        table.rows.append(cells + _cells([run.scores for run in seed_runs], measures))
+        if untrained := [run.untrained for run in seed_runs if run.untrained]:
             cells = ["", f"{name}, untrained", str(len(untrained)), "0", "", *[""] * len(losses)]
             table.rows.append(cells + _cells(untrained, measures))
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
@@ -269,8 +269,8 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
         return []
     table = ResultTable("How fast scores grow", ["", *(MEASURES[measure] for measure in measures)])
     for name in names:
-        lines = [trends_by_measure[measure].get(name) for measure in measures]
-        cells = [f"{trend.slope:+.1f} ± {trend.slope_half_width:.1f}" if trend else "" for trend in lines]
+        system_trends = [trends_by_measure[measure].get(name) for measure in measures]
+        cells = [f"{trend.slope:+.1f} ± {trend.slope_half_width:.1f}" if trend else "" for trend in system_trends]
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
     for other in others:
@@ -391,8 +391,10 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
             for run in sorted(runs, key=lambda run: run.budget)
             if run.system == name and measure in run.scores
         }
-        means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
-        axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
+        means = [
+            fmean(run.scores[measure] for run in seed_runs if measure in run.scores) for seed_runs in by_budget.values()
+        ]
+        axes.plot([seed_runs[0].flops for seed_runs in by_budget.values()], means, color=colour, linewidth=1.2)
         axes.plot(flops, values, **style)
         if name in trend_of:
             logs = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)

@@ -63,18 +63,18 @@ def require_tests(settings: CompareSettings) -> set[str]:
     return languages
 
 
-def require_tunable(folder: Path, name: str, command: FinetuneSettings) -> set[str]:
-    """Raise ValueError if a model could not be fine-tuned on the task `name` with the settings of `command`, or if
-    `folder` has no labelled test in a language other than English: the score is a mean over these languages. Returns
-    the languages of the task's files."""
+def require_tunable(folder: Path, name: str, finetune_settings: FinetuneSettings) -> set[str]:
+    """Raise ValueError if a model could not be fine-tuned on the task `name` with `finetune_settings`, or if `folder`
+    has no labelled test in a language other than English: the score is a mean over these languages. Returns the
+    languages of the task's files."""
     task = DOWNSTREAM_TASKS[name]
-    check_ranges(command.tuning, "tuning.")
-    check_processes(command.engine, 1)
+    check_ranges(finetune_settings.tuning, "tuning.")
+    check_processes(finetune_settings.engine, 1)
     require_scorer(task)
-    sets = choose_sets(find_task_files(task, [folder]), name, command.tuning, several_settings=False)
-    tuning = command.tuning.completed(task, ModelConfig())
+    sets = choose_sets(find_task_files(task, [folder]), name, finetune_settings.tuning, several_settings=False)
+    tuning = finetune_settings.tuning.completed(task, ModelConfig())
     examples = sum(len(training_examples(source, task, tuning)) for source in sets.train)
-    run_config(name, tuning, ModelConfig(), command.engine, command.train, 1, examples, "")
+    run_config(name, tuning, ModelConfig(), finetune_settings.engine, finetune_settings.train, 1, examples, "")
     for source in sets.dev:
         read_examples(source, task)
     labelled = [source.language for source in sets.test if have_labels(read_examples(source, task))]

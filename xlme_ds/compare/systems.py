@@ -171,7 +171,7 @@ def _row_options(name: str, rows: int) -> list[str]:
 
 
 def _plan_run(
-    name: str, options: list[str], share: Budget, before: PlannedRun | None, out: Path, seed_folder: str
+    name: str, options: list[str], share: Budget, before: PlannedRun | None, runs_folder: Path, seed_folder: str
 ) -> PlannedRun:
     """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, unless this is
     None. Raises ValueError if `share` rounds to 0 steps, or if the model of `before` has another shape."""
@@ -201,5 +201,5 @@ def _plan_run(
     except ValueError as error:  # the settings were valid with the recipe's number of steps, but not with this number
         bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
-    folder = out / f"{prefix}{name}-{steps}" / seed_folder
+    folder = runs_folder / f"{prefix}{name}-{steps}" / seed_folder
     return PlannedRun(config, folder, tuple(options), step_flops, int(sum(config.data.mean_rows) * share.row_tokens))

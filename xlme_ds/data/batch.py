@@ -76,6 +76,5 @@ def sum_by_language(
 
 
 def sum_by_task(values_N: Tensor, task_N: Tensor, tasks: int = len(TASKS)) -> Tensor:
-    """The sum of the values of each task, [tasks]. `task_N`: for each value the index of the sum to which it belongs,
-    which is its task or any other index below `tasks`."""
+    """The sum of the values of each task, [tasks]. `task_N`: the task of each value, or another index below `tasks`."""
     return torch.stack([(values_N * (task_N == task)).sum() for task in range(tasks)])

@@ -52,9 +52,9 @@ class Loader:
         self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # one per phase
         self.row_tokens = self.row_lengths[0]
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
-        self._collate: list[Collate] = [collate] * len(self._stores)  # one function per phase
+        self._collates: list[Collate] = [collate] * len(self._stores)  # one function per phase
         if maker is not None:
-            self._collate = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
+            self._collates = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
@@ -95,8 +95,8 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """`fingerprints` of the first phase and of each other phase that begins in the first `steps` steps; None: of
-        all phases."""
+        """`fingerprints` of the first phase and of each later phase that begins in the first `steps` steps; of all
+        phases if `steps` is None."""
         fingerprints = {}
         for phase, stores in zip(self.phases, self._stores, strict=True):
             if steps is None or phase.first_step < max(steps, 1):
@@ -114,7 +114,7 @@ class Loader:
     def _batch(self, step: int, task_rows: TaskRows) -> Batch:
         """The batch of these rows, masked as in the phase of `step`."""
         phase = phase_index(self.phases, step)
-        return self._collate[phase](task_rows, self.seed, self.phases[phase].mask_fraction, step)
+        return self._collates[phase](task_rows, self.seed, self.phases[phase].mask_fraction, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
         """The stores that a step reads, by task."""
@@ -141,7 +141,7 @@ class Loader:
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """A text such as `mono 328-335, para 164-167`: the rows of a micro-batch of this rank, or of the whole step if
-        `micro_batch` is None. Every pass over the data counts from 0, as `xlme prep show` does."""
+        `micro_batch` is None. In every pass over the data rows are counted from 0, as in `xlme prep show`."""
         ranges = []
         for task, store in self.stores_at(step).items():
             row_numbers = (
@@ -176,15 +176,15 @@ class Loader:
 
     def micro_batches(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`; the rows of the next step are prefetched."""
-        micro_batches = [self._read(step, micro) for micro in range(self.plan.accumulation)]
+        rows_by_micro_batch = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         for task, store in self.stores_at(step + 1).items():
             for micro in range(self.plan.accumulation):
                 next_rows = self.plan_at(step + 1).row_numbers(step + 1, self.rank, micro, task)
                 if len(next_rows):
                     store.prefetch(int(next_rows[0]) % store.rows, int(next_rows[-1]) % store.rows)
         if self.on_read is not None:
-            self.on_read(step, micro_batches)
-        return [self._batch(step, task_rows) for task_rows in micro_batches]
+            self.on_read(step, rows_by_micro_batch)
+        return [self._batch(step, task_rows) for task_rows in rows_by_micro_batch]
 
 
 class _HeldOutRows(NamedTuple):
@@ -261,11 +261,11 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
 def unigram_nll_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. Their means
-    are a baseline for the masked-token losses.
+    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. A language's
+    mean loss is a baseline for its masked-token loss.
 
-    A loss is −log p in nats (`unigram_nll_by_id` of `train`) of an ordinary token in the first `rows` held-out rows of
-    a task.
+    The losses are the −log p, in nats, that `unigram_nll_by_id(train)` gives the ordinary tokens of the first `rows`
+    held-out rows of a task.
     """
     row_numbers = np.arange(min(rows, heldout.rows))
     # Collated for `languages_BT`; the masks are not used.

@@ -150,11 +150,11 @@ def draw_masks(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndar
     """Returns (masked, uniforms): the masked positions, as ascending indices into the batch's flattened tokens, int64
     [M], and their uniforms, float32 [M] in [0, 1).
 
-    An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions, but at most n. All sets of so many
-    ordinary tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64 random
-    bits and the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A fraction
-    of 1, for causal models, also masks each `</s>`, except a `</s>` that opens an item and the last `</s>` of a
-    monolingual item. Raises ValueError for items that are empty, or longer than their row.
+    An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions, but at most n. All sets of this
+    many ordinary tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64
+    random bits and the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A
+    fraction of 1, for causal models, also masks each `</s>`, except a `</s>` that opens an item and the last `</s>` of
+    a monolingual item. Raises ValueError for items that are empty, or longer than their row.
     """
     positions = sum(rows.tokens.size for _, rows, _ in task_rows)
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)

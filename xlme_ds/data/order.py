@@ -100,7 +100,7 @@ class StepPlan:
 
 
 def plan_step(data: DataConfig, world: int) -> StepPlan:
-    """The plan of a run's first phase. Every micro-batch has the tasks in the proportion in which the step has them.
+    """The plan of a run's first phase. The ratio of the tasks' rows is the same in every micro-batch as in the step.
 
     Raises ValueError if the rows cannot be divided equally among ranks and micro-batches.
     """

@@ -47,8 +47,8 @@ class PseudoSides:
 
         The first n tokens of x are kept: all of them, but at most (T − 3) / (1 + fraction). After these tokens and a
         `</s>`, max(1, round(fraction · n)) positions are opened, or as many as the row has room for.
-        Fraction and language depend on (seed, row number) alone. They are drawn from the random numbers of the row's
-        first token. Masking does not use these numbers, because this token is never masked.
+        Fraction and language are drawn from the random numbers of the row's first token, which depend on (seed, row
+        number) alone. Masking does not use these numbers, because this token is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)

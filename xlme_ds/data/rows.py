@@ -8,7 +8,7 @@ import numpy as np
 
 # XLM-R's id layout: four special tokens, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
-PIECE_OFFSET = 1  # a piece's XLM-R id − its SentencePiece id, because SentencePiece has no id for <pad>
+PIECE_OFFSET = 1  # is added to a piece's SentencePiece id: before the pieces, XLM-R has one id more, <pad>
 
 TASKS = ("mono", "para")  # monolingual text, translation pairs
 

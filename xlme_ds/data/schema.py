@@ -38,9 +38,9 @@ def row_schema(row_tokens: int) -> pa.Schema:
 
     `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: the number of tokens of each item,
     special tokens included. In the layout xlme an item of the task mono is `<s> text </s>`, one per row unless packed,
-    and an item of the task para is `<s> source </s> target </s>`, several per row. `LAYOUTS` has the other layouts; the
-    manifest's setting `layout` names the one of its rows. `languages`: indices into the manifest's `languages`, one for
-    each item (mono) or two (para).
+    and an item of the task para is `<s> source </s> target </s>`, several per row. The manifest's setting `layout`
+    names the layout of its rows, one of `LAYOUTS`. `languages`: indices into the manifest's `languages`, one for each
+    item (mono) or two (para).
     """
     return pa.schema(
         [

@@ -48,34 +48,34 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     child_bytes, borders = np.empty(256, np.int64), np.empty(257, np.int64)
     node, nodes, first_free, top = 0, 1, 1, 255  # units before `first_free` are used, units after `top` are free
     while node < nodes:
-        piece, depth, unit, count = low[node], depth_of[node], unit_of[node], 0
+        piece, depth, unit, child_count = low[node], depth_of[node], unit_of[node], 0
         if starts[piece + 1] - starts[piece] == depth:
             units[unit, _ID], units.view(np.float32)[unit, _SCORE] = ids[piece], scores[piece]
             piece += 1
         while piece < high[node]:
             byte = letters[starts[piece] + depth]
-            if count == 0 or child_bytes[count - 1] != byte:
-                child_bytes[count], borders[count] = byte, piece
-                count += 1
+            if child_count == 0 or child_bytes[child_count - 1] != byte:
+                child_bytes[child_count], borders[child_count] = byte, piece
+                child_count += 1
             piece += 1
-        borders[count] = high[node]
-        if count:
+        borders[child_count] = high[node]
+        if child_count:
             while units[first_free, _PARENT] != _FREE:
                 first_free += 1
             # The search tries one unit after the other for the first child. Several children rarely fit among the units
             # far before `top`, so the search for them skips these units.
-            candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
+            candidate, fits = first_free if child_count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
                 if candidate | 255 >= len(units) - 1:
                     more = np.zeros_like(units)
                     more[:, _PARENT] = _FREE
                     units = np.concatenate((units, more))
                 fits, base = True, candidate ^ child_bytes[0]
-                for child_byte in child_bytes[:count]:
+                for child_byte in child_bytes[:child_count]:
                     fits &= units[base ^ child_byte, _PARENT] == _FREE
                 candidate += 1
             units[unit, _BASE] = base
-            for child in range(count):
+            for child in range(child_count):
                 child_unit = base ^ child_bytes[child]
                 units[child_unit, _PARENT], top = unit, max(top, child_unit | 255)
                 low[nodes], high[nodes] = borders[child], borders[child + 1]
@@ -194,7 +194,7 @@ def _segment(
     a slot holds 1 + the index of a word's row, or 0 if it is free; the rows of the words (`_COLUMNS`); the words'
     bytes; the words' ids; and the numbers of rows, bytes and ids in use.
     """
-    table, rows, letters, cached_ids, used = cache
+    table, rows, cached_bytes, cached_ids, used = cache
     longest, start_of_line = 0, 0
     for end in ends_of_lines:
         longest, start_of_line = max(longest, end - start_of_line), end
@@ -211,7 +211,7 @@ def _segment(
                 key = (key ^ np.uint64(text[at])) * _PRIME
                 at += 1
             size = at - begin
-            slot = _slot(key, text, begin, size, table, rows, letters)
+            slot = _slot(key, text, begin, size, table, rows, cached_bytes)
             cached = table[slot] - 1  # the row of the word, or −1
             if cached >= 0 and -total < rows[cached, _REACH]:
                 start, count, path = rows[cached, _IDS_START], rows[cached, _ID_COUNT], cached_ids
@@ -219,15 +219,15 @@ def _segment(
                 count, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
                 start, path = longest + 1 - count, paths[3]
                 if cached < 0 and size <= _LONGEST_CACHED:
-                    if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + count > len(cached_ids):
+                    if used[0] == len(rows) or used[1] + size > len(cached_bytes) or used[2] + count > len(cached_ids):
                         table[:] = 0
                         used[:] = 0
-                        slot = _slot(key, text, begin, size, table, rows, letters)
+                        slot = _slot(key, text, begin, size, table, rows, cached_bytes)
                     row = rows[used[0]]
                     row[_HASH], row[_BYTES_START], row[_BYTE_COUNT] = np.int64(key), used[1], size
                     row[_IDS_START], row[_ID_COUNT] = used[2], count
                     row[_REACH] = _reach(margin, characters, total, scores[UNK])
-                    letters[used[1] : used[1] + size] = text[begin:at]
+                    cached_bytes[used[1] : used[1] + size] = text[begin:at]
                     cached_ids[used[2] : used[2] + count] = path[start:]
                     used[0], used[1], used[2] = used[0] + 1, used[1] + size, used[2] + count
                     table[slot] = used[0]

@@ -6,8 +6,8 @@ file that was truncated raises an error, while a memory map of it would kill the
 
     64 bytes   header: "XLMEROWS"; version, rows, ids of a row, rows of a group, rows of a record batch, record batches
                (uint32 each); SHA-256 of the shard
-    40 bytes   for every record batch, as int64: the offsets in the Arrow file of its tokens, of its lengths (the
-               column's offsets, then its values) and of its languages (offsets, values)
+    40 bytes   for every record batch, as int64: where these begin in the Arrow file: its tokens, the list offsets and
+               then the values of its lengths, the list offsets and then the values of its languages
     4 bytes    CRC-32 of the bytes before
     8 bytes    for every group, as uint64: its checksum. A group is inside one record batch; the batch's last group may
                have fewer rows
@@ -65,15 +65,15 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
     uint64[::1](readonly(int32), int64, int64, readonly(int32), readonly(int16), readonly(int32), readonly(int16))
 )
 def _checksums(
-    tokens: Array, width: int, group: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
+    tokens: Array, width: int, group_rows: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
 ) -> Array:
-    """The checksum of every `group` consecutive rows, uint64. Row n has `tokens` from n · width to (n + 1) · width − 1,
-    `lengths` from item_at[n] to item_at[n + 1] − 1, and `languages` from side_at[n] to side_at[n + 1] − 1."""
+    """The checksum of every `group_rows` consecutive rows, uint64. Row n has `tokens` from n · width to (n + 1) · width
+    − 1, `lengths` from item_at[n] to item_at[n + 1] − 1, and `languages` from side_at[n] to side_at[n + 1] − 1."""
     rows = len(item_at) - 1
-    checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
+    checks = np.empty((rows + group_rows - 1) // group_rows, dtype=np.uint64)
     for index in range(len(checks)):
         check = np.uint64(0)
-        for row in range(index * group, min(rows, (index + 1) * group)):
+        for row in range(index * group_rows, min(rows, (index + 1) * group_rows)):
             for token in tokens[row * width : (row + 1) * width]:
                 check = _mix(check, token)
             check = _mix(check, item_at[row + 1] - item_at[row])
@@ -92,9 +92,9 @@ def index_bytes(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
         start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
-        batch_rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
-    rows_of_first = batch_rows[0] if batch_rows else 0  # every batch but the last has this number of rows
-    sizes = sum(batch_rows), width, ROWS_PER_CHECKSUM, rows_of_first, len(batch_rows)
+        row_counts, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
+    batch_rows = row_counts[0] if row_counts else 0  # every batch but the last has this number of rows
+    sizes = sum(row_counts), width, ROWS_PER_CHECKSUM, batch_rows, len(row_counts)
     head = _HEADER.pack(_MAGIC, _VERSION, *sizes, bytes.fromhex(sha256)) + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
 
@@ -109,8 +109,8 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard that is read with its index; what is read is compared with the index's checksums. Raises ValueError or
-    OSError if a file cannot be read, or differs from the expected file."""
+    """Reads rows of a shard, and compares them with the checksums in its index. Raises ValueError or OSError if a file
+    cannot be read, or differs from the expected file."""
 
     def __init__(self, path: Path, listed: Shard, row_tokens: int, scattered: bool):
         """`listed`: the shard in the manifest. `scattered`: reads skip rows, so the system should not read ahead."""
@@ -121,7 +121,9 @@ class IndexedShard:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
-            *magic_and_version, count, width, self._group, self._batch_rows, batches, digest = _HEADER.unpack(header)
+            *magic_and_version, count, width, self._group_rows, self._batch_rows, batches, digest = _HEADER.unpack(
+                header
+            )
             expected = listed.rows, row_tokens, listed.sha256
             if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != expected:
                 raise ValueError("its index belongs to another file than the manifest lists")
@@ -130,7 +132,7 @@ class IndexedShard:
                 raise ValueError("its index changed since it was written")
             self._checks_at = file.tell()
         self._rows, self._offsets = listed.rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
-        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-self._rows // self._batch_rows):
+        if min(self._group_rows, self._batch_rows) < 1 or len(self._offsets) != -(-self._rows // self._batch_rows):
             raise ValueError("its index does not have all its rows")
         if ((self._offsets < 0) | (self._offsets > listed.bytes)).any():
             raise ValueError("its index has offsets that are not in the file")
@@ -162,8 +164,8 @@ class IndexedShard:
         # From here on, rows are counted from the start of the record batch. Rows `wanted_begin` … `wanted_end` − 1 are
         # returned. Rows `begin` … `end` − 1 are read: complete groups, so that their checksums can be compared.
         wanted_end = min(stop - rows_before, count)
-        begin = wanted_begin // self._group * self._group
-        end = min(-(-wanted_end // self._group) * self._group, count)
+        begin = wanted_begin // self._group_rows * self._group_rows
+        end = min(-(-wanted_end // self._group_rows) * self._group_rows, count)
         tokens_at, *lists_at = self._offsets[batch].tolist()
         row_bytes = 4 * self.row_tokens
         tokens = self._array(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
@@ -175,10 +177,10 @@ class IndexedShard:
                 raise ValueError("it is not the file that the manifest lists: its bytes changed")
             values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
             lists += [offsets - offsets[0], values]
-        groups = range(begin // self._group, -(-end // self._group))
-        groups_before = batch * -(-self._batch_rows // self._group) + groups.start
+        groups = range(begin // self._group_rows, -(-end // self._group_rows))
+        groups_before = batch * -(-self._batch_rows // self._group_rows) + groups.start
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
-        if (_checksums(tokens, self.row_tokens, self._group, *lists) != checks).any():
+        if (_checksums(tokens, self.row_tokens, self._group_rows, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
         low, high = wanted_begin - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
         item_offsets, lengths, side_offsets, languages = lists
@@ -229,7 +231,7 @@ class RowStore:
         # For each index into the manifest's languages, the index of that language in `self.languages`.
         self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]  # first record of each shard
-        self._open: dict[int, IndexedShard] = {}  # by index in the manifest, in the order of opening
+        self._open_shards: dict[int, IndexedShard] = {}  # by index in the manifest, in the order of opening
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
@@ -273,14 +275,14 @@ class RowStore:
 
     def _opened(self, shard: int) -> IndexedShard:
         """The shard, opened if it is not open yet. If too many shards are open, the shard opened first is closed."""
-        if shard not in self._open:
+        if shard not in self._open_shards:
             listed = self.manifest.shards[shard]
             with self._naming_shard(shard):
                 opened = IndexedShard(self._path(shard), listed, self.row_tokens, self._scattered)
-            while len(self._open) >= _MAX_OPEN_SHARDS:
-                self._open.pop(next(iter(self._open)))
-            self._open[shard] = opened
-        return self._open[shard]
+            while len(self._open_shards) >= _MAX_OPEN_SHARDS:
+                self._open_shards.pop(next(iter(self._open_shards)))
+            self._open_shards[shard] = opened
+        return self._open_shards[shard]
 
     @contextmanager
     def _naming_shard(self, shard: int) -> Iterator[None]:
@@ -322,18 +324,18 @@ def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: in
     """−log p (nats) of every id in a unigram model, float64 [V].
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
-    `train` may be several stores with their shares of a run. Then the count is the mean over the stores, weighted by
-    the shares, of counts scaled to equal numbers of positions in rows: the number that the largest store gives.
+    `train` may be several stores with their shares of a run. Then the count is Σ share · count · N / n over the stores:
+    n is the number of positions in the rows that a store gives, N the largest n.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
-    scaled_tokens = max(min(train_rows, store.rows) * store.row_tokens for store in shares)
+    most_positions = max(min(train_rows, store.rows) * store.row_tokens for store in shares)
     counts = np.ones(next(iter(shares)).manifest.vocabulary_size)
     for store, share in shares.items():
         rows = min(train_rows, store.rows)
         for start in range(0, rows, 1024):
             tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
             occurrences = np.bincount(tokens[tokens > UNK], minlength=len(counts))
-            counts += share * scaled_tokens / (rows * store.row_tokens) * occurrences
+            counts += share * most_positions / (rows * store.row_tokens) * occurrences
     return -np.log(counts / counts.sum())
 
 

@@ -103,7 +103,7 @@ class Vocabulary:
 
     @cached_property
     def encode_normalised(self) -> "Segmenter":
-        """Does the work of `encode_lines` for lines in their normal forms."""
+        """The function that turns lines that `normalise` returned into the result of `encode_lines`."""
         from .segment import Segmenter  # numba takes time to load
 
         return Segmenter(self.processor)
@@ -126,8 +126,8 @@ class Vocabulary:
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 
     def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        """For each of another vocabulary's `pieces`, the int32 ids into which this vocabulary segments it inside a
-        text."""
+        """For each of another vocabulary's `pieces`, the int32 ids into which this vocabulary segments the piece; no
+        space is added before it."""
         ids, id_counts = self.encode_normalised([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(id_counts)[:-1]) if len(id_counts) else []
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from .state_shards import initial_state, state_kinds
 
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # renamed in torch 2.13
 _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
 # Elements updated at a time: few enough for a CPU's caches, enough to keep a GPU busy.
 _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
@@ -82,8 +82,8 @@ class _GradientReducer:
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
     `late` is sent during the step's last backward pass, once the gradients of this group and of all groups before it
-    are complete. `late` groups are sent after the last backward pass. Without `overlap_comm` every group is sent then,
-    and also in a pipeline, because the tied table's gradient arrives only then.
+    are complete. `late` groups are sent after the last backward pass. Without `overlap_comm`, and in a pipeline, all
+    groups are sent then: the gradient of a pipeline's tied table arrives only then.
     """
 
     def __init__(self, engine: Any):
@@ -102,7 +102,7 @@ class _GradientReducer:
     def _begin(self) -> None:
         self.sent = 0  # number of groups sent in this step
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(group) for group in self.trained_indices]  # by group: gradients that have not come
+        self.missing = [set(group) for group in self.trained_indices]  # by group: parameters without a gradient so far
 
     def mark_arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
@@ -135,7 +135,7 @@ class _GradientReducer:
         self.in_flight.append((work, flat))
 
     def finish(self, **_: Any) -> None:
-        """Replaces `buffered_allreduce_fallback` after the last backward pass: send the other groups, and wait."""
+        """Replaces `buffered_allreduce_fallback` after the last backward pass: send the remaining groups, and wait."""
         while self.sent < len(self.parts):
             self._send()
         for work, _flat in self.in_flight:
@@ -236,7 +236,7 @@ def _gradient_adder(
     is_first = not arrived[index]
     arrived[index] = True
     parameter._hp_grad = total  # type: ignore[attr-defined]
-    return lambda rows, part: total[rows].copy_(part) if is_first else _accumulate(total[rows], part)
+    return lambda rows, gradient: total[rows].copy_(gradient) if is_first else _accumulate(total[rows], gradient)
 
 
 @torch.no_grad()
@@ -267,21 +267,21 @@ def _add_gradient(
     reducer.mark_arrived(group, index)
 
 
-def _accumulate(total: Tensor, part: Tensor) -> None:
+def _accumulate(total: Tensor, gradient: Tensor) -> None:
     """Add a gradient of any type, sparse or dense, to `total`. On the CPU, bf16 is added to float32 slice by slice,
     because torch would first convert the whole bf16 tensor."""
-    if part.is_sparse:  # a frequent token's row gets many gradients: they add up in float32, whatever `total` is
+    if gradient.is_sparse:  # a frequent token's row gets many gradients: they add up in float32, whatever `total` is
         rows = torch.sparse_coo_tensor(
-            part._indices(), part._values().float(), part.shape, check_invariants=False
+            gradient._indices(), gradient._values().float(), gradient.shape, check_invariants=False
         ).coalesce()
         total.index_add_(0, rows.indices()[0], rows.values().to(total.dtype))
         return
-    if total.is_cuda or total.dtype == part.dtype:
-        total.add_(part)
+    if total.is_cuda or total.dtype == gradient.dtype:
+        total.add_(gradient)
         return
-    totals, parts = total.view(-1).split(_ADDED_AT_ONCE), part.reshape(-1).split(_ADDED_AT_ONCE)
-    for total_slice, part_slice in zip(totals, parts, strict=True):
-        total_slice.add_(part_slice)
+    totals, gradients = total.view(-1).split(_ADDED_AT_ONCE), gradient.reshape(-1).split(_ADDED_AT_ONCE)
+    for total_slice, gradient_slice in zip(totals, gradients, strict=True):
+        total_slice.add_(gradient_slice)
 
 
 def _mark_gradients_stale(optimizer: BF16_Optimizer) -> None:

@@ -53,8 +53,8 @@ def with_shared_precision(engine: EngineConfig) -> EngineConfig:
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
     """The precision in which the gradients of a step's `accumulation` micro-batches are added.
 
-    `auto` takes bf16 if ZeRO-1 computes in bf16 without offloading, and a step has one micro-batch. Then no bit is
-    lost, because the gradients of a single micro-batch are not added up, and sums over ranks are in float32.
+    `auto` takes bf16 if the run is in bf16 under ZeRO-1 without offloading, and a step has one micro-batch. Then no bit
+    is lost, because the gradients of a single micro-batch are not added up, and sums over ranks are in float32.
 
     Raises ValueError if the setting is bf16 and the run computes in fp32.
     """
@@ -108,9 +108,9 @@ def open_loader(
 
 
 def require_fitting_data(loader: Loader, model: ModelConfig, training: Loader | None = None) -> None:
-    """Raise ValueError if the data of `loader` do not fit `model`. `training` may be the loader of training data: then
-    raise ValueError also if the data of `loader` cannot be held-out data for the training data. The message names the
-    setting or the folder."""
+    """Raise ValueError, which names the setting or the folder, if the data of `loader` do not fit `model`. `training`:
+    the loader of the training data, if `loader` reads held-out data. These must have the same vocabulary as the
+    training data, and none of their text."""
     folder = loader.folders[0]
     with_other_vocabulary = [
         other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
@@ -144,33 +144,34 @@ def require_fitting_data(loader: Loader, model: ModelConfig, training: Loader | 
         _require_split(loader, training)
 
 
-def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError if text of `unseen` may be in the training data. Three things must hold:
+def _require_split(heldout: Loader, training: Loader) -> None:
+    """Raise ValueError if text of `heldout` may be in the training data. Three things must hold:
 
     - The data of the two loaders were not made from the same text.
-    - If the data of `unseen` were split (`xlme prep encode --split`), they are the held-out side, and the training data
-      are the other side, split with the same --heldout-share.
+    - If the data of `heldout` were split (`xlme prep encode --split`), they are the held-out side, and the training
+      data are the other side, split with the same --heldout-share.
     - In this case, both sides were split by the same unit (`_split_unit`).
     """
     for (task, store), (phase, folder) in product(
-        unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
+        heldout.stores.items(), zip(training.phases, training.folders, strict=True)
     ):
         manifest = store.manifest
-        trained_manifest = trained.stores_at(phase.first_step)[task].manifest
+        training_manifest = training.stores_at(phase.first_step)[task].manifest
         split, share = _split_side(manifest)
-        trained_split, trained_share = _split_side(trained_manifest)
-        if split != "all" and (split, trained_split, trained_share) != ("heldout", "train", share):
+        training_split, training_share = _split_side(training_manifest)
+        if split != "all" and (split, training_split, training_share) != ("heldout", "train", share):
             raise ValueError(
                 f"{store.folder} was encoded with --split {split} --heldout-share {share}, but {folder} with --split "
-                f"{trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the training "
-                "text with --split train and the held-out text with --split heldout, with the same --heldout-share"
+                f"{training_split}{f' --heldout-share {training_share}' if training_share else ''}: encode the "
+                "training text with --split train and the held-out text with --split heldout, with the same "
+                "--heldout-share"
             )
-        if manifest.shares_text(trained_manifest):
+        if manifest.shares_text(training_manifest):
             raise ValueError(
                 f"{store.folder} and {folder} have the same text, so no text is held out: name a folder with text that "
                 "is not trained on"
             )
-        if split != "all" and _split_unit(manifest) != _split_unit(trained_manifest):
+        if split != "all" and _split_unit(manifest) != _split_unit(training_manifest):
             raise ValueError(
                 f"{store.folder} and {folder} were encoded with different --sentences or --block-bytes, so text of one "
                 "may be in the other: encode both with the same settings"

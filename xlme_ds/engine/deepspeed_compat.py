@@ -106,7 +106,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _wait_for(stack.enter_context(open(folder / ".xlme_ds.lock", "w")))
+            _take_lock(stack.enter_context(open(folder / ".xlme_ds.lock", "w")))
             _wait_until(
                 lambda: not _compiler_runs_in(folder),
                 f"waiting for the compilers of a killed process, which write into {folder}",
@@ -123,7 +123,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
-def _wait_for(file: IO[str], patience: float = 60.0) -> None:
+def _take_lock(file: IO[str], patience: float = 60.0) -> None:
     """Take the lock on `file`; print a message after `patience` seconds of waiting."""
 
     def taken() -> bool:
@@ -186,9 +186,10 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients into parts. Returns (parts, the parts' offsets); `offsets` are the gradients' in their group's
-    buffer. DeepSpeed writes the aligned part of a gradient to the disk if it is large enough, and keeps the short parts
-    before and after it in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient only at its end."""
+    """Cut flat gradients, which begin at `offsets` in their group's buffer, into parts. Returns (parts, the parts'
+    offsets). DeepSpeed writes the aligned part of a gradient to the disk if it is large enough, and keeps the short
+    parts before and after it in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient only at its
+    end."""
     parts, part_offsets = [], []
     alignment = swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):

@@ -16,7 +16,7 @@ ALIGNMENT = 64  # elements: 128 bytes of bf16
 
 
 @contextmanager
-def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
+def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, zero_stage: int) -> Iterator[None]:
     """Context for `deepspeed.initialize`: adds fillers, parameters of zeros, to the optimizer's groups, so that each
     real parameter is aligned.
 
@@ -25,7 +25,7 @@ def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
     no fillers, because it gathers every parameter into memory of its own, which is aligned.
     """
     module.fillers = fillers = nn.ParameterList()
-    for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():
+    for group in optimizer.param_groups if zero_stage < 3 or ranks == 1 else ():
         parameters, size = group["params"], 0
         group["params"] = placed = []
         for count, parameter in enumerate(parameters, start=1):

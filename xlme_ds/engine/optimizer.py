@@ -20,7 +20,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
     function chooses the update rule. The rule must be an optimizer of torch, and elementwise, because engines update
     pieces of parameters.
 
-    Raises SharedError for a rule whose state checkpoints cannot hold.
+    Raises SharedError for a rule with a state that checkpoints cannot hold.
     """
     rule = partial(AdamW, lr=cfg.learning_rate, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
     kinds = _probe_state_kinds(rule)

@@ -221,9 +221,9 @@ class _TiedEmbedding:
             self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.blocks]
             for block, gradient in zip(self.blocks, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-        # DeepSpeed calls `_add_gradients`, as a method of its engine, between the last backward pass and the reduction
+        # DeepSpeed calls `_send_gradients`, as a method of its engine, between the last backward pass and the reduction
         # over the replicas.
-        engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
+        engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._send_gradients}
 
     def sync_weights(self) -> None:
         """Send the owner's values to the borrower. Collective over owner and borrower."""
@@ -233,7 +233,7 @@ class _TiedEmbedding:
             else:
                 dist.recv(block.detach(), src=self.peer)
 
-    def _add_gradients(self, engine: Any) -> None:
+    def _send_gradients(self, engine: Any) -> None:
         """Send the borrower's gradients to the owner, in float32; the owner adds them to its gradients."""
         for gradient in self.gradients:
             dist.send(gradient, dst=self.peer)

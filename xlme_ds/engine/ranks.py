@@ -2,7 +2,7 @@
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
 translated into torch's. mpiexec sets neither, and each of its processes would silently become a run of its own, so
-`rendezvous` raises an error.
+`torch_variables` raises an error.
 """
 
 import datetime
@@ -31,7 +31,7 @@ _SLOW_SECONDS = 30.0  # a longer wait prints a message; imports take less time, 
 _UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(LAUNCHER_VARIABLES)}"
 
 
-def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
+def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """torch's five variables for this process; empty if the process runs alone, because no launcher started it.
 
     Raises ValueError if a launcher started several processes that would each run alone, or if a variable is wrong.
@@ -114,7 +114,7 @@ def start_process_group(
     Collectives time out a minute later than the watchdog, so that the watchdog acts first. Without a watchdog they time
     out after a day.
     """
-    os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
+    os.environ.update(on_all_ranks(lambda: torch_variables(os.environ) or _single_process_variables()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
@@ -181,7 +181,7 @@ def _printing_if_slow(message: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _alone() -> dict[str, str]:
+def _single_process_variables() -> dict[str, str]:
     """torch's five variables for a process that runs alone, with a free port. Also removes torchrun's variable
     AGENT_STORE from the environment."""
     os.environ.pop(AGENT_STORE, None)

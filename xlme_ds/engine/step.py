@@ -32,8 +32,8 @@ class StepContext:
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """Returns the micro-batch's contribution to the step's loss, and gathers its sums. If the loss is not finite,
-        its gradient is made NaN, so that all ranks see the fault in the gradient's norm."""
+        """Returns the micro-batch's contribution to the step's loss, and gathers its sums if `detailed`. If the loss is
+        not finite, its gradient is made NaN, so that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
             by_language = None

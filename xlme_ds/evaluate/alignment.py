@@ -71,7 +71,7 @@ def align(
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
         "models": [
-            model.layerwise_metadata | score_tests(model.encoder, model.vocabulary, tests, apart, model.name)
+            model.layerwise_metadata | score_all_tests(model.encoder, model.vocabulary, tests, apart, model.name)
             for model in compared
         ],
     }
@@ -303,7 +303,7 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
     return len(pair[0].ids) + len(pair[1].ids)
 
 
-def score_tests(
+def score_all_tests(
     encoder: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
     """Part of a model's entry in the results: the scores of every test, their means, the number of pairs of every

@@ -99,8 +99,8 @@ def load_encoders(
         encoders.append(
             ComparedEncoder(name + suffix, folder, encoder.cfg, vocabulary, step, False, encoder, quoted_layer)
         )
-    for trained, objective, seed, name in _untrained_variants(encoders, suffix) if with_untrained else []:
-        encoder = _on_device(initial_encoder(trained.cfg, objective, seed, which))
+    for trained, objective_name, seed, name in _untrained_variants(encoders, suffix) if with_untrained else []:
+        encoder = _on_device(initial_encoder(trained.cfg, objective_name, seed, which))
         encoders.append(replace(trained, name=name, step=None, untrained=True, encoder=encoder))
     return encoders
 
@@ -206,7 +206,7 @@ def _on_device(model: Model) -> Model:
 
 
 def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tuple[Compared, str, int, str]]:
-    """Returns (model, objective, seed, name) for each combination of shape, objective, seed and vocabulary among
+    """Returns (model, objective_name, seed, name) for each combination of shape, objective, seed and vocabulary among
     `models`: the first model with this combination, the objective's name, the seed, and a name for the untrained model,
     in which `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
@@ -214,6 +214,6 @@ def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tu
         first_models.setdefault((model.cfg, *objective_and_seed(model.folder), model.vocabulary.sha256), model)
     several = len(first_models) > 1
     return [
-        (trained, objective, seed, f"untrained{suffix}, seed {seed}" + (f", as {trained.name}" if several else ""))
-        for (_, objective, seed, _), trained in first_models.items()
+        (trained, objective_name, seed, f"untrained{suffix}, seed {seed}" + (f", as {trained.name}" if several else ""))
+        for (_, objective_name, seed, _), trained in first_models.items()
     ]

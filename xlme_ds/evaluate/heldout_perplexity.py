@@ -1,8 +1,8 @@
 """Perplexity by language on held-out monolingual rows (XLM; Conneau and Lample, 2019).
 
 Perplexity is the exponential of the mean −log p of the tokens that a model's objective predicts. If every token is
-predicted from all earlier tokens, this is the perplexity itself. If masked tokens are predicted from both sides, it is
-a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
+predicted from all earlier tokens, it is the perplexity of the text. If masked tokens are predicted from both sides, it
+is a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
 """
 
 import math
@@ -47,21 +47,21 @@ def perplexity(
     """
     check_seed_and_counts(seed, passes=passes, limit=limit)
     store, predictors = open_monolingual(Path(data)), load_predictors(models, random)
-    texts = []
+    model_stores = []
     for model in predictors:
         quantity = model.objective.quantities[model.objective.terms[0]]
         if quantity.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
-        texts.append(open_monolingual(Path(data), model.cfg.language_embeddings))
+        model_stores.append(open_monolingual(Path(data), model.cfg.language_embeddings))
     rows, tokens_per_character, characters = text_statistics(store, predictors[0].vocabulary, limit)
-    counted = None if unigram is None else open_monolingual(Path(unigram))
-    if counted is not None and counted.manifest.shares_text(store.manifest):
+    unigram_store = None if unigram is None else open_monolingual(Path(unigram))
+    if unigram_store is not None and unigram_store.manifest.shares_text(store.manifest):
         raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
-    nlls_of_unigram = None if counted is None else unigram_nlls(counted, store, limit)
+    nlls_of_unigram = None if unigram_store is None else unigram_nlls(unigram_store, store, limit)
     results = []
-    for model, text in zip(predictors, texts, strict=True):
-        nlls = mean_nlls(model, text, seed, sum(rows.values()), passes, limit)
+    for model, model_store in zip(predictors, model_stores, strict=True):
+        nlls = mean_nlls(model, model_store, seed, sum(rows.values()), passes, limit)
         metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
         rate = tokens_per_character
         if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
@@ -111,7 +111,7 @@ def text_statistics(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
     """Returns three dicts by language: the number of rows, the number of ordinary tokens per character, and the number
-    of characters, which are those of the ordinary tokens' pieces, spaces included.
+    of characters. Characters are counted in the pieces of the ordinary tokens, spaces included.
 
     Raises ValueError for a language without a token to predict: a mean over languages would leave it out.
     """
@@ -209,7 +209,7 @@ def _means(totals: Mapping[str, np.ndarray]) -> MeanNlls:
 
 
 def _exp(nll: float) -> float:
-    """e ** `nll`; infinity if this is too large for a float or NaN, as for a model whose training diverged."""
+    """e ** `nll`; infinity if `nll` is NaN, as after training that diverged, or the result too large for a float."""
     return math.exp(nll) if nll < 709 else math.inf
 
 

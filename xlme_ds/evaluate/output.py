@@ -157,8 +157,8 @@ def table_at_layer(
     `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that the papers do not
     have; `note` explains these measures. If inputs were cut, a note has their count and then the words `cut_note`.
     """
-    scores_of, layer = model[f"{unit}s"], model["layer"]
-    rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
+    unit_scores, layer = model[f"{unit}s"], model["layer"]
+    rows = unit_scores | {f"mean of {len(unit_scores)}": model["overall"]} | means
     return ResultTable(
         f"{model['model']}, layer {layer} of {model['depth']}: {title}",
         [unit, "pairs", *measures.values()],
@@ -167,7 +167,7 @@ def table_at_layer(
             for name, scores in rows.items()
         ],
         [f"* not the paper's: {note}", *([f"{model['cut']} {cut_note}"] if model["cut"] else [])],
-        means=len(rows) - len(scores_of),
+        means=len(rows) - len(unit_scores),
     )
 
 

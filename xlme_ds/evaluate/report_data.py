@@ -57,7 +57,7 @@ def update_report_data(run: Path) -> None:
         return
     data, heldout = _data_of(run, recorded["data"])
     earlier = _read(run / "retrieval.json")
-    config = replace(read_run_config(run), model=trained.model)  # in an earlier phase with another rotary base
+    config = replace(read_run_config(run), model=trained.model)  # an earlier phase may have another rotary base
     contents = _contents(config, trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
     if not _finished(run) and shown_step(run) < trained.step:  # no other process wrote newer files meanwhile
         _write(run, contents)

@@ -3,7 +3,7 @@
 The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. Every
 test pairs English with one other language.
 
-N sentences on each side, L layers with the embeddings, D width.
+N sentences on each side, L layers including the embeddings, D width.
 """
 
 import re
@@ -30,12 +30,12 @@ from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_vectors
 
-Bitext = tuple[list[np.ndarray], list[np.ndarray]]  # the ids of each English sentence, and of each one's translation
+Bitext = tuple[list[np.ndarray], list[np.ndarray]]  # token ids of (the English sentences, their translations)
 Bitexts = Mapping[str, Bitext]  # by the other language
 
 ENGLISH = "en"
 DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
-CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
+CENTRED = "_centred"  # suffix of a direction's key if each side's mean vector is subtracted; the papers subtract none
 FEWEST_PAIRS = 5  # a language with fewer pairs is left out, because an accuracy over so few means nothing
 
 # ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Other languages keep the three letters.
@@ -93,9 +93,9 @@ def pairs(
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training. `data` is a data folder that holds para/, or a
-    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. The first `limit` pairs of each language
-    are scored, without those that repeat a sentence of an earlier pair. `help(xlme.evaluate)` explains the other
-    arguments, the errors and what is returned."""
+    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. Pairs that repeat a sentence of an
+    earlier pair are left out; of the others, the first `limit` of each language are scored. `help(xlme.evaluate)`
+    explains the other arguments, the errors and what is returned."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     compared = load_encoders(models, layer, random, which)
@@ -149,8 +149,8 @@ class TranslationPair(NamedTuple):
 
 
 def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """The pairs in the para/ of a data folder, or in line-aligned files in `folder`: X.en-de.en with X.en-de.de, or
-    en-de.txt.zip.
+    """The pairs in `folder`, which is a data folder with para/ or has line-aligned files: X.en-de.en with X.en-de.de,
+    or en-de.txt.zip.
 
     Raises ValueError for data that another vocabulary encoded, for damaged files, and for a folder without pairs.
     """
@@ -199,7 +199,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
                 if not side_path.exists():
                     raise ValueError(f"{path} has no other side: put {side_path.name} next to it")
             if match["side"] != ENGLISH:
-                continue  # read with its English side
+                continue  # the loop reads both sides at the English file
             sides = [(str(side_path), side_path.read_bytes()) for side_path in paths]
         (english_name, english), (other_name, other) = ((name, split_lines(data, name)) for name, data in sides)
         require_same_length(english, english_name, other, other_name)
@@ -227,7 +227,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 if len(names) > 1:
                     raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or unknown packing
+    # RuntimeError: a member is encrypted, or its compression is unknown.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): fetch it again, as it is damaged, encrypted or in an unknown compression"
         ) from None
@@ -352,7 +353,7 @@ def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list
     scores = complete_sets(result).get("36", result["overall"])
     suffix = CENTRED if centred else ""
     by_direction = (scores[direction + suffix] for direction in DIRECTIONS)
-    return [(forward + backward) / 2 for forward, backward in zip(*by_direction, strict=True)]
+    return [(from_english + to_english) / 2 for from_english, to_english in zip(*by_direction, strict=True)]
 
 
 def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read lines of UTF-8 text files. A damaged file raises an error that names the line."""
+"""Read lines of UTF-8 text files. Errors name the damaged file and, if one line is at fault, that line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from ..io.files import refuse_carriage_returns
 
 def split_lines(data: bytes, name: object) -> list[str]:
     """The lines of UTF-8 text, without LF or CR LF. Raises ValueError, which names the file `name`, for empty text, for
-    other line ends, and for another encoding."""
+    lines that mostly end in CR alone, and for another encoding."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     refuse_carriage_returns(data, name)

@@ -19,11 +19,12 @@ from ..models.text_encoder import TextEncoder, languages_of, positions_and_segme
 def hidden_states(
     encoder: TextEncoder, items: Sequence[np.ndarray], batch_size: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
-    """Yield (indices, mask, states) for batches of `items`, which are ids with their special tokens: the indices of the
-    batch's items; a mask [B, T], 1 for tokens and 0 for padding; and a list with the states of every layer, float32
-    [B, T, D]. `batch_size`: the number of items in a batch.
+    """Yield (indices, mask, states) for each batch of `items`, which are ids with special tokens. `indices`: the
+    batch's items, by their index in `items`. `mask`: int64 [B, T], 1 for tokens and 0 for padding. `states`: a list of
+    every layer's states, float32 [B, T, D].
 
-    `languages`: codes of the sides of every item, for models with language embeddings.
+    `batch_size`: the number of items in a batch. `languages`: codes of the sides of every item, for models with
+    language embeddings.
     """
     encoder.eval()
     device = next(encoder.parameters()).device

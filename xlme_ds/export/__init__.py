@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..io.argument_types import check_argument_types
 
-if TYPE_CHECKING:  # these modules load torch
+if TYPE_CHECKING:  # only annotations need these names
     from ..config import EncoderName
     from .settings import ModelType
 

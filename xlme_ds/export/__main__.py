@@ -1,7 +1,7 @@
 """`xlme export --run DIR --out DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` exports an XLM-R in Hugging Face's form. Commands that read a run folder also read
-an export.
+`--from-hf DIR` in place of `--run` exports an XLM-R in Hugging Face's form. The commands that evaluate or fine-tune a
+run also take an export.
 """
 
 from ..cli import fail, program

@@ -15,13 +15,13 @@ from ..translate.exports import decoder_settings
 from .exported_model import ExportedModel
 from .settings import ModelType
 
-# Our class -> the class of transformers that loads it, if this is not AutoModelFor… for XLMEFor…
+# Our class -> the class of transformers that loads it. AutoModelFor… loads every XLMEFor… that is not here.
 _AUTO_CLASSES = {"XLMEModel": "AutoModel", "XLMEForConditionalGeneration": "AutoModelForSeq2SeqLM"}
 _TASK_TITLES = {"mono": "monolingual text", "para": "translation pairs"}
 
 
 def escape(value: Any) -> Any:
-    """Escape text for Markdown: no markup, no HTML, one line. Numbers and text marked safe stay as they are."""
+    """Escape text for Markdown: no markup, no HTML, one line. `Markup` and numbers stay as they are."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return re.sub(r"([\\`*_\[\]<>#|~&$!])", r"\\\1", re.sub(r"\s+", " ", value))
@@ -69,11 +69,11 @@ def render_run_card(
     layer: int | None,
     step: int | None = None,
     generator: bool = False,
-    other: EncoderName | None = None,
+    other_encoder: EncoderName | None = None,
 ) -> str:
     """The card of the run in `folder`. `step`: the step of the exported checkpoint, None for the run's end; results of
-    later steps are left out. `generator`: whether the export has a generator. `other`: the exported encoder's name, if
-    it is not the run's main encoder.
+    later steps are left out. `generator`: whether the export has a generator. `other_encoder`: the exported encoder's
+    name, if it is not the run's main encoder.
 
     Raises ValueError if a file of the run lacks an entry that the card shows.
     """
@@ -85,7 +85,7 @@ def render_run_card(
     )
     last_heldout = heldout[-1] if heldout else {}
     exported_step = config.get("train", {}).get("steps") if step is None else step
-    is_same_model = other is None and run.retrieval.get("step") == exported_step
+    is_same_model = other_encoder is None and run.retrieval.get("step") == exported_step
     try:
         about = _TEMPLATES.get_template("run.md.jinja").render(
             config=config,
@@ -100,7 +100,7 @@ def render_run_card(
             scores=run.scores and {"dev": None, "settings": 1} | run.scores,
             layer=layer,
             step=step,
-            other=other,
+            other_encoder=other_encoder,
         )
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is incomplete ({error}): restore or remove it") from None

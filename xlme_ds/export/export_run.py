@@ -17,7 +17,7 @@ from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
 from .exported_folder import write_folder
 from .exported_model import Architecture, ExportedModel
-from .onnx_model import require_exportable
+from .onnx_model import require_onnx_exportable
 from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
@@ -37,9 +37,9 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """Export a run. By default the export has the main encoder with its head and the generator, if there is one; or the
-    whole model, if it has more parts (a decoder). `which`: export only this encoder, without a head. `layer`: export
-    only the encoder's layers up to this one, without a head."""
+    """Export a run. By default the export has the main encoder with its head, and the generator if there is one; with
+    an objective's `export_class`, it has what this class holds, such as a decoder. `which`: export only this encoder,
+    without a head. `layer`: export only the encoder's layers up to this one, without a head."""
     require_new(out)  # before the weights are read, which may take long
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
@@ -59,8 +59,10 @@ def export_run(
         )
         generator = others[0] if others else None
     chosen_type = _choose_model_type(main, model_type, onnx)
-    other = exported_name if exported_name != main_name else None
-    card = render_run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
+    other_encoder = exported_name if exported_name != main_name else None
+    card = render_run_card(
+        run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other_encoder
+    )
     write_folder(out, main, run.vocabulary, card, generator, chosen_type, onnx)
 
 
@@ -74,16 +76,16 @@ def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx:
     if model_type not in (None, MODEL_TYPE, *FORMATS):
         raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
-        require_exportable(model)
-    cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
-    unsupported = {  # what of the model each type cannot hold; empty if it can hold all
+        require_onnx_exportable(model)
+    cfg, advice = model.encoder.cfg, f"leave out model_type {model_type}"
+    unsupported = {  # type -> the part or setting of the model that it cannot hold, if any
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
     }
     if model_type in FORMATS and unsupported[model_type]:
         native = FORMATS[model_type].name
-        raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {leave_out}")
+        raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {advice}")
     if model_type == MODEL_TYPE and cfg.body != "xlme":
-        raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {leave_out}")
+        raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {advice}")
     if model_type is not None:
         return model_type
     return next((cast(ModelType, name) for name, setting in unsupported.items() if not setting), "xlme")

@@ -28,7 +28,7 @@ _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
 }
 
 
-def require_exportable(model: ExportedModel) -> None:
+def require_onnx_exportable(model: ExportedModel) -> None:
     """Raise ValueError if a package is missing, or if the model has a decoder."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:

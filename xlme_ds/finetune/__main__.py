@@ -59,7 +59,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
     try:
         for section, prefix in ((command, ""), (command.tuning, "tuning."), (command.train, "train.")):
             check_ranges(section, prefix)
-    except ValueError as error:  # the same on every rank
+    except ValueError as error:  # every rank raises it
         raise SharedError(str(error)) from None
     # All runs share one process group, so that the ranks need to find each other only once.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):

@@ -26,8 +26,8 @@ class DownstreamTask:
     """One task. `learning_rates`, `batch_sizes` and `epochs` are the paper's grid (XLM-E, Table 11; `conll` has that
     of `ner`). The first value of each is the default.
 
-    `folders`: the names of the task's folders in XTREME's download, the one with its tests first. If a folder of --data
-    has subfolders with these names, only these subfolders are searched.
+    `folders`: the names of the task's folders in XTREME's download; the first has the task's tests. If a folder of
+    --data has subfolders with these names, only these subfolders are searched.
     """
 
     kind: TaskKind
@@ -38,7 +38,7 @@ class DownstreamTask:
     batch_sizes: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_file_patterns: tuple[str, ...] = ()  # of the training and dev files of another dataset, if one is used
+    train_file_patterns: tuple[str, ...] = ()  # patterns of another dataset's training and dev files
     max_tokens: int = 128
     warmup_steps: int = 0  # the published number of warm-up steps; 0: a tenth of all steps
 

@@ -91,8 +91,8 @@ def _sentence_features(
         token_labels += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(layout.item(np.array(tokens)), np.array([*of_tokens, IGNORED]), index, word_starts=np.array(starts))
-        for tokens, of_tokens, starts in inputs
+        Feature(layout.item(np.array(tokens)), np.array([*token_labels, IGNORED]), index, word_starts=np.array(starts))
+        for tokens, token_labels, starts in inputs
     ]
 
 
@@ -170,7 +170,7 @@ def collate_features(features: Sequence[Feature], kind: TaskKind, seeds: Sequenc
 class TaskLoader:
     """Gives one of `world` ranks its training batches. No batch depends on the batches before it.
 
-    With N features in all and B features per step, step s reads draws s·B to (s+1)·B − 1. Draw n takes the feature at
+    With N features in all and F features per step, step s reads draws s·F to (s+1)·F − 1. Draw n takes the feature at
     index n mod N of the random order of epoch n div N. This order depends only on the seed, the epoch and N. A step's
     features are sorted by length, so that a micro-batch has little padding.
     """

@@ -56,7 +56,7 @@ class TuningInputs(NamedTuple):
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    unlabelled: list[str]  # the languages without labels among the test files that this rank scores
+    unlabelled: list[str]  # languages of the test files without labels that this rank predicts
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         if broadcast(job.scores_file.exists()):
             earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
-            # Again, because the earlier call may have been killed before it wrote finished.json.
+            # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
             on_all_ranks(lambda: folder.finish(config.train.steps) if rank == 0 else None)
             return earlier
         if rank == 0:
@@ -102,8 +102,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
         # Users submit the folder of predictions as it is, so an earlier call's predictions for other tests must go.
-        predictions = job.out / "predictions"
-        on_all_ranks(lambda: shutil.rmtree(predictions) if rank == 0 and predictions.exists() else None)
+        predictions_folder = job.out / "predictions"
+        on_all_ranks(lambda: shutil.rmtree(predictions_folder) if rank == 0 and predictions_folder.exists() else None)
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")

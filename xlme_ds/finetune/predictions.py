@@ -30,7 +30,7 @@ WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
 # SQuAD's usual baselines and XTREME use these two values, too.
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
-MAX_ANSWER_TOKENS = 30  # tokens
+MAX_ANSWER_TOKENS = 30  # length of the longest answer
 
 _ARTICLES = {  # patterns from MLQA's evaluation, by language
     "en": r"\b(a|an|the)\b",
@@ -69,7 +69,11 @@ def predict(
     by_example = [list(group) for _, group in groups]  # the features of each example, with their logits
     if task.kind == "tokens":
         return [
-            [task.labels[best] for feature, of_tokens in inputs for best in of_tokens[feature.word_starts].argmax(-1)]
+            [
+                task.labels[best]
+                for feature, token_logits in inputs
+                for best in token_logits[feature.word_starts].argmax(-1)
+            ]
             for inputs in by_example
         ]
     return [
@@ -84,13 +88,14 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
     [tokens, 2] for each window: the logit that a token begins the answer, and the logit that it ends the answer.
 
     The best span has the largest sum of its first token's first logit and its last token's second logit. Only spans of
-    at most `MAX_ANSWER_TOKENS` tokens are compared. Their first and last tokens are each among a window's `N_BEST`.
+    at most `MAX_ANSWER_TOKENS` tokens are compared, whose first and last tokens are among the window's `N_BEST`
+    candidates for them.
     """
     best_sum, answer = -np.inf, ""
     for window, window_logits in zip(windows, logits, strict=True):
         positions = np.flatnonzero(window.offsets[:, 0] >= 0)  # where the window has tokens of the context
         firsts, lasts = (
-            positions[np.argsort(-window_logits[positions, end], kind="stable")[:N_BEST]] for end in (0, 1)
+            positions[np.argsort(-window_logits[positions, column], kind="stable")[:N_BEST]] for column in (0, 1)
         )
         for first in firsts:
             for last in lasts:
@@ -124,12 +129,12 @@ def score_answer(prediction: str, answers: Sequence[str], language: str, words: 
     F1 is the harmonic mean of precision (the fraction of the predicted words that the answer has) and recall (the
     fraction of the answer's words that were predicted).
     """
-    predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
+    predicted, expected = words(prediction, language), [words(answer, language) for answer in answers]
     f1 = 0.0
-    for answer in right:
+    for answer in expected:
         if common := (Counter(predicted) & Counter(answer)).total():
             f1 = max(f1, 2 * common / (len(predicted) + len(answer)))
-    return f1, float(predicted in right)
+    return f1, float(predicted in expected)
 
 
 def score_predictions(

@@ -27,7 +27,7 @@ from ..config import (
     UpToOne,
 )
 from ..io.arguments import negative, positive
-from ..io.help import call_from_command_line, readable
+from ..io.help import call_from_command_line, readable_option
 from ..io.toml import help_of
 from ..settings_file import read_values
 from ..train.run_folder import flatten
@@ -171,11 +171,11 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
         return replace(default, **values)
 
     changed.__doc__ = section.type.__doc__  # the section's heading in the help
-    return StructConstructorSpec(changed, tuple(map(readable, options)))
+    return StructConstructorSpec(changed, tuple(map(readable_option, options)))
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
-    """Parse the settings of the --config file and the command line, whose flags replace them. Raises ValueError if the
+    """Parse the --config file and the command line, whose flags replace settings of the file. Raises ValueError if the
     file has no settings of fine-tuning, and for a flag or a value that only pre-training reads."""
     arguments, file_name = take_flag(arguments, "--config")
     if "--config" in arguments:
@@ -196,15 +196,15 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: name a run's config.json, or a TOML file")
     values = read_values(path)
-    of_run = "base" in values and "seed" in values
-    if of_run:  # the other settings follow from these, the model and the data
+    is_run_config = "base" in values and "seed" in values
+    if is_run_config:  # the other settings follow from these, the model and the data
         values["seeds"] = [values["seed"]]
         values = {name: values[name] for name in ("task", "seeds", "tuning", "engine", "train")}
     elif "objective" in values:
         raise ValueError(f"{path} has settings of pre-training: name a file with settings of fine-tuning")
     for name, value in flatten(values).items():
         flag = f"--{name}".replace("_", "-")
-        if flag in given or value is None or (of_run and flag in _PRETRAINING_FLAGS):
+        if flag in given or value is None or (is_run_config and flag in _PRETRAINING_FLAGS):
             continue
         if isinstance(value, bool):
             yield flag if value else negative(flag)
@@ -236,8 +236,8 @@ def jobs(command: FinetuneSettings) -> list[Job]:
     tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
     runs = []
     for tuning, seed in product(tunings, command.seeds):
-        setting = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}" if command.grid else ""
-        out = command.out / setting / (f"seed{seed}" if len(command.seeds) > 1 else "")
+        tuning_folder = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}" if command.grid else ""
+        out = command.out / tuning_folder / (f"seed{seed}" if len(command.seeds) > 1 else "")
         runs.append(Job(command, out, seed, tuning, len(tunings)))
     if command.number is None or command.list:
         return runs
@@ -253,15 +253,15 @@ def run_config(
     engine: EngineConfig,
     train: TrainConfig,
     seed: int,
-    features: int,
+    feature_count: int,
     base: str,
 ) -> FinetuneConfig:
-    """The configuration of a run. `tuning` must be what `completed` returned. `features` is the number of inputs that
-    the run trains on, `base` the SHA-256 of the weights that it starts from. Raises ValueError for settings that
+    """The configuration of a run. `tuning` must be what `completed` returned. `feature_count` is the number of inputs
+    that the run trains on, `base` the SHA-256 of the weights that it starts from. Raises ValueError for settings that
     `validate` refuses."""
     from ..validate import validate  # it loads torch, and --help should not
 
-    steps = ceil(features * tuning.epochs / tuning.batch)
+    steps = ceil(feature_count * tuning.epochs / tuning.batch)
     # If the published value is a number of steps, a short run warms up for at most half of its steps.
     warmup = (
         min(DOWNSTREAM_TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)

@@ -57,13 +57,13 @@ class TaskFile(NamedTuple):
     path: Path
     language: str
     split: str  # "train", "dev" or "test"
-    own: bool  # False for a file of another dataset that the task is trained on, such as SQuAD for MLQA
+    own_dataset: bool  # False for a file of another dataset that the task is trained on, such as SQuAD for MLQA
 
     @property
     def may_lack_labels(self) -> bool:
         """Whether the examples may have no labels. Only those of the task's test sets may: training and the choice of
         settings need labels."""
-        return self.own and self.split == "test"
+        return self.own_dataset and self.split == "test"
 
 
 class TaskSets(NamedTuple):
@@ -99,13 +99,13 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
         # If `folder` is XTREME's download, only the task's own folders in it are searched.
         for searched in [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]:
             paths += visible_paths(searched)
-    for path, (pattern, own) in product(paths, patterns):
+    for path, (pattern, own_dataset) in product(paths, patterns):
         if match := re.fullmatch(pattern, path.name):
             groups = {"language": "en", "split": ""} | match.groupdict()
             language = _CONLL_LANGUAGES.get(groups["language"], groups["language"])
             split = _SPLITS.get(groups["split"], groups["split"])
-            source = TaskFile(path, language, split, own)
-            earlier = files.setdefault((language, split, own), source)
+            source = TaskFile(path, language, split, own_dataset)
+            earlier = files.setdefault((language, split, own_dataset), source)
             if earlier.path.resolve() != path.resolve():
                 raise ValueError(f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them")
     if not files:
@@ -134,7 +134,7 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, se
             f"no training set of {', '.join(missing) or 'any language'} in the data, only of "
             f"{', '.join(sorted(train_files)) or 'none'}: add its folder, or set tuning.train_languages"
         )
-    own_files = [source for source in sources if source.own]
+    own_files = [source for source in sources if source.own_dataset]
     own_dev = [source for source in own_files if source.split == "dev"]
     test = [source for source in own_files if source.split == "test"] or own_dev
     if not test:
@@ -142,7 +142,8 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, se
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
+        # The task's own come last, to replace others.
+        for source in sorted(sources, key=lambda source: source.own_dataset)
         if source.split == "dev" and source not in test and source.language in train_languages
     }
     held_out = tuning.held_out or (several_settings and not dev)

@@ -14,7 +14,7 @@ from .errors import no_such
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-# A type in an annotation -> (the type of the values accepted for it, numpy's numbers among them; its name in errors).
+# Type in an annotation -> (type of the values that are accepted, also numpy's numbers; the type's name in errors).
 _TYPES: dict[Any, tuple[type, str]] = {
     Path: (os.PathLike, "path"),
     str: (str, "string"),

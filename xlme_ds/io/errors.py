@@ -52,8 +52,8 @@ def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> V
 
 
 def near_settings(key: str, settings: Iterable[str]) -> list[str]:
-    """The `settings` that `key` may mean: it leaves out their section (steps for train.steps), or has the initials of
-    their name (lr or optimizer.lr for optimizer.learning_rate)."""
+    """The `settings` that `key` may mean. `key` may be a name without its section (steps for train.steps), or have the
+    name's initials (lr or optimizer.lr for optimizer.learning_rate)."""
     near = []
     for setting in settings:
         section, _, name = setting.rpartition(".")

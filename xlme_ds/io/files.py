@@ -1,5 +1,5 @@
-"""Files that are complete or absent after a crash of the program, and with `flush` of the machine: atomic writes, JSON
-files with a checksum, checksums of files."""
+"""Files that are complete or absent after a crash of the program (with `flush`, also of the machine): atomic writes,
+JSON files with a checksum, checksums of files."""
 
 import errno
 import hashlib
@@ -63,7 +63,7 @@ def fsync(*paths: Path) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system without fsync of folders
+            if error.errno != errno.EINVAL:  # EINVAL: the file system has no fsync of folders
                 raise
         finally:
             os.close(descriptor)
@@ -148,8 +148,8 @@ def _dict_of_unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_writable_file(path: Path, option: str) -> None:
-    """Raise ValueError if `path` cannot be written as a file: no folder has it, or it is a folder itself, a link, a
-    device or a pipe, which an atomic write would replace."""
+    """Raise ValueError, which begins with `option`, if `path` cannot be written as a file: its folder is missing or
+    read-only, or `path` is a folder, or a link, device or pipe, which an atomic write would replace."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ValueError(f"{option} {path} is in no folder that exists: make {folder} first")

@@ -57,7 +57,7 @@ def is_locked(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # the folder has no lock
+        pass  # there is no lock file, or it cannot be locked
     return False
 
 
@@ -169,7 +169,7 @@ def atomic_folder(to: Path) -> Iterator[Path]:
     """
     require_new(to)
     partial = to.with_name(to.name + ".partial")
-    # A lock file or an empty folder is from a killed process, or from one that still runs: then `lock_folder` raises.
+    # A lock file or an empty folder is from a killed process. If the process still runs, `lock_folder` raises.
     abandoned = partial.is_dir() and ((partial / LOCK_FILE).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another output folder")

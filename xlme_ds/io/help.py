@@ -149,7 +149,7 @@ def _value_name(kind: Any) -> str:
 
 
 @READABLE.struct_rule
-def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
+def _readable_section(section: StructTypeInfo) -> StructConstructorSpec | None:
     """The options of a dataclass or a function, as help shows them; None for other types.
 
     To learn tyro's own reading of a dataclass, this rule asks the registry, which calls the rule again: that inner call
@@ -164,7 +164,7 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
         for name, parameter in signature(section.type).parameters.items():
             default = tyro.MISSING_NONPROP if parameter.default is Parameter.empty else parameter.default
             options.append(StructFieldSpec(name, hints[name], default, " ".join((helps.get(name) or "").split())))
-        return StructConstructorSpec(section.type, tuple(map(readable, options)))
+        return StructConstructorSpec(section.type, tuple(map(readable_option, options)))
     _inner_calls.append(section)
     try:
         spec = ConstructorRegistry.get_struct_spec(section)
@@ -172,10 +172,10 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
         _inner_calls.pop()
     if not isinstance(spec, StructConstructorSpec):
         return None
-    return replace(spec, fields=tuple(map(readable, spec.fields)))
+    return replace(spec, fields=tuple(map(readable_option, spec.fields)))
 
 
-def readable(option: StructFieldSpec) -> StructFieldSpec:
+def readable_option(option: StructFieldSpec) -> StructFieldSpec:
     """`option` as the help shows it: the name of its value has no {None} and no brackets around it, and a default that
     is None or empty is not shown."""
     kind, marks = _split(option.type)

@@ -9,8 +9,8 @@ from typing import Any
 
 
 def guard_stdout() -> None:
-    """Make a failed write to stdout end the program. Characters that stdout's encoding lacks, such as ▁ on an ASCII
-    terminal, are printed as `\\u2581`.
+    """Make a failed write to stdout end the program. A character that stdout's encoding lacks is printed as an escape,
+    such as `\\u2581` for ▁ on an ASCII terminal.
 
     A stdout that the shell closed (`>&-`) becomes /dev/null, because the next file that is opened would otherwise get
     stdout's descriptor, and with it the output. A second call changes nothing. If a test has replaced `sys.stdout`, its

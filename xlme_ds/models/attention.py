@@ -4,8 +4,9 @@ a packed row.
 `attention_bias` chooses the kernels for a forward pass: it returns mask and bias as a `TorchBias` or a `TritonBias`,
 whose method `attend` runs the kernels.
 
-B rows, H heads, T tokens, K head size, W = 2T−1 distances. The bias r is added to the scores. For the query q_i of a
-head (after the projection, before the scale 1/sqrt(K)) it is:
+B rows, H heads, T tokens, K head size, W = 2T−1 distances.
+
+The bias r is added to the scores. With q_i, a head's query after the projection and before the scale 1/sqrt(K):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{j−i} = d_{j−i} · [1 + g_update + (1 − g_update) · w · g_reset]
@@ -108,7 +109,7 @@ class TorchBias(NamedTuple):
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped, chosen by the
-        random bits `seeds_B`; if `seeds_B` is None, no weight is dropped."""
+        rows' seeds `seeds_B`; if `seeds_B` is None, no weight is dropped."""
         dropping = seeds_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else cpu_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
@@ -136,9 +137,9 @@ class TritonBias(NamedTuple):
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. `dropout` and `seeds_B` are not used: `uses_triton` excludes
         attention dropout."""
-        weights = None if gate is None else (gate.update, gate.reset, gate.scale)
+        gate_parameters = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
-            qkv_BT3HK, weights, self.position_bias_HW, self.skewed, self.first_BT, self.end_BT, self.near
+            qkv_BT3HK, gate_parameters, self.position_bias_HW, self.skewed, self.first_BT, self.end_BT, self.near
         )
 
 
@@ -211,7 +212,7 @@ def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tens
     assert bias.allowed_B1TT is not None
     mask = torch.where(bias.allowed_B1TT, added, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias, and misreads a bias of another type.
-    # If the memory-efficient kernel cannot be used, a GPU raises an error instead of storing all scores.
+    # On a GPU torch may use only the memory-efficient kernel, or raise an error: other kernels store all scores.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 

@@ -97,7 +97,7 @@ def _gradients(
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # type of sums over all items
-    grad_distance = None if position_bias_HTT is None else torch.zeros_like(position_bias_HTT, dtype=wide)
+    grad_position_bias = None if position_bias_HTT is None else torch.zeros_like(position_bias_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
         weights = tiles.weights(tile)
@@ -108,20 +108,20 @@ def _gradients(
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         _scaled_product(_flat(grad_q[tile]), grad_scores, k, scale, beta=0)
         _scaled_product(_flat(grad_k[tile]), grad_scores.mT, q, scale, beta=0)
-        if position_bias_HTT is None or grad_distance is None:
+        if position_bias_HTT is None or grad_position_bias is None:
             continue
         grad_RHSS = grad_scores.view(*grad_q[tile].shape[:3], -1)
         if gate_BHT1 is not None and grad_gate is not None:
             scratch_RHSS = grad_weights.view_as(grad_RHSS)  # `grad_weights` is not needed any more
-            torch.mul(grad_RHSS, _distance_part(position_bias_HTT, tile), out=scratch_RHSS)
+            torch.mul(grad_RHSS, _bias_part(position_bias_HTT, tile), out=scratch_RHSS)
             torch.sum(scratch_RHSS, -1, keepdim=True, out=grad_gate[tile])
             grad_RHSS = torch.mul(grad_RHSS, gate_BHT1[tile], out=scratch_RHSS)
-        grad_distance_HSS = _distance_part(grad_distance, tile)
+        grad_bias_HSS = _bias_part(grad_position_bias, tile)
         for grad_HSS in grad_RHSS:
-            grad_distance_HSS.add_(grad_HSS)
-    if position_bias_HTT is not None and grad_distance is not None:
-        grad_distance = grad_distance.to(position_bias_HTT.dtype)
-    return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
+            grad_bias_HSS.add_(grad_HSS)
+    if position_bias_HTT is not None and grad_position_bias is not None:
+        grad_position_bias = grad_position_bias.to(position_bias_HTT.dtype)
+    return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_position_bias) if grad is not None]
 
 
 # torch.compile must not trace into the functions above: they loop over tiles, whose number depends on the items.
@@ -135,18 +135,18 @@ _gradients_operator.register_fake(
 
 class _Tiles:
     """The tiles of a batch's scores (`all`), and the attention weights of each tile. The arguments are those of
-    `_output` without v; `distance` is d."""
+    `_output` without v; `position_bias` is d."""
 
     def __init__(
         self,
         q: Tensor,
         k: Tensor,
         gate: Tensor | None,
-        distance: Tensor | None,
+        position_bias: Tensor | None,
         allowed: Tensor | None,
         segments: Tensor | None,
     ):
-        self.q, self.k, self.gate, self.distance, self.allowed = q, k, gate, distance, allowed
+        self.q, self.k, self.gate, self.position_bias, self.allowed = q, k, gate, position_bias, allowed
         self.segments: Any = segments  # a tensor if `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
@@ -177,12 +177,12 @@ class _Tiles:
         scores = self.scratch(tile)
         # This view shares the memory of `scores`. The bias is written there first, then the scores are added to it.
         bias_RHSS = scores.view(*self.q[tile].shape[:3], -1)
-        if self.distance is None:
+        if self.position_bias is None:
             bias_RHSS.zero_()
         elif self.gate is None:
-            bias_RHSS.copy_(_distance_part(self.distance, tile))
+            bias_RHSS.copy_(_bias_part(self.position_bias, tile))
         else:
-            torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=bias_RHSS)
+            torch.mul(self.gate[tile], _bias_part(self.position_bias, tile), out=bias_RHSS)
         if tile[2] == _WHOLE_ROW:  # whole rows, unlike a single item, need a mask
             allowed_R1SS = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
             bias_RHSS.add_(self.q.new_zeros(()).where(allowed_R1SS, float("-inf")))
@@ -222,11 +222,11 @@ def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
-def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """A view of the part of the table `all_HTT` (by head, query and key) that a tile needs, [heads, S, S]. The table
+def _bias_part(table_HTT: Tensor, tile: Tile) -> Tensor:
+    """A view of the part of the table `table_HTT` (by head, query and key) that a tile needs, [heads, S, S]. The table
     depends only on the distance of query and key, so its first S rows and columns serve an item anywhere in a row."""
-    first, end, _ = tile[2].indices(all_HTT.shape[1])
-    return all_HTT[tile[1], : end - first, : end - first]
+    first, end, _ = tile[2].indices(table_HTT.shape[1])
+    return table_HTT[tile[1], : end - first, : end - first]
 
 
 def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int = 1) -> Tensor:

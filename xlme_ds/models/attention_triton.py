@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import SKEWED_ROWS, SUMMED_ROWS, Tiling, tiling
+from .tiles import SKEWED_ROWS, SUMMED_ROWS, Tiling, tiling_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # finite: if all keys so far are masked, −inf would give −inf − (−inf) = NaN
@@ -43,21 +43,21 @@ LOWEST = tl.constexpr(-1e30)  # finite: if all keys so far are masked, −inf wo
 @triton.jit
 def _load_rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The vectors of the tokens from `start` on, [TILE, K]; 0 past the row's end."""
-    row = start + tl.arange(0, TILE)[:, None]
-    at = x + row * stride + tl.arange(0, K)[None, :]
+    token = start + tl.arange(0, TILE)[:, None]
+    at = x + token * stride + tl.arange(0, K)[None, :]
     if EVEN:
         return tl.load(at)
-    return tl.load(at, row < tokens, other=0.0)
+    return tl.load(at, token < tokens, other=0.0)
 
 
 @triton.jit
 def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = start + tl.arange(0, TILE)[:, None]
-    at, values = x + row * stride + tl.arange(0, K)[None, :], values.to(x.dtype.element_ty)
+    token = start + tl.arange(0, TILE)[:, None]
+    at, values = x + token * stride + tl.arange(0, K)[None, :], values.to(x.dtype.element_ty)
     if EVEN:
         tl.store(at, values)
     else:
-        tl.store(at, values, row < tokens)
+        tl.store(at, values, token < tokens)
 
 
 @triton.jit
@@ -95,15 +95,17 @@ def _forward(  # type: ignore[no-untyped-def]
     SKEWED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write O [B, T, H, K], L to base 2 [B, H, T] and, if GATED, g [B, H, T], for a tile of queries."""
-    start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    query_start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
-    i = start + tl.arange(0, M)
+    i = query_start + tl.arange(0, M)
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     q = qkv + b * tokens * stride + h * K
     if BIASED:
         skewed += h * SKEWED_ROWS * width
-    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
-    q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(
+        first + b * tokens, end + b * tokens, query_start, tokens, M
+    )
+    q_i = _load_rows(q, query_start, stride, tokens, M, K, EVEN)
     gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         alpha, rho, _, _ = _gates(q_i, update, reset, K)
@@ -112,20 +114,20 @@ def _forward(  # type: ignore[no-untyped-def]
     gate_i *= LOG2_E
     top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     acc = tl.zeros([M, K], tl.float32)
-    for begin in range(low // N * N, high, N):
-        j = begin + tl.arange(0, N)[None, :]
-        k_j = _load_rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
-        v_j = _load_rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+    for key_start in range(low // N * N, high, N):
+        j = key_start + tl.arange(0, N)[None, :]
+        k_j = _load_rows(q + heads * K, key_start, stride, tokens, N, K, EVEN)
+        v_j = _load_rows(q + 2 * heads * K, key_start, stride, tokens, N, K, EVEN)
         s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            s += gate_i[:, None] * _load_bias(skewed, begin - start, width, M, N)
-        if (begin < inner) | (begin + N > inner_end):
+            s += gate_i[:, None] * _load_bias(skewed, key_start - query_start, width, M, N)
+        if (key_start < inner) | (key_start + N > inner_end):
             s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         p, shrink = tl.exp2(s - higher[:, None]), tl.exp2(top - higher)
         top, total = higher, total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v_j.dtype), v_j, acc * shrink[:, None], input_precision="ieee")
-    _store_rows(out + outputs, acc / total[:, None], start, heads * K, tokens, M, K, EVEN)
+    _store_rows(out + outputs, acc / total[:, None], query_start, heads * K, tokens, M, K, EVEN)
     tl.store(lse + vectors + i, top + tl.log2(total), i < tokens)
 
 
@@ -139,18 +141,20 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     """Write Δ [B, H, T] and dQ for a tile of queries, and what the tile adds to the gate's gradients du and dr [B, H,
     tiles, 2, K] and dw [B, H, tiles]. Write to `grad_far` [B, H, tiles, 2] what the tile adds to dd with its far keys:
     those more than `near` tiles of SIDE positions before (index 0) or after (index 1) the queries."""
-    start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    query_start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
-    i = start + tl.arange(0, M)
+    i = query_start + tl.arange(0, M)
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
     if BIASED:
         skewed += h * SKEWED_ROWS * width
-    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
-    q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
-    grad_i = _load_rows(grad + outputs, start, heads * K, tokens, M, K, EVEN)
-    out_i = _load_rows(out + outputs, start, heads * K, tokens, M, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(
+        first + b * tokens, end + b * tokens, query_start, tokens, M
+    )
+    q_i = _load_rows(q, query_start, stride, tokens, M, K, EVEN)
+    grad_i = _load_rows(grad + outputs, query_start, heads * K, tokens, M, K, EVEN)
+    out_i = _load_rows(out + outputs, query_start, heads * K, tokens, M, K, EVEN)
     gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0)
@@ -160,15 +164,15 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     tl.store(delta + vectors + i, delta_i, i < tokens)
     acc, grad_gate = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)  # dQ and dg
     before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)  # Σ_j dS_ij over the far keys
-    for begin in range(low // N * N, high, N):
-        j = begin + tl.arange(0, N)[None, :]
-        k_j = _load_rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
-        v_j = _load_rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+    for key_start in range(low // N * N, high, N):
+        j = key_start + tl.arange(0, N)[None, :]
+        k_j = _load_rows(q + heads * K, key_start, stride, tokens, N, K, EVEN)
+        v_j = _load_rows(q + 2 * heads * K, key_start, stride, tokens, N, K, EVEN)
         s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            bias = _load_bias(skewed, begin - start, width, M, N)
+            bias = _load_bias(skewed, key_start - query_start, width, M, N)
             s += gate_i[:, None] * bias
-        if (begin < inner) | (begin + N > inner_end):
+        if (key_start < inner) | (key_start + N > inner_end):
             s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
         p = tl.exp2(s - lse_i[:, None])
         ds = p * (tl.dot(grad_i, tl.trans(v_j), input_precision="ieee") - delta_i[:, None])
@@ -176,7 +180,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         if GATED:
             grad_gate += tl.sum(ds * bias, 1)
         if BIASED:
-            offset, summed = begin // SIDE - start // SIDE, tl.sum(ds, 1)
+            offset, summed = key_start // SIDE - query_start // SIDE, tl.sum(ds, 1)
             before += tl.where(offset < -near, summed, 0.0)
             after += tl.where(offset > near, summed, 0.0)
     acc *= factor
@@ -194,7 +198,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         tl.store(du_at, tl.sum(q_i.to(tl.float32) * grad_alpha[:, None], 0))
         tl.store(du_at + K, tl.sum(q_i.to(tl.float32) * grad_rho[:, None], 0))
         tl.store(grad_scale + tile, tl.sum(grad_gate * (1 - alpha) * rho, 0))
-    _store_rows(grad_qkv + inputs, acc, start, stride, tokens, M, K, EVEN)
+    _store_rows(grad_qkv + inputs, acc, query_start, stride, tokens, M, K, EVEN)
 
 
 @triton.jit
@@ -205,38 +209,38 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     SKEWED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write dK and dV for a tile of keys. The scores are transposed: they have a row for each key."""
-    start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
+    key_start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
     if BIASED:
         skewed += (heads + h) * SKEWED_ROWS * width
-    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, N)
-    k_j = _load_rows(q + heads * K, start, stride, tokens, N, K, EVEN)
-    v_j = _load_rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, key_start, tokens, N)
+    k_j = _load_rows(q + heads * K, key_start, stride, tokens, N, K, EVEN)
+    v_j = _load_rows(q + 2 * heads * K, key_start, stride, tokens, N, K, EVEN)
     dk, dv = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
-    for begin in range(low // M * M, high, M):
-        i = begin + tl.arange(0, M)
-        q_i = _load_rows(q, begin, stride, tokens, M, K, EVEN)
-        grad_i = _load_rows(grad + outputs, begin, heads * K, tokens, M, K, EVEN)
+    for query_start in range(low // M * M, high, M):
+        i = query_start + tl.arange(0, M)
+        q_i = _load_rows(q, query_start, stride, tokens, M, K, EVEN)
+        grad_i = _load_rows(grad + outputs, query_start, heads * K, tokens, M, K, EVEN)
         lse_i, delta_i = _load_vector(lse + vectors, i, tokens, EVEN), _load_vector(delta + vectors, i, tokens, EVEN)
         s = tl.dot(k_j, tl.trans(q_i), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            bias = _load_bias(skewed, begin - start, width, N, M)
+            bias = _load_bias(skewed, query_start - key_start, width, N, M)
             if GATED:
                 bias *= (_load_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :]
                 s += bias
             else:
                 s += bias * LOG2_E
-        if (begin < inner) | (begin + M > inner_end):
+        if (query_start < inner) | (query_start + M > inner_end):
             s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, float("-inf"))
         p = tl.exp2(s - lse_i[None, :])
         dv = tl.dot(p.to(grad_i.dtype), grad_i, dv, input_precision="ieee")
         ds = p * (tl.dot(v_j, tl.trans(grad_i), input_precision="ieee") - delta_i[None, :])
         dk = tl.dot(ds.to(q_i.dtype), q_i, dk, input_precision="ieee")
-    _store_rows(grad_qkv + inputs + heads * K, dk * factor, start, stride, tokens, N, K, EVEN)
-    _store_rows(grad_qkv + inputs + 2 * heads * K, dv, start, stride, tokens, N, K, EVEN)
+    _store_rows(grad_qkv + inputs + heads * K, dk * factor, key_start, stride, tokens, N, K, EVEN)
+    _store_rows(grad_qkv + inputs + 2 * heads * K, dv, key_start, stride, tokens, N, K, EVEN)
 
 
 @triton.jit
@@ -279,15 +283,15 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED_ROWS: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows (a `batch` here) add to dd in the tiles whose
+    """Write to `grad_d` [row groups, H, offsets, 2 N] what SUMMED_ROWS rows (a row group) add to dd in the tiles whose
     keys begin `offset` tiles after their queries. These tiles are added up to one, which is then summed along its
     diagonals. Sum number x is for the distance offset · N + x + 1 − N."""
-    tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    tiles, h, row_group = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
     bias = _load_bias(skewed + h * SKEWED_ROWS * width, offset * N, width, N, N)
     acc = tl.zeros([N, N], tl.float32)
-    first_row = batch * SUMMED_ROWS
+    first_row = row_group * SUMMED_ROWS
     row_count = tl.minimum(SUMMED_ROWS, rows - first_row).to(tl.int32)
     low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
     masked = 0  # number of rows that need a mask: those whose first query does not see the whole row, all unless EVEN
@@ -295,28 +299,29 @@ def _backward_distances(  # type: ignore[no-untyped-def]
         masked += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
     # One loop for rows and tiles, so that the compiler loads the next tile while this one is computed.
     for step in range(0, tl.where(masked == 0, row_count * (high - low), 0)):
-        row, start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
+        row_start, query_start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
         acc += _distance_tile(
-            qkv + (row * 3 * heads + h) * K, first + row, end + row, lse + row * heads + h * tokens,
-            gate + row * heads + h * tokens, grad + (row * heads + h) * K, delta + row * heads + h * tokens,
-            bias, start, start + offset * N, factor, tokens, heads, N, K, GATED, True, False,
+            qkv + (row_start * 3 * heads + h) * K, first + row_start, end + row_start,
+            lse + row_start * heads + h * tokens, gate + row_start * heads + h * tokens,
+            grad + (row_start * heads + h) * K, delta + row_start * heads + h * tokens,
+            bias, query_start, query_start + offset * N, factor, tokens, heads, N, K, GATED, True, False,
         )  # fmt: skip
     for n in range(0, tl.where(masked > 0, row_count, 0)):
-        row = (first_row + n) * tokens
-        firsts, ends, vectors = first + row, end + row, row * heads + h * tokens
+        row_start = (first_row + n) * tokens
+        firsts, ends, vectors = first + row_start, end + row_start, row_start * heads + h * tokens
         for tile in range(low, high):
-            start, begin = tile * N, (tile + offset) * N
-            last = tl.minimum(start + N, tokens) - 1
-            if (begin < tl.load(ends + last)) & (begin + N > tl.load(firsts + start)):
+            query_start, key_start = tile * N, (tile + offset) * N
+            last = tl.minimum(query_start + N, tokens) - 1
+            if (key_start < tl.load(ends + last)) & (key_start + N > tl.load(firsts + query_start)):
                 acc += _distance_tile(
-                    qkv + (row * 3 * heads + h) * K, firsts, ends, lse + vectors, gate + vectors,
-                    grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
+                    qkv + (row_start * 3 * heads + h) * K, firsts, ends, lse + vectors, gate + vectors,
+                    grad + (row_start * heads + h) * K, delta + vectors, bias, query_start, key_start,
                     factor, tokens, heads, N, K, GATED, EVEN, True,
                 )  # fmt: skip
     # Row y is rotated left by y + 1. Then column c holds distance c + 1, or c + 1 − N where the row has wrapped around.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
-    dd_at = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
+    dd_at = grad_d + ((row_group * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
     tl.store(dd_at, tl.sum(tl.where(turn < N, 0.0, turned), 0))
     tl.store(dd_at + N, tl.sum(tl.where(turn < N, turned, 0.0), 0))
 
@@ -338,13 +343,13 @@ def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, devi
     """The number of tiles on each side of the diagonal in which each distance needs its own gradient. From distance
     `reach` on, d is one number on each side of the diagonal, so one sum for each side is enough. This sum is added to
     the gradient of the side's largest distance."""
-    side = _tiling_of(_backward_distances, head_size, dtype, device).keys
+    side = _tiling_on_device(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
 
 def attend(
     qkv_BT3HK: Tensor,
-    gate: tuple[Tensor, Tensor, Tensor] | None,
+    gate_weights: tuple[Tensor, Tensor, Tensor] | None,
     position_bias_HW: Tensor | None,
     skewed: Tensor | None,
     first_BT: Tensor,
@@ -354,11 +359,11 @@ def attend(
     """Returns O [B, T, H, K]. `qkv_BT3HK` is bf16, fp16 or fp32: its numbers are multiplied in this type and summed in
     fp32. K must be 16, 32, 64 or 128.
 
-    `gate` is (u [K], r [K], w [H]). The arguments after it are the fields of `attention.TritonBias`. d is read from
-    `skewed`, but its gradient goes to `position_bias_HW`.
+    `gate_weights` is (u [K], r [K], w [H]). The arguments after it are the fields of `attention.TritonBias`. d is read
+    from `skewed`, but its gradient goes to `position_bias_HW`.
     """
-    assert gate is None or position_bias_HW is not None
-    weights = gate or (None,) * 3
+    assert gate_weights is None or position_bias_HW is not None
+    weights = gate_weights or (None,) * 3
     return _Attend.apply(position_bias_HW, qkv_BT3HK.contiguous(), *weights, skewed, first_BT, end_BT, near)
 
 
@@ -378,10 +383,10 @@ class _Attend(torch.autograd.Function):
         grad_weights = None, None, None  # gradients of the gate's three weights
         if update is not None:
             grad_weights = *grad_gates.sum((0, 1, 2)).to(update.dtype), grad_scale.sum((0, 2)).to(scale.dtype)
-        grad_distance = None
+        grad_position_bias = None
         if skewed is not None:
-            grad_distance = _by_distance(grad_d.sum(0), grad_far.sum((0, 2)), ctx.near, qkv.shape[1])
-        return grad_distance, grad_qkv, *grad_weights, None, None, None, None
+            grad_position_bias = _by_distance(grad_d.sum(0), grad_far.sum((0, 2)), ctx.near, qkv.shape[1])
+        return grad_position_bias, grad_qkv, *grad_weights, None, None, None, None
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
@@ -415,14 +420,14 @@ def _gradients(
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns (grad_qkv, grad_d, grad_far, grad_gates, grad_scale). grad_qkv [B, T, 3, H, K] is dQ, dK and dV. The
-    others hold summands: grad_d [batches, H, offsets, 2 N] (a batch is SUMMED_ROWS rows) and grad_far [B, H, tiles, 2]
-    of dd, grad_gates [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
+    others hold summands: grad_d [row groups, H, offsets, 2 N] (a row group is SUMMED_ROWS rows) and grad_far [B, H,
+    tiles, 2] of dd, grad_gates [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
-    gate, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
+    gate_weights, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
     by_query = lse_BHT, gate_BHT, grad_BTHK, torch.empty_like(lse_BHT)  # the last one is Δ
     of_queries = *by_query, grad_qkv, grad_gates, grad_scale, grad_far
-    _launch(_backward_queries, qkv_BT3HK, *gate, *bias, out_BTHK, *of_queries, near=near)
+    _launch(_backward_queries, qkv_BT3HK, *gate_weights, *bias, out_BTHK, *of_queries, near=near)
     gated = update_K is not None
     _launch(_backward_keys, qkv_BT3HK, *bias, *by_query, grad_qkv, gated=gated)
     if skewed is not None:
@@ -438,11 +443,11 @@ def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, 
 
 
 def _empty_gradients(
-    qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, near: int, form: Tiling | None = None
+    qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, near: int, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
     side, tile = (
-        (form or _tiling_for(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries)
+        (tiling or _tiling_for_input(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries)
     )
     offsets, tiles = 2 * near + 1 if skewed is not None else 0, triton.cdiv(tokens, tile)
     gated = tiles if update_K is not None else 0
@@ -458,38 +463,41 @@ _gradients.register_fake(
 )
 
 
-def _tiling_of(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
+def _tiling_on_device(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
     capability = "default"
     if device.type == "cuda" and torch.cuda.is_available():
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return tiling(kernel.__name__, head_size, dtype.itemsize, capability)
+    return tiling_of(kernel.__name__, head_size, dtype.itemsize, capability)
 
 
-def _tiling_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
-    return _tiling_of(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
+def _tiling_for_input(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+    return _tiling_on_device(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
 
 
 def _launch(
-    kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
+    kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, tiling: Tiling | None = None
 ) -> None:
     """Run `kernel`. `tensors` are the kernel's, in its order, beginning with the projection of queries, keys and
     values. If `gated` is None, the gate's three weights come second. `near`: see `near_tiles`; only two of the backward
-    kernels need it. `form` is the tiling, by default that of `_tiling_for`."""
+    kernels need it. `tiling` is by default that of `_tiling_for_input`."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated
-    form = form or _tiling_for(kernel, tensors[0])
-    grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
-    options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
-    options |= {"SKEWED_ROWS": SKEWED_ROWS, "num_warps": form.warps, "num_stages": form.stages}
+    tiling = tiling or _tiling_for_input(kernel, tensors[0])
+    grid: tuple[int, ...] = (
+        triton.cdiv(tokens, tiling.keys if kernel is _backward_keys else tiling.queries),
+        rows * heads,
+    )
+    options = {"M": tiling.queries, "N": tiling.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
+    options |= {"SKEWED_ROWS": SKEWED_ROWS, "num_warps": tiling.warps, "num_stages": tiling.stages}
     scalars = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
-        options["SIDE"] = _tiling_for(_backward_distances, tensors[0]).keys
-        assert max(form.queries, form.keys) <= options["SIDE"], "a tile is near or far as a whole"
+        options["SIDE"] = _tiling_for_input(_backward_distances, tensors[0]).keys
+        assert max(tiling.queries, tiling.keys) <= options["SIDE"], "a tile is near or far as a whole"
         scalars.insert(0, near)
     if kernel is _backward_distances:
         assert near is not None
         grid = 2 * near + 1, heads, triton.cdiv(rows, SUMMED_ROWS)
         options["SUMMED_ROWS"] = SUMMED_ROWS
-    options["EVEN"] = tokens % form.queries == tokens % form.keys == 0
+    options["EVEN"] = tokens % tiling.queries == tokens % tiling.keys == 0
     kernel[grid](*tensors, *scalars, **options)

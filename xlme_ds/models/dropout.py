@@ -2,7 +2,9 @@
 which elements are dropped.
 
 So the same elements are dropped on any device, for any division of a step into micro-batches, and when a checkpointed
-layer runs again. SplitMix64 (Steele, Lea and Flood, 2014) makes 16 bits for each element. B rows, T tokens, D width.
+layer runs again. SplitMix64 (Steele, Lea and Flood, 2014) makes 16 bits for each element.
+
+B rows, T tokens, D width, H heads, S keys, G groups (heads, or one), W 64-bit words of a token.
 
 `derive_seeds` and `_dropped` are custom operators, into which torch.compile does not trace. The code that it makes for
 a GPU multiplies an arange in 32 bits (pytorch#175966), and its code for a CPU corrupted memory in these functions

@@ -29,8 +29,8 @@ def effective_rank(scatter_DD: np.ndarray) -> float:
 
 
 @contextmanager
-def scatter_matrices(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
-    """Yield a dict that a forward pass in the `with` block fills for the encoder named `encoder`. For each of its
+def scatter_matrices(model: nn.Module, encoder_name: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
+    """Yield a dict that a forward pass in the `with` block fills for the encoder named `encoder_name`. For each of its
     layers that `model` holds, the dict gets Σ x xᵀ [D, D], where x are the token states minus their mean. Key 0 is for
     the input of the first layer, and key n + 1 for the output of layer n, after `output_norm` if it is the last layer.
 
@@ -46,7 +46,7 @@ def scatter_matrices(model: nn.Module, encoder: str, included_BT: Tensor) -> Ite
     def keep_output(key: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         keep(key, output)
 
-    layer_or_norm = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
+    layer_or_norm = re.compile(rf"(?:^|\.){encoder_name}\.(?:layers\.(\d+)|output_norm)$")
     matches = [(match, module) for path, module in model.named_modules() if (match := layer_or_norm.search(path))]
     layers = {int(match[1]): module for match, module in matches if match[1]}
     with ExitStack() as hooks:

@@ -113,7 +113,7 @@ def random_replacements(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: 
 def rescale_uniforms(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
     """Each uniform rescaled to [0, 1): from [0, bound) where `below_M` is true, else from [bound, 1).
 
-    The result is again uniform and does not depend on `below_M`, so one uniform serves two random choices.
+    The result is again uniform and independent of `below_M`, so one uniform serves two random choices.
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1

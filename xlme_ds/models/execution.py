@@ -37,7 +37,7 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # a micro-batch may overwrite the memory of the CUDA graphs of the one before
+    if cfg.compile == "graphs":  # lets a micro-batch reuse the previous one's memory in CUDA graphs
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
@@ -54,17 +54,17 @@ def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Te
     return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
 
 
-# Of one function: kinds of layers (3 with ModernBERT's body) × with and without dropout × lengths of rows.
+# Enough graphs of one function: kinds of layers (3 with ModernBERT's body) × dropout or none × lengths of rows.
 _MOST_GRAPHS = 64
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], compile_as: str) -> Callable[..., Any]:
     """`function`, compiled as one graph for each shape of its inputs and each kind of layer. torch raises an error for
-    more than _MOST_GRAPHS in a process.
+    more than `_MOST_GRAPHS` graphs of one function.
 
-    If `how` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose
-    the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
+    If `compile_as` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to
+    choose the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
     parameter is used for unaligned ones without a check (pytorch#193054), so engines align all parameters
     (`engine/memory_alignment.py`).
     """
@@ -73,5 +73,5 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
         function,
         fullgraph=True,
         dynamic=False,
-        options={"deterministic": True, "triton.cudagraphs": how == "graphs"},
+        options={"deterministic": True, "triton.cudagraphs": compile_as == "graphs"},
     )

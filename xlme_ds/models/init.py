@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-# A function from a parameter's name to its initial value, float32. If it returns None, the scheme fills the parameter.
+# A function from a parameter's name to its initial value, float32, or to None for the value in the table above.
 InitialValues = Callable[[str], torch.Tensor | None]
 # A function from a parameter to a context. Inside the context the whole parameter is present, on every rank or on one.
 # At the context's end each rank stores its part of the parameter.
@@ -36,7 +36,7 @@ def initialise(
     gather_parameter: GatherParameter | None = None,
     initial_values: InitialValues | None = None,
 ) -> None:
-    """Fill every parameter in place, from `initial_values` or by the scheme above.
+    """Fill every parameter in place, from `initial_values` or with the value in the table above.
 
     Each parameter is filled inside `gather_parameter(parameter)`, for engines that partition parameters.
     """
@@ -45,9 +45,9 @@ def initialise(
             if parameter.numel() == 0:  # the parameter is partitioned, and another rank fills it
                 continue
             leaf = name.rsplit(".", 1)[-1]  # the name inside its module
-            value = None if initial_values is None else initial_values(name)
-            if value is not None:
-                parameter.copy_(value)
+            initial_value = None if initial_values is None else initial_values(name)
+            if initial_value is not None:
+                parameter.copy_(initial_value)
             elif leaf == "bias" or leaf.startswith("difference_"):
                 parameter.zero_()
             elif leaf == "scale" or (leaf == "weight" and parameter.dim() == 1):
@@ -55,5 +55,5 @@ def initialise(
             else:
                 digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-                values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
-                parameter.copy_(values)
+                random_values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+                parameter.copy_(random_values)

@@ -1,9 +1,9 @@
 """Checks the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
 
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
-check has the run's head size and width, for which the kernels are compiled, and rows of attention that tiles divide as
-well as rows that they do not, for which other branches are compiled. Samples, a z-loss and a sampling temperature other
-than 1 are not checked.
+check has the run's head size and width, because the kernels are compiled for them. Attention has two row lengths: all
+tiles divide the first, and none divides the second, for which other branches are compiled. Samples, a z-loss and a
+sampling temperature other than 1 are not checked.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, Tensor]:
-    """The output and the gradients by name, for a row of `tokens` and two heads of the model's head size. The dict is
-    empty if attention runs in other kernels than Triton's, except for the reference (float64 on the CPU)."""
+    """The output and the gradients by name, for one row of `tokens` tokens and two heads of the model's head size. The
+    dict is empty if attention runs in other kernels than Triton's, except for the reference (float64 on the CPU)."""
     size = cfg.width // cfg.heads
     small = replace(cfg, width=2 * size, heads=2)
     lengths = torch.tensor([*_ITEM_LENGTHS, tokens - sum(_ITEM_LENGTHS)])

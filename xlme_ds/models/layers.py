@@ -15,13 +15,13 @@ from ..config import ModelConfig
 from .attention import Gate, TorchBias, TritonBias, attention_bias
 from .attention_cpu import TILE_BYTES
 from .dropout import derive_seeds, drop
-from .tiles import SKEWED_ROWS, SUMMED_ROWS, tiling
+from .tiles import SKEWED_ROWS, SUMMED_ROWS, tiling_of
 
 INT64_BYTES = 8  # bytes of a token id, position or segment (int64)
 FLOAT32_BYTES = 4  # bytes of a float32
 
 # `_Linear` divides the tokens of a batch into at most `_MOST_PIECES` pieces of at least `_PIECE_TOKENS` tokens. There
-# are few pieces because each time one is added, the sum is rounded to bf16.
+# are few pieces, because each addition of a piece rounds the sum to bf16.
 _PIECE_TOKENS, _MOST_PIECES = 512, 8
 _NORM_TOKENS = 128  # number of tokens whose gradients `_LayerNorm` sums at a time, so that they stay in the cache
 
@@ -69,8 +69,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer norm that sums the gradients of weight and bias in float32. On the CPU torch sums them in bf16. If the mean
-    over tokens is not 0, bf16 loses most of a sum over thousands of tokens."""
+    """Layer norm that sums the gradients of weight and bias in float32. On the CPU torch sums them in bf16. If the
+    summands' mean is not 0, bf16 loses most of a sum over thousands of tokens."""
 
     @staticmethod
     def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
@@ -125,8 +125,8 @@ class MicroBatchShape:
     rows: int  # number of rows of both tasks
     row_tokens: int  # number of positions in a row
     tokens: int  # number of positions in all rows
-    element: int  # bytes of a weight or activation
-    fused: bool  # whether attention runs in fused kernels on a GPU, torch's or Triton's
+    element_bytes: int  # bytes of a weight or activation
+    on_gpu: bool  # whether the device is a GPU
     triton: bool  # whether attention runs in the Triton kernels
     pairs: int  # number of rows that hold translation pairs
 
@@ -194,15 +194,15 @@ class TransformerLayer(nn.Module):
         five numbers (in the Triton kernels, one), and a fused kernel saves the log of the softmax's sum.
         """
         tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
-        gate_copies = gated and batch.fused and not batch.triton
+        gate_copies = gated and batch.on_gpu and not batch.triton
         wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
         feed_forward = 2 * tokens * cfg.feed_forward
-        gate_bytes = (FLOAT32_BYTES if batch.triton else 5 * batch.element) if gated else 0
-        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT32_BYTES if batch.fused and not dropping else 0))
-        norms = 4 * tokens * (FLOAT32_BYTES if batch.fused else batch.element)  # mean and scale of each norm
+        gate_bytes = (FLOAT32_BYTES if batch.triton else 5 * batch.element_bytes) if gated else 0
+        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT32_BYTES if batch.on_gpu and not dropping else 0))
+        norms = 4 * tokens * (FLOAT32_BYTES if batch.on_gpu else batch.element_bytes)  # mean and scale of each norm
         dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
         scores = TransformerLayer.score_bytes(cfg, batch)
-        return (wide_tensors + feed_forward) * batch.element + scores + per_head + norms + dropout_masks
+        return (wide_tensors + feed_forward) * batch.element_bytes + scores + per_head + norms + dropout_masks
 
     @staticmethod
     def score_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
@@ -213,42 +213,42 @@ class TransformerLayer(nn.Module):
         nothing.
         """
         if cfg.attention_dropout:
-            mask = 0 if batch.fused else 1
-            return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + mask)
-        if batch.triton or not batch.fused:
+            mask = 0 if batch.on_gpu else 1
+            return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element_bytes + 1) + mask)
+        if batch.triton or not batch.on_gpu:
             return 0.0
         heads = 1 if cfg.relative_bias == "none" else cfg.heads
-        return batch.tokens * batch.row_tokens * heads * batch.element
+        return batch.tokens * batch.row_tokens * heads * batch.element_bytes
 
     @staticmethod
     def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share.
 
         The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
-        kernels save a mask, which has a byte for each query and key of every row (counted on a CPU too, whose kernels
-        make `item_mask` one tile at a time). They also save d and an index into the table of d for each query and key;
-        all rows share these.
+        kernels save a mask with a byte for each query and key of every row. (It is counted on a CPU too, although the
+        CPU's kernels make `item_mask` one tile at a time.) They also save d and an index into the table of d for each
+        query and key; all rows share these.
         """
         saved = batch.tokens * (2 * FLOAT32_BYTES if batch.triton else batch.row_tokens)
         if cfg.relative_bias == "none":
             return saved
         if batch.triton:
             columns = 2 * SKEWED_ROWS * (-(-batch.row_tokens // SKEWED_ROWS) + 1)
-            return saved + 2 * cfg.heads * SKEWED_ROWS * columns * batch.element
-        return saved + batch.row_tokens**2 * (INT64_BYTES + cfg.heads * batch.element)
+            return saved + 2 * cfg.heads * SKEWED_ROWS * columns * batch.element_bytes
+        return saved + batch.row_tokens**2 * (INT64_BYTES + cfg.heads * batch.element_bytes)
 
     @staticmethod
     def backward_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Bytes of the gradients that the backward pass of one layer holds at its peak."""
-        hidden = batch.tokens * cfg.width * batch.element
-        feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
+        hidden = batch.tokens * cfg.width * batch.element_bytes
+        feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element_bytes
         if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
-            side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
+            side = tiling_of("_backward_distances", cfg.width // cfg.heads, batch.element_bytes).keys
             scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT32_BYTES
-        elif batch.fused or cfg.attention_dropout:
+        elif batch.on_gpu or cfg.attention_dropout:
             heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
-            scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
-            scores -= feed_forward  # its backward pass comes first and frees the tensors that it saved
+            scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element_bytes
+            scores -= feed_forward  # the feed-forward network's backward pass comes first and frees what it saved
         else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
-            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE_BYTES) + 3 * hidden
+            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element_bytes, TILE_BYTES) + 3 * hidden
         return max(feed_forward, scores) + 2 * hidden

@@ -2,12 +2,12 @@
 
 It computes one tile of ids at a time, so the logits of a batch never exist all at once. For every group of ids the
 forward pass stores the highest logit h and the sum of exp(logit − h); if the sampling temperature t is not 1, also the
-sum of exp((logit − h) / t). These numbers and the target's logit give the loss; the numbers alone tell which group
-holds the inverse-CDF sample. The logits of this group, and of the group with the highest logit, are computed again to
-find the sample and the most likely id. The backward pass computes a tile's logits again, then their gradient, and
-writes the gradient of the tile's embeddings in one product. If an engine has given a block of the embedding a method
-`gradient_adder`, the product is added to the gradient that the engine keeps. On a GPU in a 16-bit type the kernels of
-`masked_head_triton.py` compute all but the products with the logits' gradient.
+sum of exp((logit − h) / t). These numbers and the target's logit give the loss; with a uniform number, they tell which
+group holds the inverse-CDF sample. The logits of this group, and of the group with the highest logit, are computed
+again to find the sample and the most likely id. The backward pass computes a tile's logits again, then their gradient,
+and writes the gradient of the tile's embeddings in one product. If an engine has given a block of the embedding a
+method `gradient_adder`, the product is added to the gradient that the engine keeps. On a GPU in a 16-bit type the
+kernels of `masked_head_triton.py` compute all but the products with the logits' gradient.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
 groups are computed again: N = W · K ids.
@@ -25,8 +25,8 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP_SIZE
 
-# On a GPU, samples are drawn for so many positions at a time that these bytes suffice: without Triton, for the
-# embeddings of two groups for each position; with Triton, for what `inverse_cdf` needs for the sums of all groups.
+# Memory on a GPU that limits for how many positions samples are drawn at a time: without Triton, memory for the
+# embeddings of two groups for each position; with Triton, memory for the tensors of `inverse_cdf`.
 _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -92,10 +92,10 @@ def inverse_cdf(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tens
 
 
 class _Groups(NamedTuple):
-    """The groups that are computed again for each position, and what is needed to find the sample; all [M, 1]."""
+    """The groups that are computed again for each position, and two numbers to find the sample; all [M, 1]."""
 
     sampled: Tensor  # index of the group with the sample
-    best: Tensor  # index of the group with the highest logit, whose id is the most likely one
+    best: Tensor  # index of the group with the highest logit, which holds the most likely id
     maximum: Tensor  # the highest logit
     # float64. The sample is the first id of its group at which the cumulative sum of
     # exp((logit − maximum) / temperature) over the group is above this threshold.
@@ -122,12 +122,12 @@ def _sample(
     bias_V: Tensor,
     borders: tuple[Tensor, Tensor],
     temperature: float,
-    samples: bool,
+    draw_samples: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (inverse-CDF samples, most likely ids) at M positions, both int64 [M]. If `samples` is false, both are
-    the most likely ids. `borders` is (first id of each group, one after its last id)."""
+    """Returns (inverse-CDF samples, most likely ids) at M positions, both int64 [M]. If `draw_samples` is false, both
+    are the most likely ids. `borders` is (first id of each group, one after its last id)."""
     starts_G, ends_G = borders
-    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
+    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if draw_samples else groups.best  # two groups, or one
     ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP_SIZE, device=starts_G.device)
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
@@ -139,7 +139,7 @@ def _sample(
     logits_MWK = products_MN1.view_as(ids_MWK).float() + bias_V.float()[ids_MWK]
     logits_MWK = logits_MWK.masked_fill_(outside_MWK, float("-inf"))
     predicted_M1 = ids_MWK[:, -1].gather(1, logits_MWK[:, -1].argmax(1, keepdim=True))
-    if not samples:
+    if not draw_samples:
         return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
     weights_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
     offset_M1, _ = inverse_cdf(weights_MK, groups.threshold)
@@ -167,11 +167,11 @@ def _all_samples(
     else:  # the embeddings of a piece have at most as many elements as a tile has logits
         positions_at_once = len(hidden_MD) * chunk // elements
     pieces = zip(*(array.split(max(positions_at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    has_uniforms = len(arrays) == 3
+    draw_samples = len(arrays) == 3
     parts = []
     for piece_MD, *piece_arrays in pieces:
         groups = _choose_groups(temperature, *piece_arrays)
-        parts.append(_sample(piece_MD, groups, blocks, bias_V, (starts_G, ends_G), temperature, has_uniforms))
+        parts.append(_sample(piece_MD, groups, blocks, bias_V, (starts_G, ends_G), temperature, draw_samples))
     return [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
@@ -269,7 +269,7 @@ class _VocabularySoftmax(torch.autograd.Function):
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
         ]
-        gradient = ctx.kernels.gradient if ctx.kernels else _gradient
+        gradient = ctx.kernels.tile_gradient if ctx.kernels else _gradient
         for tile in _tiles(blocks, ctx.chunk):
             part_MC, sums_C = gradient(hidden_MD, blocks, bias_V, tile, (targets_M, lse_M, grad_M), ctx.z_loss)
             grad_bias[tile.start : tile.start + tile.size] = sums_C
@@ -290,9 +290,9 @@ class _VocabularySoftmax(torch.autograd.Function):
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     """The module `masked_head_triton`, or None if it cannot run or `choice` (`model.kernels`) excludes it.
 
-    It runs on a GPU in bf16 or fp16, if D is a multiple of 16. If the choice is triton, it also runs on a CPU in
-    Triton's interpreter, which has no bf16 products. Raises ValueError if the choice is triton, the module could run,
-    and the package is missing.
+    It runs on a GPU in bf16 or fp16, if D is a multiple of 16. If the choice is triton and TRITON_INTERPRET is 1, it
+    also runs on a CPU in Triton's interpreter, which has no bf16 products. Raises ValueError if the choice is triton,
+    the module could run, and the package is missing.
     """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)

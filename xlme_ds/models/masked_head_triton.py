@@ -182,7 +182,7 @@ def sample(
 
 # 2·M·C·D FLOPs; e·D·(C + M) + e·C + e·M·C + 4·C·M/BM bytes.
 @torch.library.custom_op("xlme_ds::masked_head_gradient", mutates_args=())
-def _gradients(
+def _gradient_operator(
     hidden_MD: Tensor,
     rows_CD: Tensor,
     bias_C: Tensor,
@@ -202,7 +202,7 @@ def _gradients(
     return part_MC, sums_NC
 
 
-def gradient(
+def tile_gradient(
     hidden_MD: Tensor,
     blocks: list[Tensor],
     bias_V: Tensor,
@@ -215,7 +215,9 @@ def gradient(
     bias_C = bias_V[tile.start : tile.start + tile.size]
     targets_M, lse_M, grad_M = softmax
     rows_CD = blocks[tile.block][tile.rows]
-    part_MC, sums_NC = _gradients(hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss)
+    part_MC, sums_NC = _gradient_operator(
+        hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss
+    )
     return part_MC[:, : tile.size], sums_NC.sum(0)[: tile.size]
 
 
@@ -235,7 +237,7 @@ group_sums.register_fake(
     lambda hidden_MD, blocks, bias_V, targets_M, temperature: _empty_sums(hidden_MD, blocks, temperature)
 )
 sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch.stack([sampled_M, sampled_M]))
-_gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
+_gradient_operator.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 
 
 def block_k(width: int) -> int:

@@ -205,17 +205,17 @@ class ModernLayer(TransformerLayer):
         feed_forward = 4 * batch.tokens * cfg.feed_forward
         scores = mean(TransformerLayer.score_bytes(cfg, batch), 0)
         log_sums = batch.tokens * cfg.heads * FLOAT32_BYTES
-        mean_log_sums = mean(log_sums if batch.fused else 0, log_sums)
-        norms = 4 * batch.tokens * (FLOAT32_BYTES if batch.fused else batch.element)
+        mean_log_sums = mean(log_sums if batch.on_gpu else 0, log_sums)
+        norms = 4 * batch.tokens * (FLOAT32_BYTES if batch.on_gpu else batch.element_bytes)
         dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
-        return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
+        return (wide_tensors + feed_forward) * batch.element_bytes + scores + mean_log_sums + norms + dropout_masks
 
     @staticmethod
     def shared_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
         """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or
         biases of the local attention, and what `TransformerLayer.shared_bytes` counts for the global attention."""
         rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT32_BYTES
-        windows = batch.tokens * 2 * (FLOAT32_BYTES if batch.triton else cfg.local_window * batch.element)
+        windows = batch.tokens * 2 * (FLOAT32_BYTES if batch.triton else cfg.local_window * batch.element_bytes)
         return rotated + windows + TransformerLayer.shared_bytes(cfg, batch)
 
     @staticmethod
@@ -223,6 +223,6 @@ class ModernLayer(TransformerLayer):
         """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
         network (four tensors [B, T, F]), in local attention (q, k and v; with torch's kernels also the windows' q, k
         and v), or in global attention (`TransformerLayer.backward_bytes`)."""
-        local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
-        feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
+        local_attention = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element_bytes
+        feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element_bytes
         return max(feed_forward, local_attention, TransformerLayer.backward_bytes(cfg, batch))

@@ -36,8 +36,7 @@ class PipelineStage(nn.Module):
     come first: DeepSpeed 0.19.8 pairs the n-th gradient with the n-th tensor sent, though integer tensors have no
     gradient. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
 
-    The complete model is built on the meta device, from the arguments `of_model`; then everything outside `part` is
-    removed.
+    The complete model is built from `model_arguments` on the meta device; then everything outside `part` is removed.
     """
 
     encoder_name: str  # name of the encoder whose layers are split
@@ -50,15 +49,15 @@ class PipelineStage(nn.Module):
     # The last part's copies of the embedding's blocks, if it `ties_embedding`. The engine puts them here, and sends
     # their gradients to the first part.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch needs two passes. If so, the method `first_pass` makes the batch of the first, and `second_pass`
-    # makes the batch of the second from the predictions of the first.
+    # Whether a batch needs two passes. If so, the method `first_pass` makes the batch of the first pass. `second_pass`
+    # makes the batch of the second pass from the predictions of the first one.
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
-    def __init__(self, *of_model: Any, part: PipelinePart):
+    def __init__(self, *model_arguments: Any, part: PipelinePart):
         device = torch.get_default_device()
         with torch.device("meta"):
-            super().__init__(*of_model)
+            super().__init__(*model_arguments)
         self.part = part
         encoder = getattr(self, self.encoder_name)
         for index in [index for index in encoder.layers if int(index) not in part.layers]:
@@ -165,8 +164,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         )
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, seeds_B
-        # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
-        # the gradients of bf16 weights that the loss function uses.
+        # The loss function has `masked_M`, but tokens are predicted here: DeepSpeed 0.19.8 loses the gradients of bf16
+        # weights that the loss function uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.embedding_blocks)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -207,7 +206,7 @@ class Flops:
     """
 
     layers: int  # number of layers of the encoder that a pipeline splits
-    layer: float  # operations of one of these layers
+    one_layer: float  # operations of one of these layers
     generator: float = 0.0  # all layers of the generator, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
@@ -228,11 +227,12 @@ class Flops:
     @property
     def forward(self) -> float:
         """Operations of the forward pass that trains, without an additional first pass."""
-        return self.layers * self.layer + self.generator + self.decoder + self.softmax + self.head
+        return self.layers * self.one_layer + self.generator + self.decoder + self.softmax + self.head
 
     @property
     def training(self) -> float:
-        """Operations of all passes that train on a token; a backward pass counts as two forward passes."""
+        """Operations of a training step, the additional first pass included. A backward pass counts as two forward
+        passes."""
         return 3.0 * self.forward + self.layers * self.first_pass_layer + self.first_pass_softmax
 
 
@@ -253,7 +253,7 @@ def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> li
     `balance` has the number of layers of each part."""
     # A backward pass counts as two forward passes. In it, softmaxes and checkpointed layers repeat the forward pass.
     passes = 4.0 if checkpointing else 3.0
-    costs = [(passes * flops.layer + flops.first_pass_layer) * count for count in balance]
+    costs = [(passes * flops.one_layer + flops.first_pass_layer) * count for count in balance]
     costs[0] += passes * flops.generator + 4.0 * flops.softmax_first
     costs[-1] += passes * flops.decoder + 4.0 * flops.softmax_last + 3.0 * flops.head + flops.first_pass_softmax
     return costs

@@ -187,10 +187,10 @@ def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderNa
         taken[f"embedding_{n}"] = state[f"embedding_{n}"]
         if which == "discriminator" and cfg.embedding_sharing == "gdes":
             taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
-    return encoder_of(taken, replace(cfg, discriminator_layers=layers))
+    return encoder_from_state(taken, replace(cfg, discriminator_layers=layers))
 
 
-def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
+def encoder_from_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
     """The encoder with the parameters `state`, in evaluation mode."""
     encoder = TextEncoder(cfg)
     encoder.load_state_dict(state)

@@ -38,19 +38,19 @@ def use_tilings(run_tilings: Mapping[str, Any]) -> None:
     the mapping is empty, `TILINGS_FILE` is used."""
     global _run_tilings
     _run_tilings = run_tilings
-    tiling.cache_clear()
+    tiling_of.cache_clear()
 
 
 @functools.cache
-def tiling(kernel: str, head_size: int, element: int, capability: str = "default") -> Tiling:
-    """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU with a compute capability
-    such as 9.0.
+def tiling_of(kernel: str, head_size: int, element_bytes: int, capability: str = "default") -> Tiling:
+    """The tiling of `kernel` for a head size and elements of `element_bytes` bytes, on a GPU with the compute
+    capability `capability`, such as "9.0".
 
     If `python -m bench.gpu --sections kernels` has timed such a GPU, this is the fastest tiling that it found. For
     other GPUs it is one with hardly any register spills (tests/models/test_attention_kernels.py). The tiles of
     `_backward_distances` must be square.
     """
-    if element == 4:  # float32 is multiplied without tensor cores, and larger tiles overflow the registers
+    if element_bytes == 4:  # float32 is multiplied without tensor cores, and larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)
     table, size = tilings(), "64" if head_size <= 64 else "128"
     return Tiling(*(table.get(capability, {}).get(size) or table["default"][size])[kernel])

@@ -42,5 +42,5 @@ def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, An
         name: quantity._asdict() for name, quantity in objective.quantities.items() if quantity.task not in empty_tasks
     }
     terms = [name for name in objective.terms if name in quantities]
-    read = " and ".join(text for text, count in zip(("text", "translation pairs"), rows, strict=True) if count)
-    return {"description": objective.description.replace("{rows}", read), "terms": terms, "quantities": quantities}
+    row_kinds = " and ".join(text for text, count in zip(("text", "translation pairs"), rows, strict=True) if count)
+    return {"description": objective.description.replace("{rows}", row_kinds), "terms": terms, "quantities": quantities}

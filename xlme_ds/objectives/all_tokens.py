@@ -58,7 +58,7 @@ class AllTokensModel(Electra):
             batch.languages_BT,
             batch.seeds_B,
         )
-        logits_BT, token_nll_BT = self.judge(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
+        logits_BT, token_nll_BT = self.predict_originals(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
         return AllTokensOutput(nll_M, predicted_M, corrupted_BT, logits_BT, token_nll_BT)
 
     @staticmethod
@@ -66,7 +66,7 @@ class AllTokensModel(Electra):
         """The tokens that the discriminator predicts, [B, T]. In this class they are all original tokens."""
         return batch.tokens_BT
 
-    def judge(
+    def predict_originals(
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`, from the discriminator's last hidden
@@ -88,7 +88,7 @@ class AllTokensStage(ElectraStage, AllTokensModel):  # type: ignore[misc]
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns (`token_nll_BT`, `replaced_logits_BT`) of `AllTokensOutput`. The targets are last in `received`."""
-        logits_BT, token_nll_BT = self.judge(hidden_BTD, received[-1], self.embedding_blocks)
+        logits_BT, token_nll_BT = self.predict_originals(hidden_BTD, received[-1], self.embedding_blocks)
         return token_nll_BT, logits_BT
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]

@@ -41,8 +41,8 @@ class OpenSideMasking(Masking):
         return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
     def attention_mask(self, groups_BT: Tensor) -> Tensor:
-        """The mask, bool [B, 1, T, T]: a query sees itself, and the keys of its item that come before any open
-        position."""
+        """The mask, bool [B, 1, T, T]: a query sees itself, and the keys of its item that come before the first
+        open position."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
         same_item_BTT = query_BT1 // 2 == key_B1T // 2
         before_open_B1T = key_B1T % 2 == 0
@@ -162,7 +162,7 @@ class BackTranslation(MaskedLanguageModelling):
         return replace(
             one_pass,
             softmax_last=masked_head_flops(cfg, self.mask_fraction * sentence_share),
-            first_pass_layer=one_pass.layer,
+            first_pass_layer=one_pass.one_layer,
             first_pass_softmax=masked_head_flops(cfg, 1 - sentence_share),
         )
 

@@ -1,5 +1,5 @@
-"""Causal language modelling on monolingual rows and on translation pairs; in a pair, the second text sees the first
-(XLM, section 3.2).
+"""Causal language modelling (XLM, section 3.2) on monolingual rows and on translation pairs; in a pair, the second text
+sees the first.
 
 L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Ordinary tokens and `</s>` are
 predicted, with two exceptions: the `</s>` that opens an item, and the `</s>` at the end of a monolingual item, because

@@ -34,7 +34,7 @@ class CorrectiveModel(AllTokensModel):
         """The original tokens at the masked positions, 0 elsewhere, [B, T]."""
         return scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
 
-    def judge(
+    def predict_originals(
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`."""

@@ -118,7 +118,7 @@ class ElectraObjective(Pretraining):
         in the last."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_flops(cfg, cfg.discriminator_layers, row_tokens) / cfg.discriminator_layers,
+            one_layer=encoder_flops(cfg, cfg.discriminator_layers, row_tokens) / cfg.discriminator_layers,
             generator=encoder_flops(cfg, cfg.generator_layers, row_tokens),
             softmax_first=masked_head_flops(cfg, self.mask_fraction),
             head=2.0 * (cfg.width**2 + cfg.width),

@@ -69,7 +69,7 @@ class MaskedLanguageModelling(Pretraining):
         """Operations per token of the encoder and of the softmax, which runs in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder_flops(cfg, cfg.discriminator_layers, row_tokens) / cfg.discriminator_layers,
+            one_layer=encoder_flops(cfg, cfg.discriminator_layers, row_tokens) / cfg.discriminator_layers,
             softmax_last=masked_head_flops(cfg, self.mask_fraction),
         )
 

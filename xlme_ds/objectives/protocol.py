@@ -89,17 +89,17 @@ class Quantity(NamedTuple):
 
     title: str  # the title of its figure; quantities with the same title share one figure
     unit: str = ""
-    # The task that it is measured on. If it is empty and the metric is measured on both tasks, there are two metrics,
-    # such as `auc_mono` and `auc_para` for `auc`.
+    # The task on which the metric is measured. If `task` is empty and the metric is measured on both tasks, there are
+    # two metrics, such as `auc_mono` and `auc_para` for `auc`.
     task: str = ""
     unigram: bool = False  # whether it is a mean −log p of tokens, and so comparable with a unigram model's loss
 
 
 class WeightSource(NamedTuple):
-    """An encoder of another model. A part of this model starts from its weights."""
+    """An encoder of another model, from whose weights a part of this model starts."""
 
     folder: str  # the other model's folder
-    which: EncoderName | None  # the name of the encoder in the other model; None: that model's main encoder
+    encoder_name: EncoderName | None  # the encoder's name in the other model; None: that model's main encoder
     layers: int  # how many of the encoder's layers the part takes, from the first on
     remedy: str  # what the error message advises if the encoder has fewer layers, such as "lower model.decoder_layers"
     # Turns the parameters of the encoder into those of the part.

@@ -94,7 +94,7 @@ class RandomTokenSubstitution(ElectraObjective):
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The operations per token of ELECTRA's discriminator alone."""
         electra = super().flops(cfg, row_tokens)
-        return Flops(layers=electra.layers, layer=electra.layer, head=electra.head)
+        return Flops(layers=electra.layers, one_layer=electra.one_layer, head=electra.head)
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:

@@ -19,7 +19,7 @@ def uncheckpointed_layer_bytes(layout: ParallelLayout) -> float:
 
 def hidden_bytes(layout: ParallelLayout) -> float:
     """Bytes of one tensor of hidden states, [B, T, D]."""
-    return layout.tokens * layout.model.width * layout.element
+    return layout.tokens * layout.model.width * layout.element_bytes
 
 
 def saved_layer_bytes(layout: ParallelLayout) -> float:
@@ -54,7 +54,7 @@ def _saved_head_bytes(layout: ParallelLayout, last: bool) -> float:
     """Bytes that a masked head saves. For each predicted position these are 4 integers of the softmax and 4 vectors (of
     dense layer, GELU and norm). A head without a dense layer saves 1 vector, its input, in place of the 4."""
     vectors = 4 if layout.model.masked_head == "dense" else 1
-    return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element + 4 * INT64_BYTES)
+    return predicted_positions(layout, last) * (vectors * layout.model.width * layout.element_bytes + 4 * INT64_BYTES)
 
 
 def saved_generator_bytes(layout: ParallelLayout) -> float:
@@ -91,7 +91,7 @@ def _saved_pass_bytes(layout: ParallelLayout, stage_index: int) -> float:
     if flops.decoder_layers:
         saved += _saved_encoder_bytes(layout, flops.decoder_layers)
         if not layout.model.activation_checkpointing:  # cross-attention saves what a layer without feed-forward saves
-            feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
+            feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element_bytes
             saved += flops.cross_attentions * (uncheckpointed_layer_bytes(layout) - feed_forward)
     return saved
 
@@ -119,24 +119,24 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     chunk = -(-cfg.head_chunk // GROUP_SIZE) * GROUP_SIZE  # rounded up to whole groups
     block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     logit_count = positions * min(chunk, block)  # number of logits in a tile
-    kernels = layout.fused and layout.element < FLOAT32_BYTES and cfg.kernels != "torch"
-    tile_bytes = logit_count * (FLOAT32_BYTES + (0 if layout.element == FLOAT32_BYTES else layout.element))
+    uses_kernels = layout.on_gpu and layout.element_bytes < FLOAT32_BYTES and cfg.kernels != "torch"
+    tile_bytes = logit_count * (FLOAT32_BYTES + (0 if layout.element_bytes == FLOAT32_BYTES else layout.element_bytes))
     if backward:
         # The kernels also hold float32 sums over every 128 positions: FLOAT32_BYTES / 128 bytes per logit.
-        gradient_bytes = logit_count * (layout.element + FLOAT32_BYTES / 128) if kernels else tile_bytes
+        gradient_bytes = logit_count * (layout.element_bytes + FLOAT32_BYTES / 128) if uses_kernels else tile_bytes
         return gradient_bytes + 2 * positions * cfg.width * FLOAT32_BYTES
-    groups = positions * (cfg.vocabulary / GROUP_SIZE)
+    position_group_count = positions * (cfg.vocabulary / GROUP_SIZE)
     tempered = layout.objective.generator_temperature != 1.0
-    group_bytes = groups * (3 if tempered else 2) * FLOAT32_BYTES
-    if kernels:
-        return group_bytes + min(groups * 24, 2**30)
+    group_bytes = position_group_count * (3 if tempered else 2) * FLOAT32_BYTES
+    if uses_kernels:
+        return group_bytes + min(position_group_count * 24, 2**30)
     if tempered:
         tile_bytes = logit_count * 2 * FLOAT32_BYTES
     # Number of elements in the embeddings of two groups: the sample's group, and the group of the likeliest token.
     elements = 2 * GROUP_SIZE * cfg.width
     on_cpu = max(positions * cfg.head_chunk // elements, 1)
-    sampled_at_once = min(positions, 2**28 // (elements * layout.element) if layout.fused else on_cpu)
-    embedding_bytes = sampled_at_once * 2 * GROUP_SIZE * (cfg.width * layout.element + 3 * INT64_BYTES)
+    sampled_at_once = min(positions, 2**28 // (elements * layout.element_bytes) if layout.on_gpu else on_cpu)
+    embedding_bytes = sampled_at_once * 2 * GROUP_SIZE * (cfg.width * layout.element_bytes + 3 * INT64_BYTES)
     return group_bytes + max(tile_bytes, embedding_bytes)
 
 

@@ -61,7 +61,7 @@ def affordable_model(
         "utilisation": utilisation,
         "rule": RULE,
         "model": model | {"settings": f"{flags} {model['settings']}"},
-        "recipes": {name: _share(RECIPES[name], dollars, gpu_hours, flops) for name in _PUBLISHED},
+        "recipes": {name: _recipe_cost(RECIPES[name], dollars, gpu_hours, flops) for name in _PUBLISHED},
     }
 
 
@@ -104,7 +104,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[s
     }
 
 
-def _share(run: RunConfig, dollars: float, gpu_hours: float, flops: float) -> dict[str, float]:
+def _recipe_cost(run: RunConfig, dollars: float, gpu_hours: float, flops: float) -> dict[str, float]:
     """Size, steps, GPU-hours and dollars of a whole published `run`, without time for transfers, and `share`: `flops` /
     all operations of that run."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)

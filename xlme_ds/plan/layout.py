@@ -101,8 +101,8 @@ class ParallelLayout(MicroBatchShape):
     offloads_optimizer: bool  # whether the optimizer's state is in the host's memory
 
     @staticmethod
-    def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes, with rows of `row_tokens` tokens. `fused`: as in `MicroBatchShape`.
+    def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, on_gpu: bool = True) -> "ParallelLayout":
+        """The layout of `run` on `gpus` processes, with rows of `row_tokens` tokens. `on_gpu`: as in `MicroBatchShape`.
         Raises ValueError for settings that the run itself would refuse, and for engines that the planner has no
         formulas for."""
         run = resolve_engine_file(validate(run), gpus)
@@ -141,9 +141,9 @@ class ParallelLayout(MicroBatchShape):
             accumulation=step.accumulation,
             row_tokens=row_tokens,
             tokens=step.micro_batch_size * row_tokens,
-            element=2 if precision == "bf16" else 4,
-            fused=fused,
-            triton=fused and _uses_triton(run, precision),
+            element_bytes=2 if precision == "bf16" else 4,
+            on_gpu=on_gpu,
+            triton=on_gpu and _uses_triton(run, precision),
             offloads_optimizer=run.engine.offload_optimizer != "none",
         )
 

@@ -88,7 +88,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         moments |= _around_the_first_softmax(layout, stage, busy, bucket_bytes)
     if layout.flops.softmax_last and part.last:
         table_gradient = (
-            _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.embedding_copy_size
+            _softmax_gradient(layout, stage) if sizes.embedding else layout.element_bytes * layout.embedding_copy_size
         )
         moments |= {
             "vocabulary softmax, forward": _plus(
@@ -116,12 +116,12 @@ def _around_the_first_softmax(
     layout: ParallelLayout, stage: int, busy: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
     """The memory at the moments around the vocabulary softmax of the first part. `busy` is the memory with other
-    micro-batches in flight, and `bucket_bytes` what the buckets of gradients add in the backward pass."""
+    micro-batches in flight, and `bucket_bytes` the bytes that the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
     forward_base = _plus(busy, weights=_gathered_weights(layout, stage, reused_weights(layout, stage)[0]))
     # With a tied embedding, the gradient from the discriminator's lookup exists already. On a GPU it is as large as the
     # embedding.
-    lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
+    lookup_gradient = layout.element_bytes * sizes.embedding if layout.on_gpu and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     backward_base = _plus(forward_base, gradients=arrived, buffers=bucket_bytes)
     saved_bytes = saved_generator_bytes(layout)
@@ -143,10 +143,11 @@ def _reductions(
     layout: ParallelLayout, stage: int, idle: Memory, backward_start: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
     """The memory at the moments when gradients are reduced. `idle` is the memory without activations, `backward_start`
-    that at the start of the backward pass, and `bucket_bytes` what the buckets of gradients add in that pass."""
+    that at the start of the backward pass, and `bucket_bytes` the bytes that the buckets of gradients add in that
+    pass."""
     sizes = layout.sizes(stage)
     layers = len(layout.stages[stage].layers)
-    all_reduced = _reduced_gradients(layout, stage)
+    reduced_gradients = _reduced_gradients(layout, stage)
     bucket_size = min(layout.zero["reduce_bucket_size"], sizes.total)
     # Number of layers that the backward pass has finished when it has filled the first bucket.
     finished_layers = min(layers, bucket_size * layers // max(1, sizes.discriminator))
@@ -157,26 +158,31 @@ def _reductions(
                 activations=-finished_layers * saved_layer_bytes(layout),
                 buffers=_converted_copies(layout, bucket_size, bucket_size),
             ),
-            "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
+            "reduction": _plus(
+                idle, gradients=reduced_gradients, buffers=_reduction_buffers(layout, stage, sizes.total)
+            ),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
-    if layout.element == FLOAT32_BYTES:  # the sum may count the waiting gradient twice, but no gradient exists twice
+    # The sum may count the waiting gradient twice, but no gradient exists twice.
+    if layout.element_bytes == FLOAT32_BYTES:
         arrived = min(arrived, FLOAT32_BYTES * sizes.total)
-    reduced = _plus(
+    first_bucket_full = _plus(
         backward_start,
         gradients=arrived,
         activations=-finished_layers * saved_layer_bytes(layout),
         buffers=bucket_bytes,
     )
-    # In fp32 under ZeRO 1 and 2 `all_reduced` already includes the largest gradient.
-    largest_gradient = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
+    # In fp32 under ZeRO 1 and 2 `reduced_gradients` already includes the largest gradient.
+    largest_gradient = (
+        layout.element_bytes * sizes.largest if layout.element_bytes == 2 or layout.zero["stage"] == 3 else 0
+    )
     return {
-        "first reduction": _plus(reduced, buffers=_reduction_buffers(layout, stage, bucket_size)),
-        "after the first reduction": _plus(reduced, activations=layer_backward_bytes(layout)),
+        "first reduction": _plus(first_bucket_full, buffers=_reduction_buffers(layout, stage, bucket_size)),
+        "after the first reduction": _plus(first_bucket_full, activations=layer_backward_bytes(layout)),
         "reduction of the largest parameter": _plus(
             idle,
             weights=_gathered_weights(layout, stage, 0),
-            gradients=all_reduced + largest_gradient,
+            gradients=reduced_gradients + largest_gradient,
             buffers=bucket_bytes + _reduction_buffers(layout, stage, sizes.largest),
         ),
     }
@@ -184,13 +190,13 @@ def _reductions(
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
     """Whether DeepSpeed uses `BF16_Optimizer`, whose flat buffers our code sums over the ranks in place."""
-    return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
+    return layout.zero["stage"] == 1 and layout.element_bytes == 2 and not layout.offloads_optimizer
 
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
     """Bytes of this rank's weights, without those that ZeRO-3 gathers."""
     is_last = stage == len(layout.stages) - 1
-    weight_bytes = layout.element * (layout.sizes(stage).total + (layout.embedding_copy_size if is_last else 0))
+    weight_bytes = layout.element_bytes * (layout.sizes(stage).total + (layout.embedding_copy_size if is_last else 0))
     if layout.zero["stage"] < 3:
         return weight_bytes
     return weight_bytes / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
@@ -215,18 +221,18 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
     `produced` elements."""
     reduced_at_end = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if reduced_at_end and not uses_bf16_optimizer(layout):  # before the reduction, gradients stay as autograd made them
-        return layout.element * produced if layout.accumulation == 1 else 0.0
+        return layout.element_bytes * produced if layout.accumulation == 1 else 0.0
     return _reduced_gradients(layout, stage, produced)
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
     """Bytes of gradients, in addition to `_kept_gradients`, once the gradients of `produced` elements are reduced."""
     sizes = layout.sizes(stage)
-    added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
+    added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element_bytes == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or added_after_reduction:
         return 0.0
     # In fp32 the largest parameter's gradient is held whole, even if the rank owns a part of it.
-    if layout.element == FLOAT32_BYTES:
+    if layout.element_bytes == FLOAT32_BYTES:
         return FLOAT32_BYTES * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
     return FLOAT32_BYTES * sizes.total / layout.replicas
 
@@ -240,7 +246,7 @@ def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the softmax's gradient for the stage's own embedding. With `BF16_Optimizer` it is added tile by tile and
     never exists whole: then the result is 0."""
-    return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
+    return 0.0 if uses_bf16_optimizer(layout) else layout.element_bytes * layout.sizes(stage).embedding
 
 
 def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
@@ -249,15 +255,15 @@ def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
     On a GPU the lookup's gradient is as large as a block of the table. On the CPU it is sparse, and is added in place
     unless ZeRO-3 or a pipeline is used.
     """
-    in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
-    block_bytes = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
+    in_place = not layout.on_gpu and layout.zero["stage"] < 3 and len(layout.stages) == 1
+    block_bytes = layout.element_bytes * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
     return _softmax_gradient(layout, stage) + (0 if in_place else block_bytes)
 
 
-def _gathered_weights(layout: ParallelLayout, stage: int, modules: int) -> float:
-    """Bytes of the weights that ZeRO-3 has gathered: the tables, which belong to the root module, and `modules`
+def _gathered_weights(layout: ParallelLayout, stage: int, other_elements: int) -> float:
+    """Bytes of the weights that ZeRO-3 has gathered: the tables, which belong to the root module, and `other_elements`
     elements of other modules."""
-    return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
+    return layout.element_bytes * (layout.sizes(stage).tables + other_elements) if _gathers(layout) else 0.0
 
 
 def _gathers(layout: ParallelLayout) -> bool:
@@ -282,35 +288,35 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights:
-    in the backward pass if `backward`, else at other times."""
+    """Bytes of the buffers that collect gradients before their reduction, and of those that hold prefetched weights: in
+    the backward pass if `backward`, else at other times."""
     if uses_bf16_optimizer(layout):
         return 0.0
-    bucket_bytes = layout.zero["reduce_bucket_size"] * layout.element
+    bucket_bytes = layout.zero["reduce_bucket_size"] * layout.element_bytes
     if layout.zero["stage"] == 3:
         prefetched = min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total)
-        return bucket_bytes + (layout.element * prefetched if _gathers(layout) else 0)
+        return bucket_bytes + (layout.element_bytes * prefetched if _gathers(layout) else 0)
     return (2 if layout.zero["overlap_comm"] else 1) * bucket_bytes if backward else 0.0
 
 
 def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
     """Bytes of the buffers that sum gradients over the ranks, `size` elements at a time."""
     sizes = layout.sizes(stage)
-    converted_bytes = layout.reduced_element_bytes if layout.reduced_element_bytes != layout.element else 0
+    converted_bytes = layout.reduced_element_bytes if layout.reduced_element_bytes != layout.element_bytes else 0
     if uses_bf16_optimizer(layout):
         two_groups = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
         return _converted_copies(layout, two_groups, sizes.total)
     if layout.zero["stage"] == 3:  # gradients are converted, and then copied again to join them rank by rank
         return size * (converted_bytes + layout.reduced_element_bytes)
-    return (layout.element + converted_bytes) * size
+    return (layout.element_bytes + converted_bytes) * size
 
 
-def _converted_copies(layout: ParallelLayout, size: int, done: int) -> float:
+def _converted_copies(layout: ParallelLayout, size: int, summed: int) -> float:
     """Bytes of ZeRO-1's copies of gradients in the type in which they are sent: `size` elements to send, and this
-    rank's part of `done` summed elements."""
+    rank's part of the sums of `summed` elements."""
     if layout.gradient_element_bytes == layout.reduced_element_bytes or layout.replicas == 1:
         return 0.0
-    return layout.reduced_element_bytes * (size + done / layout.replicas)
+    return layout.reduced_element_bytes * (size + summed / layout.replicas)
 
 
 def _update_buffers(layout: ParallelLayout, stage: int) -> float:
@@ -322,4 +328,4 @@ def _update_buffers(layout: ParallelLayout, stage: int) -> float:
         return 0.0
     if layout.zero["stage"] == 3:
         return FLOAT32_BYTES * min(owned, layout.zero["sub_group_size"])
-    return FLOAT32_BYTES * owned if layout.element == FLOAT32_BYTES else 0.0
+    return FLOAT32_BYTES * owned if layout.element_bytes == FLOAT32_BYTES else 0.0

@@ -62,8 +62,8 @@ def plan(
     layouts: int = 4,
 ) -> dict[str, Any]:
     """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`. Of layouts
-    that are equally fast and differ only in the size of the micro-batch, the largest size is listed; its
-    `micro_batches` are all sizes.
+    that are equally fast and differ only in the size of the micro-batch, only the one with the largest size is listed;
+    its key `micro_batches` has all sizes.
 
     By default `gpus` is 1 or, in a pipeline, its number of stages. Raises ValueError if `run` cannot run on `gpus`
     GPUs.
@@ -71,7 +71,7 @@ def plan(
     gpu = with_precision(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
-    _, own_costs = _estimate(run, gpus, gpu, utilisation, run)
+    _, run_costs = _estimate(run, gpus, gpu, utilisation, run)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     encoders = objective_of(run.objective).encoders
@@ -98,7 +98,7 @@ def plan(
             "memory_reserved": RESERVED,
             "host_bytes_per_s": HOST_RATE,
         },
-        **own_costs,
+        **run_costs,
         "layouts": _distinct(ranked)[:layouts],
         "layouts_that_fit": len(ranked),
     }

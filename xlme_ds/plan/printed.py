@@ -13,25 +13,25 @@ from .speed import DAY
 
 def print_plan(result: dict[str, Any], recipe_flags: str) -> None:
     """Print the fastest layout, its training command with `recipe_flags`, and other layouts."""
-    fastest = result["layouts"]
+    layouts = result["layouts"]
     print(_answer(result) + "\n")
-    if fastest:
+    if layouts:
         gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
         machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
-        several = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
-        launched = "" if gpus == 1 else f"launch {several} "
+        gpu_flags = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
+        launcher = "" if gpus == 1 else f"launch {gpu_flags} "
         folders = "--data DATA --heldout HELDOUT --out OUT"
-        print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} {folders}")
+        print(f"  xlme {launcher}pretrain {recipe_flags} {layouts[0]['settings']} {folders}")
         if machines > 1:
             print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
-        if smaller := sorted(fastest[0]["micro_batches"], reverse=True)[1:]:
+        if smaller := sorted(layouts[0]["micro_batches"], reverse=True)[1:]:
             sizes = ", ".join(map(str, smaller))
             need, are = ("needs", "is") if len(smaller) == 1 else ("need", "are")
             slower = f"{need} less memory and {are} slower (the estimate does not say by how much)"
             print(f"--data.micro-batch {sizes} {slower}")
-    if fastest[1:]:
+    if layouts[1:]:
         print("\nother layouts:")
-    for layout in fastest[1:]:
+    for layout in layouts[1:]:
         print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
 
 
@@ -41,7 +41,7 @@ def print_details(result: dict[str, Any]) -> None:
     objective = result["objective"]
     terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
     console.print(f"\n{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
-    for part in (_parameters, _operations, _own_layout):
+    for part in (_parameters, _operations, _recipe_layout):
         table, note = part(result)
         console.print(table)
         console.print(note + "\n", highlight=False)
@@ -150,7 +150,7 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
     )
 
 
-def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
+def _recipe_layout(result: dict[str, Any]) -> tuple[Table, str]:
     """Returns (table of the memory of the layout that the recipe sets, note on the step time and the assumptions)."""
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
     title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"

@@ -22,8 +22,8 @@ micro-batches per step:
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
 A pipeline also sends hidden states forward and their gradients back. If the objective has an additional first pass
-without gradients, a pipeline sends hidden states forward once more, and ZeRO-3 gathers the weights again that are not
-held until the second pass.
+without gradients, a pipeline sends hidden states forward once more, and ZeRO-3 gathers again the weights that it does
+not hold until the second pass.
 
 Bytes that are sent while nothing computes are exposed. The gradient of a vocabulary table is complete at the very end
 of a backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. ZeRO-3 also exposes
@@ -124,7 +124,7 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     `total`. Here `exposed` does not count the bytes to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     ring_share = (layout.replicas - 1) / layout.replicas
-    all_gather = layout.element * sizes.total * ring_share  # bytes of an all-gather of all weights
+    all_gather = layout.element_bytes * sizes.total * ring_share  # bytes of an all-gather of all weights
     # Bytes of a reduce-scatter of all gradients.
     reduce_scatter = layout.reduced_element_bytes * sizes.total * ring_share
     table_share = sizes.tables / sizes.total
@@ -149,11 +149,11 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
     is_last = stage == len(layout.stages) - 1
-    # A pass without gradients sends forward too.
+    # The additional first pass, without gradients, sends forward too.
     sends = layout.neighbours(stage) + bool(layout.flops.first_pass_layer and not is_last)
     between = micro_batches * sends * stage_transfer_bytes(layout)
     if stage == 0:  # this stage sends the updated embedding to the last stage
-        between += layout.element * layout.embedding_copy_size
+        between += layout.element_bytes * layout.embedding_copy_size
     elif is_last:  # this stage sends the embedding's gradient to the first stage
         between += FLOAT32_BYTES * layout.embedding_copy_size
     return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
@@ -171,9 +171,9 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
     parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
     if layout.offloads_optimizer:  # the state is read and written, gradients go to the host, and weights to the GPU
-        seconds["offload"] += parameters * (2 * OPTIMIZER_BYTES + 4 + layout.element) / HOST_RATE
+        seconds["offload"] += parameters * (2 * OPTIMIZER_BYTES + 4 + layout.element_bytes) / HOST_RATE
     if layout.engine.offload_parameters != "none":  # weights go to the GPU in both passes of every micro-batch
-        seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST_RATE
+        seconds["offload"] += parameters * 2 * layout.accumulation * layout.element_bytes / HOST_RATE
     step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
     rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}

@@ -69,8 +69,8 @@ def write_page(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path |
 
 
 def write_report_in_child(folder: str, parent: str) -> None:
-    """Draw the page of the run in `folder`, in a child of the training process with the id `parent`. The child ends
-    when its parent has ended, or by SIGTERM."""
+    """Draw the page of the run in `folder`, in a child of the training process with the id `parent`. The child also
+    ends when its parent has ended, and on SIGTERM."""
     run = Path(folder)
 
     def stop(*_: object) -> None:

@@ -136,9 +136,9 @@ def curves(
 
 
 def compared_curves(panels: Mapping[str, tuple[str, Sequence[tuple[Records, Records]]]]) -> dict[str, Markup]:
-    """Figures that compare several runs. `panels` has, by title, (logged key, runs), and each of the runs is (metrics
-    records, held-out records), both empty for a run that the figure does not show. Each run has its own colour. A run
-    is drawn by its held-out values, or by its smoothed metrics if it has none. A figure that is alone is wide."""
+    """Figures that compare several runs. `panels` has (logged key, runs) by title. A run is (metrics records, held-out
+    records); both are empty if the figure does not show the run. Each run has its own colour. A run is drawn by its
+    held-out values, or by its smoothed metrics if it has none. A figure that is alone is wide."""
     width = _WIDE if len(panels) == 1 else _NARROW
     return {title: _compared(key, runs, title, width) for title, (key, runs) in panels.items()}
 

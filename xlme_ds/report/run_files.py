@@ -12,9 +12,8 @@ from ..train.run_folder import refuse_export
 
 
 class RunFiles:
-    """The content of the files in the run folder `run`. For a file that the run did not write, the content is an
-    empty dict (JSON) or an empty list (JSON Lines). Raises ValueError if `run` is not a folder or a file in it is
-    damaged."""
+    """The content of the files in the run folder `run`. For a file that the run did not write, the content is an empty
+    dict (JSON) or an empty list (JSON Lines). Raises ValueError if `run` is not a folder or a file in it is damaged."""
 
     def __init__(self, run: Path):
         require_folder(run, "name the --out folder of a pre-training run")

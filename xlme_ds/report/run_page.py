@@ -103,15 +103,15 @@ def build_from(file: str, build: Callable[[], Any]) -> Any:
         ) from None
 
 
-def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """The progress of an unfinished run; None for a finished one or if config.json lacks its steps. Its keys are
-    `step`, the newest step; `steps`, the number of steps of the whole run; and `shown`, the step of the sentences on
-    the page, 0 if there are none yet. `settings`: the run's settings in `train`."""
+def _progress(run: RunFiles, train_settings: Mapping[str, int]) -> dict[str, int] | None:
+    """The progress of an unfinished run: `step`, the newest step; `steps`, the number of steps of the whole run; and
+    `shown`, the step of the sentences on the page, 0 if there are none yet. None if the run is finished, has logged its
+    last step, or has no `steps` in `train_settings`, its settings in `train`."""
     step = run.metrics[-1]["step"] if run.metrics else 0
-    if run.finished or step >= settings.get("steps", 0):
+    if run.finished or step >= train_settings.get("steps", 0):
         return None
     shown = run.samples[0].get("step", 0) if run.samples else 0
-    return {"step": max(step, shown), "steps": settings["steps"], "shown": shown}
+    return {"step": max(step, shown), "steps": train_settings["steps"], "shown": shown}
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -151,11 +151,11 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
         yield "Tokens seen", format_number(tokens[-1]), note
     if len(rate):
-        note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
+        note = "median of the logged steps" + (f"; {_format_flops(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{format_number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        # Tokens between two records. The first record of a branch also counts its parent's tokens, so the tokens of a
-        # step are those between the first record and the last, if there are two.
+        # If there are two records, the tokens of a step are computed from the tokens between the first and the last,
+        # because in a branch even the first record counts the parent's tokens.
         step_tokens = (tokens[-1] - tokens[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else tokens[0] / steps[0]
         new_tokens = np.diff(steps, prepend=first_step(run.settings)) * step_tokens
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
@@ -178,20 +178,20 @@ def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One chart per task of each language's share of the examples before and after the data were rebalanced. The axis
-    is logarithmic, and the largest language is first."""
+    """For each task, a chart of every language's share of the examples before and after the data were rebalanced. The
+    axis is logarithmic, and the language with the largest share before is first."""
     charts = []
     for task in _TASKS:
         if table := languages.get(task):
-            drawn = {code: row for code, row in table.items() if row["share_before"] > 0 and row["share"] > 0}
-            order = sorted(drawn, key=lambda code: (-table[code]["share_before"], code))
+            charted = {code: row for code, row in table.items() if row["share_before"] > 0 and row["share"] > 0}
+            order = sorted(charted, key=lambda code: (-table[code]["share_before"], code))
             before, after = ({code: math.log(table[code][key]) for code in order} for key in ("share_before", "share"))
             texts = {
                 code: f"{percent(row['share_before'])} → {percent(row['share'])}, ×{format_number(row['repeat'])}"
-                for code, row in drawn.items()
+                for code, row in charted.items()
             }
             most_repeated = max(table, key=lambda code: table[code]["repeat"])
-            values = [row[key] for row in drawn.values() for key in ("share_before", "share")] or [0.0]
+            values = [row[key] for row in charted.values() for key in ("share_before", "share")] or [0.0]
             charts.append(
                 {
                     "task": task,
@@ -200,7 +200,7 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "repeat": table[most_repeated]["repeat"],
                     "low": min(values),
                     "high": max(values),
-                    "unused": sorted(table.keys() - drawn),
+                    "unused": sorted(table.keys() - charted),
                 }
             )
     return charts
@@ -229,15 +229,15 @@ def _dumbbells(
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The section on retrieval from `values`, the content of retrieval.json: both figures, and one row per language
-    with its accuracies before and after training. Accuracies are those of the layer with the best mean accuracy, which
-    may be another layer after training."""
+    """The section on retrieval from `values`, the content of retrieval.json: a figure by layer, a figure by language,
+    and one row per language with its accuracies before and after training. The accuracies before training are those of
+    the layer with the best mean accuracy then; so are those after training, perhaps of another layer."""
     overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
-    best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
-    best_means = {when: overall[when][layer] for when, layer in best.items()}
+    best_layers = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
+    best_means = {when: overall[when][layer] for when, layer in best_layers.items()}
     by_language = {
         when: {code: _mean_of_directions(scores)[layer] for code, scores in values[when]["languages"].items()}
-        for when, layer in best.items()
+        for when, layer in best_layers.items()
     }
     after = dict(sorted(by_language.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
     texts = {
@@ -246,7 +246,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     rows = []
     for code, pairs in sorted(values["pairs"].items()):
         row = {"language": code, "pairs": pairs}
-        for when, layer in best.items():
+        for when, layer in best_layers.items():
             scores = values[when]["languages"].get(code, {})
             row[when] = {direction: by_layer[layer] for direction, by_layer in scores.items()}
         rows.append(row)
@@ -255,7 +255,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         "by_language": _dumbbells(by_language.get("before", {}), after, texts, low=0.0),
         "rows": rows,
         "candidates": values["candidates"],
-        "best": {when: values["layers"][layer] for when, layer in best.items()},
+        "best": {when: values["layers"][layer] for when, layer in best_layers.items()},
         "mean": best_means,
         "learnt": best_means.get("after", 0) > max(best_means.get("before", 0), 1 / values["candidates"]),
     }
@@ -307,8 +307,8 @@ def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """A sample for the page: `sides` has a (writing direction, BCP 47 tag, tokens) per sentence, `counts` the number of
-    tokens with each verdict."""
+    """A sample for the page: `sides` has a (writing direction, BCP 47 tag, tokens) for each sentence of a pair or
+    document of a row, `counts` the number of tokens with each verdict."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":
@@ -347,7 +347,7 @@ def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
 
 
-def _operations(flops_per_s: float) -> str:
+def _format_flops(flops_per_s: float) -> str:
     """A rate of operations as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
     if flops_per_s >= 1e12:
         return f"{format_number(flops_per_s / 1e12)} TFLOP/s"

@@ -44,7 +44,9 @@ def _page_of(by_name: Mapping[str, RunFiles]) -> str:
     panels = {
         title: (key, [(run.metrics, run.heldout) if _own_title(key, run) == title else ([], []) for run in runs])
         for key in _drawn_keys(runs, quantities)
-        for title in dict.fromkeys(_own_title(key, run) for run in runs if key in _logged(run.metrics, run.heldout))
+        for title in dict.fromkeys(
+            _own_title(key, run) for run in runs if key in _logged_keys(run.metrics, run.heldout)
+        )
     }
     settings = _rows([flatten(run.settings) for run in runs])
     return render(
@@ -73,16 +75,16 @@ def _own_title(key: str, run: RunFiles) -> str:
 def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
     """The logged keys to draw: the loss, the learning rate, the keys of `quantities`, and all keys of the held-out
     records."""
-    heldout = {key for run in runs for key in _logged(run.heldout)}
-    logged = dict.fromkeys(key for run in runs for key in _logged(run.metrics, run.heldout))
+    heldout = {key for run in runs for key in _logged_keys(run.heldout)}
+    logged = dict.fromkeys(key for run in runs for key in _logged_keys(run.metrics, run.heldout))
     chosen = [key for key in logged if key in ("lr", *quantities) or key in heldout]
     return [key for key in ("loss", *chosen) if key in logged and figures.is_drawn(key)]
 
 
-def _logged(*files: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+def _logged_keys(*record_lists: Sequence[Mapping[str, Any]]) -> dict[str, None]:
     """The keys of all records, in the order in which they first appear. One record is not enough: a record lacks the
     tasks that its step did not read, and values that are not finite."""
-    return dict.fromkeys(key for records in files for record in records for key in record)
+    return dict.fromkeys(key for records in record_lists for record in records for key in record)
 
 
 def _last(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

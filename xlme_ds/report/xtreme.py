@@ -51,7 +51,7 @@ class TaskScores:
 
 @dataclass
 class ModelScores:
-    """The scores of one model that was fine-tuned in one way. They fill one row of each table."""
+    """One row of each table: the scores of one model, fine-tuned on one choice of languages and data."""
 
     name: str
     results: dict[str, TaskScores] = field(default_factory=dict)  # task -> its scores
@@ -63,9 +63,9 @@ def read_models(folders: Iterable[Path]) -> list[ModelScores]:
     """The models in all result files in `folders` and below them, sorted by name.
 
     A model is named after the last part of its path, or after the whole path if two models have the same last part.
-    The name ends with what else distinguishes the model, such as "untrained" if it started from random weights, or the
-    languages that it was fine-tuned on, unless that is English alone. Raises ValueError, which names the file, for a
-    damaged file, and for several files with scores for the same cells of the tables.
+    Suffixes tell models of one path apart: "untrained" if fine-tuning began with random weights, the languages of
+    fine-tuning unless they are English alone, and the like. Raises ValueError, which names the file, for a damaged
+    file, and for several files with scores for the same cells of the tables.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_versioned(path) for path in sorted(paths.values())}
@@ -114,11 +114,11 @@ class _Names:
     def __init__(self, contents: Iterable[Mapping[str, Any]]):
         # (path of a model, whether it is untrained) -> the SHA-256 of each version of its weights that has scores
         self._weights: dict[tuple[str, bool], set[str]] = defaultdict(set)
-        # name of a model that `evaluate` left untrained -> the folders of the trained models whose shape it has
+        # name of an untrained model of `evaluate --random` -> the folders of the trained models whose shape it has
         self._shapes: dict[str, set[str]] = defaultdict(set)
         for content in contents:
             models = content.get("models", [content])  # a scores.json is about one model
-            entries = models if isinstance(models, list) else []  # `read_models` names a file of another form
+            entries = models if isinstance(models, list) else []  # `read_models` reports a file of another form
             for scores in (entry for entry in entries if isinstance(entry, dict)):
                 if path := _model_path(scores):
                     self._weights[path, bool(scores.get("random"))].add(str(scores.get("weights", "")))
@@ -254,6 +254,6 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
                 "score all settings on the same dev sets"
             )
     best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev_score or 0.0 for run in by_seed.values()))
-    settings = max(compared, *(run.setting_count for run in runs))
-    tried = f"{compared} of {settings}" if compared < settings else f"{settings}"
+    setting_count = max(compared, *(run.setting_count for run in runs))
+    tried = f"{compared} of {setting_count}" if compared < setting_count else f"{setting_count}"
     return TaskScores(tuple(best.values()), f"best of {tried} settings on {first.dev_name}")

@@ -37,7 +37,7 @@ class Cell:
     """The scores in a cell: one for each metric or direction."""
 
     values: tuple[float, ...] = ()
-    marks: tuple[str, ...] = ()  # remarks that qualify the values, such as `3 seeds`
+    remarks: tuple[str, ...] = ()  # remarks that qualify the values, such as `3 seeds`
     spreads: tuple[float | None, ...] = ()  # standard deviation of each value over seeds
 
 
@@ -106,9 +106,9 @@ def tables(models: list[ModelScores]) -> list[XtremeTable]:
         rows["table1"][model.name] = _task_cells(model)
         rows["table7"][model.name] = _gap_cells(model)
         if model.tatoeba:
-            rows["table5"][_at_layer(model, model.tatoeba)] = _retrieval_cells(model.tatoeba)
+            rows["table5"][_layer_row_name(model, model.tatoeba)] = _retrieval_cells(model.tatoeba)
         if model.align:
-            rows["table6"][_at_layer(model, model.align)] = _alignment_cells(model.name, model.align)
+            rows["table6"][_layer_row_name(model, model.align)] = _alignment_cells(model.name, model.align)
     all_tables = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
     for task in published()["by_language"]:
         results = {model.name: model.results[task] for model in models if task in model.results}
@@ -117,7 +117,7 @@ def tables(models: list[ModelScores]) -> list[XtremeTable]:
     return all_tables
 
 
-def _at_layer(model: ModelScores, scores: Mapping[str, Any]) -> str:
+def _layer_row_name(model: ModelScores, scores: Mapping[str, Any]) -> str:
     """The name of a row whose scores are those of one layer."""
     return f"{model.name}, layer {scores['layer']} of {scores['depth']}"
 
@@ -218,9 +218,9 @@ def _language_table(task: str, results: Mapping[str, TaskScores]) -> XtremeTable
         values = [tuple(score) if isinstance(score, list) else (score,) for score in scores]
         add_row(system, entry["source"], dict(zip(entry["languages"], values, strict=True)))
     for name, result in results.items():
-        marks = ", ".join(_run_marks(result))  # the columns show which languages are missing
+        remarks = ", ".join(_run_remarks(result))  # the columns show which languages are missing
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
-        add_row(name + (f" ({marks})" if marks else ""), "", means)
+        add_row(name + (f" ({remarks})" if remarks else ""), "", means)
     heading = XTREME_TASKS[task][0] if task in XTREME_TASKS else "CoNLL"
     title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
     note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
@@ -235,33 +235,33 @@ def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
     """The mean and the standard deviation of each metric over `seeds`, which has one tuple of metrics per seed."""
     spreads = tuple(stdev(values) if len(values) > 1 else None for values in zip(*seeds, strict=True))
-    return Cell(_means(seeds), _marks(task, result), spreads)
+    return Cell(_means(seeds), _task_remarks(task, result), spreads)
 
 
 def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
-    """The mark of a mean over `count` of `total` units, such as `5 of 40 languages`; empty for a mean over all."""
+    """The remark on a mean over `count` of `total` units, such as `5 of 40 languages`; empty for a mean over all."""
     return () if count >= total else (f"{count} of {total} {unit}",)
 
 
-def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on a task's scores: first on missing languages or labels, then on the runs (`_run_marks`)."""
+def _task_remarks(task: str, result: TaskScores) -> tuple[str, ...]:
+    """The remarks on a task's scores: first on missing languages or labels, then on the runs (`_run_remarks`)."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
     languages = XTREME_TASKS[task][1] if task in XTREME_TASKS else len(published()["by_language"][task]["languages"])
-    return _shortfall(len(first.languages), languages, "languages") + _run_marks(result)
+    return _shortfall(len(first.languages), languages, "languages") + _run_remarks(result)
 
 
-def _run_marks(result: TaskScores) -> tuple[str, ...]:
+def _run_remarks(result: TaskScores) -> tuple[str, ...]:
     """The remarks on a task's runs: on missing labels, seeds, split, and the choice of a setting."""
     first = result.runs[0]
-    marks = (
+    remarks = (
         f"{len(first.unlabelled)} without labels" if first.unlabelled else "",
         f"{len(result.runs)} seeds" if len(result.runs) > 1 else "",
         first.split if first.split != "test" else "",
         result.choice,
     )
-    return tuple(filter(None, marks))
+    return tuple(filter(None, remarks))
 
 
 def cell_text(cell: Cell | None, decimals: int) -> str:
@@ -272,7 +272,7 @@ def cell_text(cell: Cell | None, decimals: int) -> str:
         f"{value:.{decimals}f}" + (f" ± {spread:.{decimals}f}" if spread is not None else "")
         for value, spread in zip_longest(cell.values, cell.spreads)
     ]
-    return (" / ".join(values) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
+    return (" / ".join(values) + (f" [{', '.join(cell.remarks)}]" if cell.remarks else "")).lstrip()
 
 
 def source_text(row: SystemRow) -> str:
@@ -281,7 +281,7 @@ def source_text(row: SystemRow) -> str:
 
 
 def to_csv(table: XtremeTable) -> str:
-    """The table as CSV. Each value has a column of its own; spreads and marks are in the column `remarks`."""
+    """The table as CSV. Each value has a column of its own; spreads and remarks are in the column `remarks`."""
     columns = {
         key: [f"{key}_{heading}".lower().replace("→", "_") if len(headings) > 1 else key for heading in headings]
         for key, (_, headings) in table.columns.items()
@@ -293,7 +293,7 @@ def to_csv(table: XtremeTable) -> str:
         remarks = [
             f"{key}: {cell_text(cell, table.decimals)}"
             for key, cell in row.cells.items()
-            if cell.marks or any(cell.spreads)
+            if cell.remarks or any(cell.spreads)
         ]
         record = {"system": row.system, "source": source_text(row), "remarks": "; ".join(remarks)}
         for key, cell in row.cells.items():

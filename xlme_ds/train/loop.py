@@ -62,22 +62,22 @@ class Record(Callback):
         engine: Engine,
         tokens_until: Callable[[int], int],
         flops_per_step: float,
-        peak: float | None,
+        peak_flops_per_s: float | None,
         show: Callable[[dict[str, Any]], None],
         skipped_steps: Callable[[], int],
     ):
-        """`tokens_until(n)`: tokens of the first n steps; `peak`: FLOP/s that each process can reach. Without
-        `peak`, the record has no `peak_fraction`."""
+        """`tokens_until(n)`: tokens of the first n steps; `peak_flops_per_s`: FLOP/s that each process can reach. If it
+        is None, the record has no `peak_fraction`."""
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
         self.logs = (log,)
         self.skipped_steps = skipped_steps
-        self.steps = config.train.steps
+        self.total_steps = config.train.steps
         self.engine = engine
         self.tokens_until = tokens_until
         self.tokens_per_step = tokens_until(start + 1) - tokens_until(start)
         self.flops_per_step = flops_per_step
-        self.peak = peak
+        self.peak_flops_per_s = peak_flops_per_s
         self.show = show
         # Steps done, time, and seconds spent reading data, at the last logged step.
         self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
@@ -104,10 +104,14 @@ class Record(Callback):
             "tokens": self.tokens_until(done),
             "tokens_per_s": steps_per_s * self.tokens_per_step,
             "flops_per_s": flops_per_s,
-            **({"peak_fraction": flops_per_s / (self.engine.world * self.peak)} if self.peak else {}),
+            **(
+                {"peak_fraction": flops_per_s / (self.engine.world * self.peak_flops_per_s)}
+                if self.peak_flops_per_s
+                else {}
+            ),
             "data_wait": seconds_reading / seconds,
             "memory_gib": peak_memory(self.engine.device),
-            "seconds_left": (self.steps - done) * recent_seconds / recent_steps,
+            "seconds_left": (self.total_steps - done) * recent_seconds / recent_steps,
         }
         self.logs[0].write(values)
         self.show(values)
@@ -138,8 +142,8 @@ class Evaluate(Callback):
 
 @dataclass
 class Dimensions(Callback):
-    """Records the effective dimensions of each layer's token states (`Engine.dimensions`), after the run's first step
-    and at every evaluation. Warns once if the last layer has lost most of its dimensions. Collective."""
+    """Records the effective dimensions of each layer's token states (`Engine.effective_ranks`) after the run's first
+    step and at every evaluation. Warns once if the last layer has lost most of its dimensions. Collective."""
 
     ROWS = 8  # held-out rows of each task
     COLLAPSED = 0.1  # warn below this fraction of the dimensions that the last layer had after the first step
@@ -149,7 +153,7 @@ class Dimensions(Callback):
     began_at: int  # the step at which the run began, 0 unless it is a branch
     console: Console | None  # None on all ranks but 0
     logs: Sequence[StepLog]  # of dimensions.jsonl; empty on all ranks but 0
-    at_first: float | None = None  # dimensions of the last layer, when first measured
+    first_dimensions: float | None = None  # dimensions of the last layer, when first measured
     warned: bool = False
 
     def __post_init__(self) -> None:
@@ -176,20 +180,20 @@ class Dimensions(Callback):
     def _new_warning(self, values: Mapping[str, float]) -> str:
         """Return a warning the first time that the last layer has few dimensions, else an empty string.
 
-        Must be called for every measurement, in the order of steps: the first call stores `at_first`.
+        Must be called for every measurement, in the order of steps: the first finite one sets `first_dimensions`.
         """
         *_, last = values.values()
         if not math.isfinite(last):
             return ""
-        if self.at_first is None:
-            self.at_first = last
-        if self.warned or not last < self.COLLAPSED * self.at_first:
+        if self.first_dimensions is None:
+            self.first_dimensions = last
+        if self.warned or not last < self.COLLAPSED * self.first_dimensions:
             return ""
         self.warned = True
         return (
             f"the layers collapse. The token states of the last layer vary in {last:.1f} dimensions; at the start they "
-            f"varied in {self.at_first:.0f}. Fine-tuning gains little from such a model: start again with a lower "
-            "optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
+            f"varied in {self.first_dimensions:.0f}. Fine-tuning gains little from such a model: start again with a "
+            "lower optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
             "docs/howto/gpus.md says more"
         )
 
@@ -201,7 +205,7 @@ class Profile(Callback):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self.folder = run / "profile"
         self.sort_column = f"self_{device.type}_time_total"
-        self.written = False
+        self.recorded = False
         self.profiler = profile(
             activities=activities,
             schedule=schedule(skip_first=2, wait=0, warmup=1, active=steps, repeat=1),
@@ -213,7 +217,7 @@ class Profile(Callback):
     def _write(self, finished: profile) -> None:
         if finished.step_num == 3:  # the run ended before the first step to profile
             return
-        self.written = True
+        self.recorded = True
         trace, partial = self.folder / "trace.json.gz", self.folder / ".trace.json.gz"
         try:
             with errors_naming(self.folder):
@@ -234,7 +238,7 @@ class Profile(Callback):
     @override
     def close(self, done: int) -> None:
         self.profiler.stop()
-        if not self.written:
+        if not self.recorded:
             print("no profile: the run ended within its first three steps", flush=True)
 
 
@@ -295,14 +299,14 @@ class UpdateReport(Callback):
         if self.process is not None and self.process.poll() is not None:
             lines = self.process.communicate()[1].decode(errors="replace").strip().splitlines()
             if self.process.returncode not in (0, -signal.SIGINT):  # SIGINT: Ctrl-C also stops the run
-                self._report(lines[-1] if lines else f"it ended with code {self.process.returncode}")
+                self._print_reason(lines[-1] if lines else f"it ended with code {self.process.returncode}")
             self.process = None
         if self.due and self.process is None and not self.checkpoints.saving and done < self.config.steps:
             self.due = False
             try:
                 self._start()
             except OSError as error:
-                self._report(in_words(error))
+                self._print_reason(in_words(error))
 
     @override
     def close(self, done: int) -> None:
@@ -327,8 +331,8 @@ class UpdateReport(Callback):
             # When memory runs out, Linux kills the process with the highest value first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
-    def _report(self, why: str) -> None:
-        """Print why the page is not updated, unless the last report had the same reason."""
+    def _print_reason(self, why: str) -> None:
+        """Print why the page is not updated, unless the last message had the same reason."""
         if why != self.last_reason:
             self.last_reason = why
             print(f"{self.run}: training continues, but the report page is not updated: {why}", file=sys.stderr)

@@ -106,8 +106,8 @@ def read_inputs(
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
-    rows = heldout_data_config(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_loader(config, heldout, replica, replicas, rows, training=loader), initial)
+    heldout_data = heldout_data_config(config, heldout, loader.row_tokens)
+    return RunInputs(loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial)
 
 
 def starting_folders(config: RunConfig, out: Path) -> list[Path]:

@@ -39,8 +39,8 @@ def resume(
     """Load the run's newest complete checkpoint. If the run has none and is a branch (`start.take state`), load the
     checkpoint from which it branches.
 
-    Returns (number of steps done, saved state). The saved state is the state in the run's own checkpoint; without an
-    own checkpoint, it has only `run`, the run's identity, and in a branch `tokens`, those of the parent's steps.
+    Returns (number of steps done, saved state). The saved state is that of the run's own checkpoint. If the run has
+    none, it is only `run`, the run's identity, and in a branch `tokens`, the number of tokens of the parent's steps.
     `fingerprints_until(steps)` returns `data_fingerprints` for the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
@@ -64,18 +64,18 @@ def resume(
 
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> int:
-    """The number of steps after which `resume` would continue. Raises ValueError if it would fail because the newest
-    checkpoint does not match the run, or because the run has lost its checkpoints. Only rank 0 calls this."""
+    """The number of steps after which `resume` would continue. Raises ValueError if `resume` would fail because the
+    newest checkpoint does not match the run, or because the run has lost its checkpoints. Only rank 0 calls this."""
     checkpoints = Checkpoints(folder.path, config.train.keep_last, config.train.keep_every)
     damaged = False
-    for newest in reversed(checkpoints.all()):
-        if (fault := checkpoint_fault(newest)) is None:
-            saved = read_state(newest)
+    for checkpoint in reversed(checkpoints.all()):
+        if (fault := checkpoint_fault(checkpoint)) is None:
+            saved = read_state(checkpoint)
             expected = data_fingerprints(loader, heldout, saved["step"])
-            folder.identity(config, newest, require_match(saved, newest, expected))
+            folder.identity(config, checkpoint, require_match(saved, checkpoint, expected))
             return int(saved["step"])
         damaged = True
-        note(f"{newest} is left out: {fault}")
+        note(f"{checkpoint} is left out: {fault}")
     _require_none_lost(config, folder, checkpoints, damaged)
     return first_step(asdict(config))
 
@@ -85,8 +85,8 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
     damaged checkpoint was found."""
     steps = folder.last_logged_step() - first_step(asdict(config))
     # `save_every` may have been raised since the run last started, so the smaller of both values counts.
-    save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
-    if damaged or checkpoints.lost(steps, save_every):
+    save_every = min(config.train.save_every, folder.setting_at_last_start("save_every", math.inf))
+    if damaged or checkpoints.were_lost(steps, save_every):
         raise ValueError(
             f"{folder.path} has records but no usable checkpoint: restore one, or choose another output folder"
         )
@@ -95,14 +95,14 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
     """Warn if `eval_rows` has changed, and if a changed `keep_every` makes the next save delete checkpoints that its
     former value kept."""
-    rows = int(folder.last_started_with("eval_rows", config.eval_rows))
+    rows = int(folder.setting_at_last_start("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
             f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: held-out losses from now on are not "
             "comparable with earlier ones",
             flush=True,
         )
-    before = int(folder.last_started_with("keep_every", 0))
+    before = int(folder.setting_at_last_start("keep_every", 0))
     now, saved = config.keep_every, checkpoints.all()
     to_delete = [
         checkpoint.name

@@ -69,7 +69,7 @@ def train(
         return True
     if root:
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
-    peak = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
+    peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
     if isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world, settings.audit)
@@ -83,7 +83,7 @@ def train(
         return (saved["tokens"] if start else 0) + (done - start) * tokens_per_step
 
     guard, callbacks, outputs = on_all_ranks(
-        lambda: _callbacks(engine, config, out, start, saved, loader, info, tokens_until, peak, profiled)
+        lambda: _callbacks(engine, config, out, start, saved, loader, info, tokens_until, peak_flops_per_s, profiled)
     )
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
     report_missing_records(logs, config, start, saved)
@@ -135,7 +135,7 @@ def _callbacks(
     loader: BatchSource,
     info: RunInfo,
     tokens_until: Callable[[int], int],
-    peak: float | None,
+    peak_flops_per_s: float | None,
     profiled: int,
 ) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
     """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
@@ -149,8 +149,8 @@ def _callbacks(
     console = Console(settings.steps, start, info.objective) if root else None
     if console is not None:
         log = MetricsLog(out, "metrics", start, tracker)
-        numbers = tokens_until, info.flops, peak
-        callbacks.append(Record(log, config, start, engine, *numbers, console.step, lambda: guard.skipped))
+        speed_arguments = tokens_until, info.flops, peak_flops_per_s
+        callbacks.append(Record(log, config, start, engine, *speed_arguments, console.step, lambda: guard.skipped))
     if info.summarise is not None:
         classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
         logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
@@ -185,8 +185,8 @@ def pretrain(
             process_group(config.engine, minutes) as (rank, world),
         ):
             watchdog.beat("reading the data and building the model")
-            # `auto` is replaced here, and config.json stores the choice: a resume on another processor must not change
-            # it.
+            # Replace `engine.precision auto`, so that config.json stores the choice: a resume on another processor must
+            # not change the precision.
             config = replace(config, engine=with_shared_precision(config.engine))
             # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer
             # ones.

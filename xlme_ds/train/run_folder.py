@@ -24,7 +24,7 @@ from .schedule import learning_rate
 
 # Prefixes of the settings that may change on resume. Such settings change the loss curve by rounding at most, except
 # `spike_sigma`, which decides which steps are skipped.
-_MAY_CHANGE = (
+_CHANGEABLE_PREFIXES = (
     "train.log_every",
     "train.eval_",
     "train.save_",
@@ -43,7 +43,7 @@ _MAY_CHANGE = (
     "tuning.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)  # exceptions to `_MAY_CHANGE`
+_MUST_STAY = ("engine.precision",)  # exceptions to `_CHANGEABLE_PREFIXES`
 FINISHED = "finished.json"  # the last file that a run writes
 # Names of the files NAME.jsonl to which a run appends its records.
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
@@ -132,7 +132,7 @@ class RunFolder:
         `data`: fingerprints of the data and the vocabulary; `world`: number of ranks; `parameters`: numbers of
         parameters; `objective`: the result of `objectives.describe`.
         """
-        # The folder is made before the first step: if it is missing later, `Checkpoints.lost` knows that it was
+        # The folder is made before the first step: if it is missing later, `Checkpoints.were_lost` knows that it was
         # removed.
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
@@ -163,7 +163,7 @@ class RunFolder:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
-    def last_started_with(self, name: str, otherwise: float) -> float:
+    def setting_at_last_start(self, name: str, otherwise: float) -> float:
         """The value of `train.NAME` when the run was last started; `otherwise` if config.json does not have it."""
         stored = self._stored() or {"config": {}}
         return float(stored["config"].get("train", {}).get(name, otherwise))
@@ -338,7 +338,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
 
 
 def _may_change(key: str) -> bool:
-    return key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
+    return key.startswith(_CHANGEABLE_PREFIXES) and key not in _MUST_STAY
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

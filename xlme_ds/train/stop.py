@@ -45,7 +45,7 @@ class StopRequest:
         self.interrupts = 0
         self._handled: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
         self._released = False
-        self._acting = threading.Lock()  # two signals that come together give one last message
+        self._acting = threading.Lock()  # held while the process ends, so that only one signal prints a last message
         in_main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if in_main and signal.getsignal(number) != signal.SIG_IGN]
         self._former_handlers = {number: signal.signal(number, self._receive) for number in numbers}
@@ -151,10 +151,10 @@ def _follow_launcher() -> None:
     end of any other parent, such as a shell, changes nothing.
     """
     launcher = os.getppid()
-    if _LAUNCHER not in _of_process(launcher, "cmdline").split("\0"):
+    if _LAUNCHER not in _proc_file(launcher, "cmdline").split("\0"):
         return
     grandparent = _parent(launcher)
-    watch_both = any(Path(word).name in _COMMANDS for word in _of_process(grandparent, "cmdline").split("\0")[:3])
+    watch_both = any(Path(word).name in _COMMANDS for word in _proc_file(grandparent, "cmdline").split("\0")[:3])
 
     def follow() -> None:
         while os.getppid() == launcher and (not watch_both or _parent(launcher) == grandparent):
@@ -164,7 +164,7 @@ def _follow_launcher() -> None:
     threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
-def _of_process(process: int, name: str) -> str:
+def _proc_file(process: int, name: str) -> str:
     """The text of the file `name` in /proc about a process; empty when the process has ended, or where there is no
     /proc."""
     try:
@@ -175,7 +175,7 @@ def _of_process(process: int, name: str) -> str:
 
 def _parent(process: int) -> int:
     """The id of a process's parent; 0 when the process has ended."""
-    return int((_of_process(process, "stat").rpartition(")")[2].split() or ["", "0"])[1])
+    return int((_proc_file(process, "stat").rpartition(")")[2].split() or ["", "0"])[1])
 
 
 # Seconds after the watchdog's time at which faulthandler ends the process, if the watchdog's thread hangs too:

@@ -31,9 +31,9 @@ def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tup
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator, too,
-    has `cfg.discriminator_layers` layers, as in the settings of a loaded encoder. If the objective has no encoder
-    `which`, the main one is returned."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. `cfg` is that of
+    a loaded encoder, whose `discriminator_layers` is the number of layers even for a generator. If the objective has no
+    encoder `which`, the main one is returned."""
     pretraining = objective_of(ObjectiveConfig(objective))
     if which == "generator":
         cfg = replace(cfg, generator_layers=cfg.discriminator_layers)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..config import EncoderName, ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
-from ..models.text_encoder import TextEncoder, encoder_of
+from ..models.text_encoder import TextEncoder, encoder_from_state
 from . import modernbert, xlm_roberta
 from .config_json import (
     CONFIG_FILE,
@@ -38,7 +38,7 @@ from .weights import (
 )
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
-ENCODER_PREFIX = f"{MODEL_TYPE}."  # of the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
+ENCODER_PREFIX = f"{MODEL_TYPE}."  # begins the encoder's parameter names; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
 # Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`FORMATS`).
 EMBEDDING_SUFFIXES = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
@@ -145,7 +145,7 @@ def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tens
 
 
 def folder_of_encoder(folder: Path, which: EncoderName | None) -> Path:
-    """The folder of an encoder in an export. Raises ValueError if the export lacks it."""
+    """The folder of an encoder in an export. Raises ValueError if the export lacks the encoder."""
     if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
         return folder / GENERATOR_FOLDER
     exported = read_config(folder).get(WHICH_KEY)
@@ -191,5 +191,5 @@ def _read_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     with explain_mismatch(folder / WEIGHTS_FILE, folder):
         state["embedding_0"] = state.pop(EMBEDDING)
         cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
-        encoder = encoder_of(state, replace(cfg, language_embeddings=tuple(cfg.language_embeddings)))
+        encoder = encoder_from_state(state, replace(cfg, language_embeddings=tuple(cfg.language_embeddings)))
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)

@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..data.schema import BOS, EOS
 from ..data.vocabulary import Vocabulary
 from ..models.modern import FIXED_SETTINGS
-from ..models.text_encoder import TextEncoder, encoder_of
+from ..models.text_encoder import TextEncoder, encoder_from_state
 from .config_json import SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model_weights
 
@@ -101,7 +101,7 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         cfg = ModelConfig(**MODERNBERT_SHAPE, **settings)
         parameters = {ours: state[theirs] for theirs, ours in _names(cfg)}
-        encoder = encoder_of({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
+        encoder = encoder_from_state({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
 
 

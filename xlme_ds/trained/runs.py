@@ -19,7 +19,7 @@ from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import atomic_write, fsync
 from ..io.folders import require_folder
 from ..models.encoder import block_sizes
-from ..models.text_encoder import TextEncoder, encoder_of, take_encoder
+from ..models.text_encoder import TextEncoder, encoder_from_state, take_encoder
 from ..objectives import objective_of
 from .config_json import (
     CONFIG_FILE,
@@ -74,13 +74,13 @@ class TrainedRun(NamedTuple):
             )
         with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
             if self.task:
-                return encoder_of(without_prefix(self.state, "encoder."), self.model)
+                return encoder_from_state(without_prefix(self.state, "encoder."), self.model)
             return take_encoder(self.state, self.model, which)
 
-    def load_into(self, whole: nn.Module) -> None:
-        """Copy the parameters into the model that the objective builds. Raises ValueError when they do not fit."""
+    def load_into(self, whole_model: nn.Module) -> None:
+        """Copy the parameters into `whole_model`, as the objective builds it. Raises ValueError if they do not fit."""
         with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
-            whole.load_state_dict(self.state)
+            whole_model.load_state_dict(self.state)
 
 
 def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
@@ -187,8 +187,8 @@ def _require_own(checkpoint: Path, run: Path) -> None:
 def read_checkpoint(folder: Path, settings: ModelSettings) -> dict[str, Tensor]:
     """The float32 parameters of the whole model from a checkpoint that any engine wrote."""
     with torch.device("meta"):
-        whole = objective_of(settings.objective).build(settings.model)
-    state = {name: torch.empty(value.shape) for name, value in whole.state_dict().items()}
+        whole_model = objective_of(settings.objective).build(settings.model)
+    state = {name: torch.empty(value.shape) for name, value in whole_model.state_dict().items()}
     sizes = {name: value.numel() for name, value in state.items()}
     pieces = ((name, MASTER_WEIGHTS, 0, value.view(-1)) for name, value in state.items())
     StateReader(state_files(folder)).read(pieces, sizes)

@@ -60,13 +60,13 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
 
-def require_same_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
-    """Raise ValueError if one of the `settings`, read from the file `config`, differs from the setting stored with the
+def require_same_settings(path: Path, settings: Mapping[str, Any], source: Path) -> None:
+    """Raise ValueError if one of the `settings`, read from the file `source`, differs from the setting stored with the
     weights at `path`. Weights that another library wrote have no settings to compare."""
     for name, value in json.loads(read_metadata(path).get(SETTINGS_KEY, "{}")).items():
         if name in settings and settings[name] != value:
             raise ValueError(
-                f"{config} has {name} {settings[name]!r}, and {path.name} was written with {value!r}: restore the file"
+                f"{source} has {name} {settings[name]!r}, and {path.name} was written with {value!r}: restore the file"
             )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..cli import note
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder, encoder_of
+from ..models.text_encoder import TextEncoder, encoder_from_state
 from .config_json import CONFIG_FILE, SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary
 from .weights import WEIGHTS_FILE, read_weights, require_finite, shards_of
 
@@ -123,7 +123,7 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         positions = config["max_position_embeddings"] - _FIRST_POSITION
         cfg = ModelConfig(**settings, **XLM_ROBERTA_SHAPE, max_positions=positions)
-        encoder = encoder_of(_our_state(state, cfg), cfg)
+        encoder = encoder_from_state(_our_state(state, cfg), cfg)
     exported_by_us = "vocabulary_sha256" in config
     return encoder, read_vocabulary(folder, path) if exported_by_us else Vocabulary(path)
 

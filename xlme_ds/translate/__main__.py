@@ -129,10 +129,13 @@ def _write_pairs(
     from .pairs import PairFolder
 
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    made_of = {"weights": weights_sha256(translator.model), "source": sha256("\n".join(lines).encode()).hexdigest(),
-               "beam": settings.beam,
-               "length_penalty": settings.length_penalty}  # fmt: skip
-    if pairs.begin(made_of):
+    provenance = {
+        "weights": weights_sha256(translator.model),
+        "source": sha256("\n".join(lines).encode()).hexdigest(),
+        "beam": settings.beam,
+        "length_penalty": settings.length_penalty,
+    }
+    if pairs.begin(provenance):
         pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
     else:
         print(f"{pairs.path(settings.to_language)} is complete")

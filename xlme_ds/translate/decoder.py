@@ -42,13 +42,13 @@ class DecoderAttention(Attention):
         if shared.past is None:
             return super().forward(x_BRD, shared.self_bias, seeds_B)
         assert isinstance(shared.self_bias, TorchBias)
-        q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
+        q_BHRK, k_BHRK, v_BHRK = _split_heads(self.qkv(x_BRD), 3, self.heads)
         if self in shared.past:
             past_k_BHRK, past_v_BHRK = shared.past[self]
             k_BHRK, v_BHRK = torch.cat([past_k_BHRK, k_BHRK], dim=2), torch.cat([past_v_BHRK, v_BHRK], dim=2)
         shared.past[self] = k_BHRK, v_BHRK
         gate_BHR1 = None if self.gate is None else self.gate(q_BHRK)
-        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, shared.self_bias)))
+        return self.output(_join_heads(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, shared.self_bias)))
 
 
 class CrossAttention(nn.Module):
@@ -65,25 +65,25 @@ class CrossAttention(nn.Module):
     def forward(self, x_BRD: Tensor, shared: SharedInputs, seeds_B: Tensor | None = None) -> Tensor:
         """Attention output, [B, R, D]. `seeds_B`: a random seed per row for the dropout of attention weights; None: no
         dropout."""
-        (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
+        (q_BHRK,) = _split_heads(self.query(x_BRD), 1, self.heads)
         if shared.past is not None and self in shared.past:
             k_BHSK, v_BHSK = shared.past[self]
         else:
-            k_BHSK, v_BHSK = _heads(self.key_value(shared.source_BSD), 2, self.heads)
+            k_BHSK, v_BHSK = _split_heads(self.key_value(shared.source_BSD), 2, self.heads)
             if shared.past is not None:
                 shared.past[self] = k_BHSK, v_BHSK
         inputs = q_BHRK, k_BHSK, v_BHSK, None, shared.cross_bias
         if seeds_B is None or not self.dropout:
-            return self.output(_joined(fused_attend(*inputs)))
-        return self.output(_joined(dropout_attend(*inputs, self.dropout, seeds_B)))
+            return self.output(_join_heads(fused_attend(*inputs)))
+        return self.output(_join_heads(dropout_attend(*inputs, self.dropout, seeds_B)))
 
 
-def _heads(x: Tensor, parts: int, heads: int) -> Tensor:
+def _split_heads(x: Tensor, parts: int, heads: int) -> Tensor:
     """[B, tokens, parts · D] reshaped to [parts, B, H, tokens, K]; the parts are queries, keys or values."""
     return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4)
 
 
-def _joined(out_BHRK: Tensor) -> Tensor:
+def _join_heads(out_BHRK: Tensor) -> Tensor:
     return out_BHRK.transpose(1, 2).flatten(2)
 
 
@@ -97,9 +97,11 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, x_BRD: Tensor, shared: SharedInputs, seeds_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, R, D]; see `TransformerLayer`."""
-        self_B, cross_B = (None, None) if seeds_B is None else (derive_seeds(seeds_B, 2), derive_seeds(seeds_B, 4))
-        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, self_B), seeds_B, 0)
-        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_B), seeds_B, 3)
+        self_seeds_B, cross_seeds_B = (
+            (None, None) if seeds_B is None else (derive_seeds(seeds_B, 2), derive_seeds(seeds_B, 4))
+        )
+        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, self_seeds_B), seeds_B, 0)
+        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_seeds_B), seeds_B, 3)
         return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, seeds_B, 1)
 
 

@@ -23,14 +23,14 @@ def seen_lines(
     wrote; their rows of pairs and of sentences are read. Returns for each side the set of the indices of the lines that
     occur. Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
-    lines_of_text: list[dict[bytes, list[int]]] = [{} for _ in sides]  # for each side, ids -> indices of lines
-    for side, lines in zip(sides, lines_of_text, strict=True):
+    indices_by_text: list[dict[bytes, list[int]]] = [{} for _ in sides]  # for each side, ids -> indices of lines
+    for side, indices in zip(sides, indices_by_text, strict=True):
         for index, line in enumerate(side):
-            lines.setdefault(_key(line), []).append(index)
+            indices.setdefault(_key(line), []).append(index)
     seen: list[set[int]] = [set() for _ in sides]
     for text in (_key(ids) for folder in folders for ids in _texts(folder, vocabulary)):
-        for lines, seen_of_side in zip(lines_of_text, seen, strict=True):
-            seen_of_side.update(lines.get(text, ()))
+        for indices, seen_of_side in zip(indices_by_text, seen, strict=True):
+            seen_of_side.update(indices.get(text, ()))
     return seen
 
 
@@ -61,11 +61,11 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
         for first in range(0, store.rows, _ROWS_PER_READ):
             row_numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
             batch = collate([(task, store.read(row_numbers), row_numbers)], 0, 1.0)
-            # Number the texts: 2 · segment + side is a different number for each text of a row, and after a shift by
-            # `texts_before_B` also for each text of the batch.
+            # Number the texts: 2 · segment + side is a different number for each text of a row, and with `offset_B`
+            # added also for each text of the batch.
             text_in_row_BT = (batch.segments_BT * 2 + batch.sides_BT).numpy()
-            texts_before_B = np.arange(len(text_in_row_BT)) * (text_in_row_BT.max() + 1)
-            text_of_token = (text_in_row_BT + texts_before_B[:, None]).ravel()
+            offset_B = np.arange(len(text_in_row_BT)) * (text_in_row_BT.max() + 1)
+            text_of_token = (text_in_row_BT + offset_B[:, None]).ravel()
             tokens = batch.tokens_BT.numpy().ravel()
             is_in_text = tokens >= UNK  # the ids of `<s>`, `<pad>` and `</s>` are smaller
             tokens, text_of_token = tokens[is_in_text], text_of_token[is_in_text]

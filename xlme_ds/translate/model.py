@@ -37,7 +37,7 @@ from .sides import (
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
 LENGTH_FACTOR = 3  # upper bound of (tokens in the translations of a row's sentences) / (tokens in the row)
 _TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}  # task of a row -> the terms that it can have
-ADDED = {"ae": "noised_BT", "bt": "target_languages_BT"}  # term -> the tensor in `Batch.added` that it needs
+TENSOR_OF_TERM = {"ae": "noised_BT", "bt": "target_languages_BT"}  # term -> the tensor in `Batch.added` that it needs
 
 
 class TranslationOutput(NamedTuple):
@@ -74,7 +74,9 @@ class TranslationModel(TextEncoder):
                 places_M = (target_mask(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
                 of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), blocks
                 outputs += [
-                    self._predicted(term, *of_task) for term in terms if term == "mt" or ADDED[term] in batch.added
+                    self._predicted(term, *of_task)
+                    for term in terms
+                    if term == "mt" or TENSOR_OF_TERM[term] in batch.added
                 ]
         return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 

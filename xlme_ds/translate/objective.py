@@ -29,7 +29,7 @@ from ..objectives.clm import CausalMasking
 from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import Quantity, WeightSource, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
-from .model import ADDED, TERMS, TranslationModel, TranslationOutput
+from .model import TENSOR_OF_TERM, TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, SentenceInputs
 from .sides import target_mask
 
@@ -166,16 +166,16 @@ class MachineTranslation(MaskedLanguageModelling):
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
         """Raise ValueError if the weight of a term is 0 in all steps of the run, or if a step that reads no pairs has
-        weight 0 for both other terms.
+        weight 0 for both denoising and back-translation.
 
-        Only the steps that the settings name are checked. Between two of them a weight changes linearly and is never
-        negative, so it can be 0 there only if it is 0 at both.
+        Only the steps that the settings name, and the last step, are checked. Between two of them a weight changes
+        linearly and is never negative, so it can be 0 there only if it is 0 at both.
         """
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
-        own_steps = [*(step for step in steps if step < run.train.steps), run.train.steps - 1]
+        checked_steps = [*(step for step in steps if step < run.train.steps), run.train.steps - 1]
         for name, points in points_of.items():
-            if points and not any(weight_at(points, step) for step in own_steps):
+            if points and not any(weight_at(points, step) for step in checked_steps):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
         reads_sentences_alone = not run.data.para_rows or run.data.alternate  # whether some steps read no pairs
         empty_steps = [
@@ -194,7 +194,7 @@ class MachineTranslation(MaskedLanguageModelling):
         for_encoder = super().weight_sources(start, cfg)
         for_decoder = WeightSource(
             start.decoder or start.folder,
-            None if start.decoder else for_encoder["encoder"].which,
+            None if start.decoder else for_encoder["encoder"].encoder_name,
             decoder_depth(cfg),
             "lower model.decoder_layers, or set start.into to encoder",
             partial(decoder_from_encoder, cfg=cfg),
@@ -204,7 +204,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return for_encoder if start.into == "encoder" else for_encoder | {"decoder": for_decoder}
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The settings that every objective has here, and the decoder's form and number of layers."""
+        """The settings that `shape_settings` has for every objective, and the decoder's form and number of layers."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape_settings(cfg)}
 
     def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> TranslationModel:  # type: ignore[override]
@@ -220,24 +220,24 @@ class MachineTranslation(MaskedLanguageModelling):
         row of sentences, which is too much.
         """
         passes = len(self.terms) - 1  # number of passes over a sentence that have a gradient
-        # `share`: number of whole rows that a network reads in all passes over a row; of a pair it reads one half.
-        # `side`: number of tokens that a network reads in one pass.
-        share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
+        # `rows_read`: number of whole rows that a network reads in all passes over a row; of a pair it reads one half.
+        # `pass_tokens`: number of tokens that a network reads in one pass.
+        rows_read, pass_tokens = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         depth = decoder_depth(cfg)
         # Each layer of XLM's decoder has both attentions, each layer of the interleaved decoder has one of them.
         cross_attentions = depth if cfg.decoder == "xlm" else 0  # those in a layer that also has self-attention
-        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # self or cross: projections, scores, weighted sums
+        attention = 4 * cfg.width**2 + 2 * pass_tokens * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((depth + cross_attentions) * attention + depth * feed_forward)
-        encoder = encoder_flops(cfg, 1, side)
+        encoder = encoder_flops(cfg, 1, pass_tokens)
         writing_passes = 1 if "bt" in self.terms else 0
         return Flops(
             layers=cfg.discriminator_layers,
-            layer=encoder * share,
-            decoder=decoder * share,
+            one_layer=encoder * rows_read,
+            decoder=decoder * rows_read,
             decoder_layers=depth,
             cross_attentions=cross_attentions,
-            softmax_last=masked_head_flops(cfg, share),
+            softmax_last=masked_head_flops(cfg, rows_read),
             first_pass_layer=encoder * writing_passes,
             first_pass_softmax=(decoder + masked_head_flops(cfg, 1.0)) * writing_passes,
         )
@@ -260,7 +260,9 @@ class MachineTranslation(MaskedLanguageModelling):
     def counts(self, batch: Batch) -> Tensor:
         """Number of target tokens of each term, float64 [terms]."""
         in_sentences, in_pairs = sum_by_task(target_mask(batch).sum(1), batch.task_B)
-        counts = [in_pairs if term == "mt" else in_sentences * (ADDED[term] in batch.added) for term in self.terms]
+        counts = [
+            in_pairs if term == "mt" else in_sentences * (TENSOR_OF_TERM[term] in batch.added) for term in self.terms
+        ]
         return torch.stack(counts).double()
 
     def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:

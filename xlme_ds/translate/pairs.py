@@ -36,15 +36,15 @@ class PairFolder:
         """The folder of the translated parts."""
         return self.folder / f".{self.path('parts').name}"
 
-    def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Begin, or resume after a stop. Returns whether `write` has anything left to do. Raises ValueError if the
-        folder has pairs of other text or settings."""
+    def begin(self, provenance: Mapping[str, Any]) -> bool:
+        """Begin, or resume after a stop. Returns whether `write` has anything left to do. `provenance`: the settings,
+        model and text that the pairs come from. Raises ValueError if the folder has pairs of another provenance."""
         complete = self.path(self.target).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
         if not complete and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_versioned(record, settings)
-        if not record.exists() or read_versioned(record) != settings:
+            write_versioned(record, provenance)
+        if not record.exists() or read_versioned(record) != provenance:
             raise ValueError(
                 f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
                 "delete it"

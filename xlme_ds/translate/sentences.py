@@ -107,13 +107,13 @@ def _noise(
         number, start = np.uint64(numbers_B[row]), 0
         for _ in range(item_counts_B[row]):
             stop = start + lengths[item]
-            own = 0
-            while language_indices[own] != languages[item] and own < len(language_indices) - 1:
-                own += 1
+            own_index = 0
+            while language_indices[own_index] != languages[item] and own_index < len(language_indices) - 1:
+                own_index += 1
             draw = philox(np.uint64(start), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)[3]
             others = np.uint64(max(len(language_indices) - 1, 1))
-            into = (own + 1 + int(draw * others >> _WORD_BITS)) % len(language_indices)
-            target_languages_BT[row, start:stop] = language_indices[into]
+            target_index = (own_index + 1 + int(draw * others >> _WORD_BITS)) % len(language_indices)
+            target_languages_BT[row, start:stop] = language_indices[target_index]
             for column in range(start + 1, stop - 1):
                 move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)
                 keys_T[column] = column + WORD_SHUFFLE * (move * _TO_UNIT)

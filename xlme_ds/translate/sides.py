@@ -66,9 +66,9 @@ def targets(batch: Batch) -> Side:
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
     # The first target token of a sentence has position 1. The first target token of a pair follows a non-target.
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
-    first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values  # the column in which each token's target begins
+    start_BT = torch.where(begins_BT, column_T, 0).cummax(1).values  # the column in which each token's target begins
     before_BT = F.pad(batch.tokens_BT[:, :-1], (1, 0), value=PAD).masked_fill(begins_BT, EOS)
-    return _packed(target_BT, before_BT, column_T - first_BT, batch.languages_BT, batch.segments_BT)
+    return _packed(target_BT, before_BT, column_T - start_BT, batch.languages_BT, batch.segments_BT)
 
 
 class UnpackedSentences(NamedTuple):
@@ -132,8 +132,8 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
     return Side(*(value_BT.gather(1, order_BS) * kept_BS for value_BT in values))
 
 
-def cross_attention_mask(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
+def cross_attention_mask(target_items_BR: Tensor, source_items_BS: Tensor) -> Tensor:
     """Cross-attention mask, bool [B, 1, R, S], from the item numbers of target and source tokens: a target token sees
     the source tokens with its item number. Padding (0) sees everything, so that no softmax is empty."""
-    query_BR1 = targets_BR[:, :, None]
-    return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]
+    query_BR1 = target_items_BR[:, :, None]
+    return ((query_BR1 == source_items_BS[:, None]) | (query_BR1 == 0))[:, None]

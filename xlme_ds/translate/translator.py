@@ -59,7 +59,7 @@ def load_translator(folder: Path) -> Translator:
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError for other encodings and damaged files."""
     try:
-        data = _text(path)
+        data = _uncompressed(path)
         text = data.decode("utf-8-sig")  # drops a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-def _text(path: Path) -> bytes:
+def _uncompressed(path: Path) -> bytes:
     """The uncompressed bytes of all streams of a file. A damaged stream raises an error, while `lzma.open` and
     `bz2.open` would silently leave out the rest of the file."""
     data, parts = path.read_bytes(), []
@@ -94,9 +94,9 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"beam {beam} keeps no hypothesis: it must be at least 1")
-    most = (size - 5) // 2  # a step takes the best 2 · beam candidates; their only special token is `</s>`
-    if beam > most:
-        raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {most}")
+    max_beam = (size - 5) // 2  # a step takes the best 2 · beam candidates, and there are `size` - 5 ordinary tokens
+    if beam > max_beam:
+        raise ValueError(f"beam {beam} is more than a vocabulary of {size} has room for: it can be at most {max_beam}")
     if not abs(length_penalty) <= _MAX_PENALTY:  # also refuses NaN
         raise ValueError(
             f"length_penalty is {length_penalty}: it must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, such as 1"

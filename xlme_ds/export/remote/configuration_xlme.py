@@ -38,15 +38,15 @@ DEFAULTS: dict[str, Any] = {
 
 
 class XLMEConfig(PretrainedConfig):
-    """Settings of an XLM-E encoder, and their `DEFAULTS`; sizes have the names that transformers uses.
+    """Settings of an XLM-E encoder; `DEFAULTS` has their defaults. Sizes have the names that transformers uses.
 
     `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`:
-    "gated" (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0; set it for
-    fine-tuning. `layout`: with "xlm" positions restart on the second side of a pair. `languages`: codes of the
-    languages that have an embedding; `language_ids` are indices into them. `language`: the language of texts without
-    `language_ids`. `masked_head`: "dense", or "linear" for a head that is only the token embedding and a bias (XLM).
-    `decoder_form`: "xlm" or "interleaved" (DeltaLM) for a model with a decoder of `decoder_layers`, which translates
-    from `source_language` into `target_language` unless `generate` names others.
+    "gated" (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0; set it for fine-tuning. `layout`: with
+    "xlm" positions restart on the second side of a pair. `languages`: codes of the languages that have an embedding; a
+    model's input `language_ids` has indices into them. `language`: the language of texts without `language_ids`.
+    `masked_head`: "dense", or "linear" for a head that is only the token embedding and a bias (XLM). `decoder_form`:
+    "xlm" or "interleaved" (DeltaLM) for a model with a decoder of `decoder_layers`, which translates from
+    `source_language` into `target_language` unless `generate` names others.
     """
 
     model_type = "xlme"

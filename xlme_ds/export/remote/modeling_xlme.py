@@ -30,14 +30,14 @@ def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest absolute distance of each bucket but the first; both signs have the same borders. Only integers are
-    computed, so nothing is rounded."""
+    """The smallest absolute distance in each of the `half` buckets of one sign, except the first bucket. Only integers
+    are computed, so nothing is rounded."""
     exact = half // 2
-    borders, size = list(range(1, exact + 1)), exact
-    for step in range(1, half - exact):  # size ≥ exact · (max_distance / exact)^(step / (half − exact))
-        while size ** (half - exact) < exact ** (half - exact - step) * max_distance**step:
-            size += 1
-        borders.append(size)
+    borders, distance = list(range(1, exact + 1)), exact
+    for step in range(1, half - exact):  # distance ≥ exact · (max_distance / exact)^(step / (half − exact))
+        while distance ** (half - exact) < exact ** (half - exact - step) * max_distance**step:
+            distance += 1
+        borders.append(distance)
     return tuple(borders)
 
 
@@ -273,8 +273,8 @@ class XLMEModel(XLMEPreTrainedModel):
         The mask may also number the items of a row (1, 2, …). Then a token sees only its own item. Positions restart at
         every item, so `position_ids` must be given.
 
-        `language_ids` are indices into `config.languages`: [B] for whole texts, or [B, T] for tokens. By default all
-        are the index of `config.language`. Models without language embeddings ignore them.
+        `language_ids` are indices into `config.languages`: [B] for whole texts, or [B, T] for tokens. By default every
+        token has the index of `config.language`. Models without language embeddings ignore them.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -366,8 +366,8 @@ class XLMEHead(nn.Module):
 
 
 class XLMEModelWithHead(XLMEPreTrainedModel):
-    """An encoder and a head, here one that classifies tokens; subclasses with another head or loss replace the private
-    methods."""
+    """An encoder and a head. The head of this class classifies tokens; subclasses with another head or loss replace the
+    private methods."""
 
     output_class: Any = TokenClassifierOutput
 
@@ -397,10 +397,10 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
         """Take the inputs of `XLMEModel`; with `labels` the output has a loss."""
         if attention_mask is None and input_ids is not None:
             attention_mask = input_ids != self.config.pad_token_id
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits = self._logits(hidden.last_hidden_state)
+        encoded = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        logits = self._logits(encoded.last_hidden_state)
         loss = None if labels is None else self._loss(logits, labels, attention_mask)
-        return self.output_class(loss, logits, hidden.hidden_states, hidden.attentions)
+        return self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
 
 
 class XLMEForPreTraining(XLMEModelWithHead):
@@ -444,8 +444,8 @@ class XLMEForSequenceClassification(XLMEModelWithHead):
 
     "single_label_classification": `labels` [B] are classes. "multi_label_classification": `labels` [B, C] are 1 for the
     classes of a text, else 0. "regression": `labels` are numbers, [B, C], or [B] if there is one per text. If
-    `config.problem_type` is None, the loss is that of regression if `config.num_labels` is 1. Otherwise it depends on
-    the type of `labels`: integers are single labels, floating-point numbers are multiple labels.
+    `config.problem_type` is None, one label (`config.num_labels`) means regression. With more labels the type of
+    `labels` decides: integers are single labels, floating-point numbers are multiple labels.
     """
 
     output_class = SequenceClassifierOutput
@@ -484,12 +484,12 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
     ) -> QuestionAnsweringModelOutput:
         """Take the inputs of `XLMEModel`. The loss is the mean over start and end. As in transformers, a position after
         the row is ignored, and a negative position counts as 0."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
+        encoded = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        start_BT, end_BT = self.head(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             outside = start_BT.shape[1]  # all positions after the row become this one, which is ignored
             start_B, end_B = start_positions.view(-1).clamp(0, outside), end_positions.view(-1).clamp(0, outside)
             loss = F.cross_entropy(start_BT, start_B, ignore_index=outside)
             loss = (loss + F.cross_entropy(end_BT, end_B, ignore_index=outside)) / 2
-        return QuestionAnsweringModelOutput(loss, start_BT, end_BT, hidden.hidden_states, hidden.attentions)
+        return QuestionAnsweringModelOutput(loss, start_BT, end_BT, encoded.hidden_states, encoded.attentions)

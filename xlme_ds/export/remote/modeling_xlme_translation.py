@@ -124,8 +124,8 @@ class XLMEDecoder(XLMEEncoder):
     """The decoder without its token embedding: position and language embeddings, relative bias, layers and norms."""
 
     def _stack(self, config: XLMEConfig) -> list[nn.Module]:
-        networks = config.decoder_layers * (1 if config.decoder_form == "xlm" else 2)
-        return [XLMEDecoderLayer(config, number) for number in range(networks)]
+        object_count = config.decoder_layers * (1 if config.decoder_form == "xlm" else 2)
+        return [XLMEDecoderLayer(config, number) for number in range(object_count)]
 
     def forward(  # type: ignore[override]
         self,
@@ -275,20 +275,20 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
             raise ValueError("give input_ids, the tokens of the sources")
         source = source["last_hidden_state"] if isinstance(source, dict) else source
         for name, code in (("source_language", source_language), ("target_language", target_language)):
-            ids = "language_ids" if name == "source_language" else "decoder_language_ids"
-            if kwargs.get(ids) is None:
-                kwargs[ids] = self._language(name, len(source), source.device, code)
+            argument = "language_ids" if name == "source_language" else "decoder_language_ids"
+            if kwargs.get(argument) is None:
+                kwargs[argument] = self._language(name, len(source), source.device, code)
         if kwargs.get("attention_mask") is None:
             mask = source != self.config.pad_token_id if source.dim() == 2 else source.new_ones(source.shape[:2])
             kwargs["attention_mask"] = mask.long()
         if "static" in str(kwargs.get("cache_implementation")):
             raise ValueError("a static cache does not fit this model: leave out cache_implementation")
-        generation = kwargs.get("generation_config") or (settings[0] if settings else None)
-        beams = (kwargs.get("num_beams"), getattr(generation, "num_beams", None), self.generation_config.num_beams, 1)
+        given_config = kwargs.get("generation_config") or (settings[0] if settings else None)
+        beams = (kwargs.get("num_beams"), getattr(given_config, "num_beams", None), self.generation_config.num_beams, 1)
         unset = GenerationConfig().early_stopping  # None, or False in transformers 4
-        configs = generation, self.generation_config
-        is_set = any(getattr(config, "early_stopping", unset) != unset for config in configs)
-        if next(count for count in beams if count) > 1 and not is_set:
+        configs = given_config, self.generation_config
+        early_stopping_is_set = any(getattr(config, "early_stopping", unset) != unset for config in configs)
+        if next(count for count in beams if count) > 1 and not early_stopping_is_set:
             kwargs.setdefault("early_stopping", True)  # as in XLM: stop when there are as many translations as beams
         lengths_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
         limit_B = (1.3 * lengths_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
@@ -296,8 +296,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         return super().generate(inputs, *settings, stopping_criteria=criteria, **kwargs)
 
     def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
-        """The index of the language `code`, by default of the config's setting `name`, for every row: int64 [B]. `zh`
-        means `zh-Hans` if there is no `zh`. Raises ValueError for an unknown language."""
+        """int64 [B]: for every row the index of the language `code`, by default the one in the config's setting `name`.
+        `zh` means `zh-Hans` if there is no `zh`. Raises ValueError for an unknown language."""
         languages, code = self.config.languages, code or getattr(self.config, name)
         indices = [n for n, listed in enumerate(languages) if listed == code]
         indices += [n for n, listed in enumerate(languages) if listed.startswith(f"{code}-")]
