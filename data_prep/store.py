@@ -84,14 +84,14 @@ class Stage:
         manifest, any_damaged, files = on_root(self._read_markers)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
-            listed = {shard.name for shard in manifest.shards}
-            all_files = [("", shard) for shard in manifest.shards]
-            all_files += [(task, shard) for task, shard in files if shard.name not in listed]
-            if not any_damaged and not self._tasks_of_damaged(all_files, processes):
-                return True
+            in_markers = {shard for _, shard in files}
+            files += [("", shard) for shard in manifest.shards if shard not in in_markers]
+        damaged = self._tasks_of_damaged(files, processes)
+        if manifest is not None and not any_damaged and not damaged:
+            return True
+        if manifest is not None:
             on_root((self.folder / "manifest.json").unlink)
-        tasks = self._tasks_of_damaged(files, processes)
-        on_root(lambda: self.remove_markers(tasks))
+        on_root(lambda: self.remove_markers(damaged - {""}))
         return False
 
     def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:

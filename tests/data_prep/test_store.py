@@ -31,6 +31,7 @@ from data_prep.readers.corpus_files import CorpusPath, list_folder, read_decompr
 from data_prep.readers.reader import TextBlock
 from data_prep.store import Stage, new_file, write_file
 from data_prep.vocab import vocab, vocap
+from xlme_ds.data.schema import Manifest, write_manifest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -363,15 +364,18 @@ def test_one_process_a_folder(corpus: Corpus, tmp_path: Path, data_prep: Run) ->
 def test_files_that_are_lost_are_counted_and_the_first_eight_named(
     tmp_path: Path, lost: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, "mix", {"rows": 1})
+    stage = Stage(tmp_path, "vocab", {"size": 1})
     with stage.open():
-        for number in range(10):
-            file = write_file(tmp_path / f"{number}.txt", b"text", tmp_path)
+        written = [write_file(tmp_path / f"{number}.txt", b"text", tmp_path) for number in range(10)]
+        for number, file in enumerate(written):
             stage.write_marker(f"task-{number}", {"files": [vars(file)]})
         for number in range(lost):
             empty(tmp_path / f"{number}.txt")
+        if lost == 1:  # a finished folder, whose manifest lists the files too
+            write_manifest(tmp_path, Manifest("vocab", {"size": 1}, 0, "", (), tuple(written), {}))
         capsys.readouterr()
         assert not stage.check_finished(1)
+        assert not (tmp_path / "manifest.json").exists()
     named = ", ".join(f"{number}.txt" for number in range(min(lost, 8))) + " …" * (lost > 8)
     files = "file is" if lost == 1 else "files are"
     words = f"warning: {lost} {files} missing or damaged in {tmp_path}; made again: {named}\n"

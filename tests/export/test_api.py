@@ -144,6 +144,8 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
     assert [dir(getattr(xlme, name)) for name in sorted(modules)] == [
         ["align", "losses", "pairs", "perplexity", "tatoeba", "words"], ["from_hf", "run"], ["run"], ["run"], ["lines"]
     ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"^there is no which 'decoder': choose one of encoder, discriminator, "):
+        xlme.export.run(tmp_path, tmp_path / "out", which="decoder")  # type: ignore[arg-type]
     for name, said in (
         ("fintune", r"^there is no name 'xlme\.fintune': did you mean xlme\.finetune\?$"),
         ("zzz", r"^there is no name 'xlme\.zzz': choose one of .*, finetune, .*, pretrain,"),

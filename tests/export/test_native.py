@@ -41,6 +41,8 @@ from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import EncoderName, StartConfig
 from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
+from xlme_ds.export.exported_folder import write_folder
+from xlme_ds.export.exported_model import ExportedModel
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
 from xlme_ds.models.text_encoder import positions_and_segments
@@ -246,10 +248,15 @@ def test_a_layer_of_it_joins_pairs_as_it_does(form: str, masked: tuple[Path, Pat
     """With one `</s>` between the texts, as the model was trained; XLM-R has two."""
     if form == "modernbert":
         pytest.skip("--from-hf reads only models of XLM-R's shape")
-    _, folder = masked
+    run, folder = masked
     main(["--from-hf", str(folder), "--layer", "1", "--out", str(tmp_path / "cut")])
-    pairs = [AutoTokenizer.from_pretrained(of)("kalo", "sador")["input_ids"] for of in (folder, tmp_path / "cut")]
-    assert pairs[0] == pairs[1] and pairs[0].count(2) == 2
+    # The export of a fine-tuned model does not say which encoder it is.
+    encoder, vocabulary = load_run(run).encoder(), load_run(run).vocabulary
+    write_folder(tmp_path / "tuned", ExportedModel(encoder, "XLMEModel"), vocabulary, "", None, "xlm-roberta")
+    main(["--from-hf", str(tmp_path / "tuned"), "--out", str(tmp_path / "again")])
+    folders = folder, tmp_path / "cut", tmp_path / "again"
+    pairs = [AutoTokenizer.from_pretrained(of)("kalo", "sador")["input_ids"] for of in folders]
+    assert pairs[0] == pairs[1] == pairs[2] and pairs[0].count(2) == 2
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -4,13 +4,10 @@ xlme.export.run("runs/base", "exports/base")
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..config import EncoderName
 from ..io.argument_types import check_argument_types
-
-if TYPE_CHECKING:  # only annotations need these names
-    from ..config import EncoderName
-    from .settings import ModelType
+from .settings import ModelType
 
 __all__ = ["from_hf", "run"]
 
@@ -21,8 +18,8 @@ def run(
     out: Path | str,
     *,
     layer: int | None = None,
-    which: "EncoderName | None" = None,
-    model_type: "ModelType | None" = None,
+    which: EncoderName | None = None,
+    model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> Path:
     """Write the model of the run in `folder` as the folder `out`, and return `out`. RUN@STEP names a checkpoint of a
@@ -45,7 +42,7 @@ def from_hf(
     out: Path | str,
     *,
     layer: int | None = None,
-    model_type: "ModelType | None" = None,
+    model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> Path:
     """Write the XLM-R model in `folder`, a folder in Hugging Face's form, as the folder `out`, and return `out`. The

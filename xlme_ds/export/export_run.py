@@ -7,6 +7,7 @@ from typing import cast
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
+from ..io.files import read_json
 from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
@@ -102,11 +103,19 @@ def export_xlm_roberta(
     encoder = encoder if layer is None else truncate_encoder(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
-    main = ExportedModel(encoder, architecture, head, separators=2 if which is None else 0, which=which)
+    main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
     chosen_type = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
     card = render_card(folder.resolve().name, main, chosen_type, about)
     write_folder(out, main, vocabulary, card, None, chosen_type, onnx)
+
+
+def _separators(folder: Path) -> int:
+    """Number of `</s>` that the tokenizer of a model of XLM-R's shape puts between two texts."""
+    if "vocabulary_sha256" not in read_config(folder):
+        return 2  # XLM-R's own tokenizer; an export of ours may have another
+    pair_template = read_json(folder / "tokenizer.json", dict)["post_processor"]["pair"]
+    return sum(part.get("SpecialToken", {}).get("id") == "</s>" for part in pair_template) - 1  # the last ends the pair
 
 
 def truncate_encoder(encoder: TextEncoder, layer: int) -> TextEncoder:

@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
-    planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
+    names = [field.name.replace("_", "-") for field in fields(PlanSettings)]
+    planner_flags = [f"--{no}{name}" for name in names for no in ("", "no-")]
     recipe_arguments = without_flags(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
