@@ -88,7 +88,9 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     values = _read_toml(description, label)
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes = values.get(key)
+    codes, other_key = values.get(key), {"languages": "pairs", "pairs": "languages"}[key]
+    if other_key in values:
+        raise ValueError(f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}")
     if not isinstance(codes, list) and codes != "any":
         raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
     spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]

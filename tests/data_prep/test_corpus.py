@@ -846,7 +846,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"colour": "red"}, 'pairs = "any"', "there is no key 'colour'"),
         *(({key: ""}, 'pairs = "any"', f"{key} is missing: set it") for key in ("name", "format", "files")),
         ({"where": ""}, 'pairs = "any"', "give --where x=FOLDER"),
-        ({}, 'languages = ["en"]', 'set pairs = \\["en-fr", …\\] or pairs = "any"'),
+        ({}, "", 'set pairs = \\["en-fr", …\\] or pairs = "any"'),
         ({"format": "cc100"}, 'languages = ["zh-Hanss"]', "unknown language code 'zh-Hanss': did you mean 'zh-Hans'"),
         (
             {"format": "lines"},
@@ -928,7 +928,8 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.score]', "filter score needs a column 'score'"),
         ({}, "pairs = any", "cannot be read"),
         ({}, 'pairs = [["en", "fr"]]', r"pairs has \['en', 'fr'\]: write a string"),
-        ({}, 'pairs = "any"\ncolumns = 5', "columns are 5: list their names"),
+        ({}, 'pairs = "any"\ncolumns = ["a"]', r"columns are \['a'\]: files of this format have none"),
+        ({}, 'pairs = "any"\nlanguages = ["en"]', "format moses has no languages: take languages out, and set pairs"),
         ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
         *(
             ({"files": f"{{src}}-{{tgt}}.{end}"}, 'pairs = "any"', "which are archives: unpack them")

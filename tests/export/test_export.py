@@ -292,7 +292,7 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     table = {"share": 0.5, "share_before": 0.5, "repeat": 1.0}
-    codes = ["de", "zh-Hans", "hi_rom", "<script>x</script>", "no: *yes*\nlicense: mit"]
+    codes = ["de", "zh-Hans", "hi_rom", "nds-nl", "<script>x</script>", "no: *yes*\nlicense: mit"]
     (copy / "languages.json").write_text(
         json.dumps({"format": 1, "mono": dict.fromkeys(codes, table), "para": {"en-sw": table}})
     )
@@ -317,7 +317,7 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     (copy / "metrics.jsonl").write_text('{"step": 1, "tokens": 1024}\n{"step": 2, "tokens": 2048}\n')
     main(["--run", str(copy), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
-    assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "sw", "zh"]
+    assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "nds", "sw", "zh"]
     assert r"# a\|b \[x\](y) \<b\> \# z" in card.splitlines()
     rows = [line for line in card.splitlines() if re.match(r"\| \d \|", line)]
     assert rows[:2] == ["| 0 | 50.0% | 62.5% | 10.0% | 5.0% |", "| 1 | 25.0% | 12.5% | 20.0% | 15.0% |"]

@@ -104,7 +104,7 @@ def render_run_card(
         )
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is incomplete ({error}): restore or remove it") from None
-    codes = {code for table in languages.values() for pair in table for code in pair.split("-")[:2]}
+    codes = {*languages.get("mono", {}), *(code for pair in languages.get("para", {}) for code in pair.split("-")[:2])}
     # The front matter takes bare language codes: `zh` for the corpus `zh-Hans`, `hi` for `hi_rom`.
     matches = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     bare_codes = sorted({match.group() for match in matches if match})
