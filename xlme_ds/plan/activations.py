@@ -141,8 +141,11 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
 
 
 def stage_transfer_bytes(layout: ParallelLayout) -> float:
-    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers for each token and a seed
-    of dropout for each row. With a generator, also the generator's loss and one more integer for each token."""
+    """Bytes that one stage sends to the next for a micro-batch: hidden states, the relative bias d, two integers for
+    each token and a seed of dropout for each row. With a generator, also the generator's loss and one more integer for
+    each token."""
+    cfg = layout.model
+    bias_bytes = 0 if cfg.relative_bias == "none" else cfg.heads * (2 * layout.row_tokens - 1) * FLOAT32_BYTES
     per_token = FLOAT32_BYTES + 3 * INT64_BYTES if layout.flops.generator else 2 * INT64_BYTES
     per_token += INT64_BYTES if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
-    return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INT64_BYTES
+    return hidden_bytes(layout) + bias_bytes + layout.tokens * per_token + layout.rows * INT64_BYTES
