@@ -38,7 +38,7 @@ from xlme_ds.io.files import read_versioned
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.opening import pretraining_info
-from xlme_ds.train.run import train
+from xlme_ds.train.run import Trainer
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
 
@@ -648,7 +648,8 @@ def test_a_mean_has_the_type_of_the_first_models_tensors() -> None:
 
 def train_here(data: Path, config: RunConfig, folder: RunFolder, loader: Loader) -> bool:
     work = pretraining_info(config, loader, None, root=True)
-    return train(engine(data, config), config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
+    trainer = Trainer(engine(data, config), config, folder, loader, None, work)
+    return trainer.train(StopRequest(), Watchdog(0, rank=0))
 
 
 def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.loop import BadStepGuard, Callback, Evaluate, Record, UpdateReport, fit
 from xlme_ds.train.opening import pretraining_info
 from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLog
-from xlme_ds.train.run import train
+from xlme_ds.train.run import Trainer
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
@@ -65,7 +65,7 @@ def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = T
     folder = RunFolder(out)
     try:
         work = pretraining_info(config, loader, None, root=True)
-        return train(engine, config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
+        return Trainer(engine, config, folder, loader, None, work).train(StopRequest(), Watchdog(0, rank=0))
     finally:
         engine.objective.sums = sums
 

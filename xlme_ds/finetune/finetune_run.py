@@ -21,7 +21,7 @@ from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_flops
 from ..models.text_encoder import language_index
 from ..train.opening import RunInfo
-from ..train.run import train
+from ..train.run import Trainer
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
 from ..trained.config_json import CONFIG_FILE, objective_and_seed
@@ -95,7 +95,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
             # 3: the forward pass, and the backward pass, which costs twice as much.
             info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
-            if not train(engine, config, folder, loader, None, info, stop, watchdog):
+            if not Trainer(engine, config, folder, loader, None, info).train(stop, watchdog):
                 return None
             to_write = weights.parent, config.model, engine.full_state(), initial.vocabulary.path
             on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)

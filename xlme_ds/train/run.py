@@ -1,9 +1,9 @@
 """A whole training run: opens the data, builds the engine, resumes, trains and records."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,87 +36,121 @@ from .run_folder import RECORDS, RunFolder, first_step, fixed_settings
 from .stop import StopRequest, Watchdog
 
 
-def train(
-    engine: Engine,
-    config: Training,
-    folder: RunFolder,
-    loader: BatchSource,
-    heldout: BatchSource | None,
-    info: RunInfo,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    profiled: int = 0,
-) -> bool:
-    """Train from the newest complete checkpoint to the end, or until stopped; returns whether the run is finished.
+@dataclass
+class Trainer:
+    """Trains a run from its newest complete checkpoint, records it, and saves checkpoints."""
 
-    Raises SharedError when the run cannot continue.
-    """
-    watchdog.beat("resuming from a checkpoint")
-    settings = config.train
-    root = engine.rank == 0
-    out = folder.path
-    checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
-    fingerprints_until = partial(data_fingerprints, loader, heldout)
-    start, saved = resume(engine, config, folder, checkpoints, fingerprints_until)
-    on_all_ranks(
-        lambda: write_run_config(folder, config, loader, heldout, info, engine.world, saved["run"]) if root else None
-    )
-    logged = on_all_ranks(lambda: folder.last_logged_step() if root else 0)
-    if start >= settings.steps:
-        on_all_ranks(lambda: _drop_later_records(folder, start) if root else None)
+    engine: Engine
+    config: Training
+    folder: RunFolder
+    loader: BatchSource
+    heldout: BatchSource | None
+    info: RunInfo
+    profiled: int = 0  # number of steps to profile
+
+    def train(self, stop: StopRequest, watchdog: Watchdog) -> bool:
+        """Train to the end, or until stopped; returns whether the run is finished.
+
+        Raises SharedError when the run cannot continue.
+        """
+        watchdog.beat("resuming from a checkpoint")
+        engine, config, out, root = self.engine, self.config, self.folder.path, self.engine.rank == 0
+        settings = config.train
+        checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
+        # Steps done before, and the state that the run saved after them.
+        self.start, self.saved = resume(engine, config, self.folder, checkpoints, self._fingerprints_until)
+        on_all_ranks(lambda: self._write_config() if root else None)
+        logged = on_all_ranks(lambda: self.folder.last_logged_step() if root else 0)
+        if self.start >= settings.steps:
+            on_all_ranks(lambda: _drop_later_records(self.folder, self.start) if root else None)
+            if root:
+                print(f"{out}: all {self.start} steps are done")
+            return True
         if root:
-            print(f"{out}: all {start} steps are done")
-        return True
-    if root:
-        print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
-    peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
-    audited = None
-    if isinstance(loader, Loader):  # only pre-training has this setting
-        audited = audit_reads(out, loader, start, engine.rank, engine.world, settings.audit)
-    if logged > start:
-        last = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {last} are done again: the newest checkpoint is of step {start}")
-    tokens_per_step = int(sum(config.data.mean_rows)) * loader.row_tokens
+            lines = opening_lines(config, out, self.start, self.loader, engine.world, self.info)
+            print("\n".join(lines), flush=True)
+        peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
+        audited = None
+        if isinstance(self.loader, Loader):  # only pre-training has this setting
+            audited = audit_reads(out, self.loader, self.start, engine.rank, engine.world, settings.audit)
+        if logged > self.start:
+            steps = f"steps {self.start + 1} to {min(logged, settings.steps)}"
+            print(f"{out}: {steps} are done again: the newest checkpoint is of step {self.start}")
+        guard, callbacks, outputs = on_all_ranks(lambda: self._callbacks(peak_flops_per_s))
+        logs = [log for callback in (guard, *callbacks) for log in callback.logs]
+        report_missing_records(logs, config, self.start, self.saved)
+        state_after = partial(self._state_after, guard, logs, audited)
+        callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, self.start))
+        if root and self.info.folders:
+            # After Save, because the page shows the checkpoint that was just saved.
+            callbacks.append(UpdateReport(out, settings, checkpoints))
+        try:
+            done = fit(engine, config, guard, callbacks, self.start, stop, watchdog)
+        finally:  # a bar that is not closed leaves the terminal without a cursor
+            for output in outputs:
+                output.close()
+        if guard.fault is not None:
+            raise SharedError(f"{out}: {guard.fault}")
+        if root and done < settings.steps:
+            stopped = f"stopped after step {done} of {settings.steps} and saved"
+            print(f"{out}: {stopped}; the same command continues from there")
+        return done >= settings.steps
 
-    def tokens_until(done: int) -> int:
+    def _fingerprints_until(self, done: int) -> dict[str, Any]:
+        return data_fingerprints(self.loader, self.heldout, done)
+
+    def _tokens_until(self, done: int) -> int:
         """Tokens of the first `done` steps. The steps of a branch's parent may have had another number of tokens."""
-        return (saved["tokens"] if start else 0) + (done - start) * tokens_per_step
+        tokens_per_step = int(sum(self.config.data.mean_rows)) * self.loader.row_tokens
+        return (self.saved["tokens"] if self.start else 0) + (done - self.start) * tokens_per_step
 
-    guard, callbacks, outputs = on_all_ranks(
-        lambda: _callbacks(engine, config, out, start, saved, loader, info, tokens_until, peak_flops_per_s, profiled)
-    )
-    logs = [log for callback in (guard, *callbacks) for log in callback.logs]
-    report_missing_records(logs, config, start, saved)
+    def _write_config(self) -> None:
+        identity = self.saved["run"]
+        write_run_config(self.folder, self.config, self.loader, self.heldout, self.info, self.engine.world, identity)
 
-    def state_after(done: int) -> dict[str, Any]:
-        """The run's own state after `done` steps, stored next to the engine's. Flushes the records, so that they are
-        not older than the checkpoint."""
+    def _callbacks(
+        self, peak_flops_per_s: float | None
+    ) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
+        """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
+        files. Raises OSError if a file cannot be written."""
+        engine, config, out, start = self.engine, self.config, self.folder.path, self.start
+        settings, info, root = config.train, self.info, engine.rank == 0
+        faults = StepLog(out, "faults", start) if root else None
+        guard = BadStepGuard(settings, self.saved.get("guard", {}), self.loader.describe_rows, faults)
+        callbacks: list[Callback] = []
+        tracker = Tracker(settings.wandb, out, self.saved["run"], asdict(config)) if root and settings.wandb else None
+        console = Console(settings.steps, start, info.objective) if root else None
+        if console is not None:
+            log = MetricsLog(out, "metrics", start, tracker)
+            speed_arguments = self._tokens_until, info.flops, peak_flops_per_s
+            callbacks.append(Record(log, config, start, engine, *speed_arguments, console.step, lambda: guard.skipped))
+        if info.summarise is not None:
+            classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
+            logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
+            callbacks.append(Evaluate(engine, settings, info.summarise, console, logs))
+            if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
+                logs = [MetricsLog(out, "dimensions", start, tracker)] if root else []
+                callbacks.append(Dimensions(engine, settings, first_step(asdict(config)), console, logs))
+        if root and self.profiled:
+            callbacks.append(Profile(out, self.profiled, engine.device))
+        return guard, callbacks, [output for output in (console, tracker) if output is not None]
+
+    def _state_after(
+        self, guard: BadStepGuard, logs: Sequence[StepLog], audited: Path | None, done: int
+    ) -> dict[str, Any]:
+        """The run's own state after `done` steps, stored next to the engine's. Flushes the records and the file of
+        `audit_reads`, so that they are not older than the checkpoint."""
         if audited is not None and audited.exists():
             fsync(audited)
         return {
-            "run": saved["run"],
-            "settings": fixed_settings(config),
+            "run": self.saved["run"],
+            "settings": fixed_settings(self.config),
             "tilings": tilings(),
-            **fingerprints_until(done),
-            "tokens": tokens_until(done),
+            **self._fingerprints_until(done),
+            "tokens": self._tokens_until(done),
             "guard": guard.state,
             "records": {log.path.stem: log.sync() for log in logs},
         }
-
-    callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, start))
-    if root and info.folders:
-        # After Save, because the page shows the checkpoint that was just saved.
-        callbacks.append(UpdateReport(out, settings, checkpoints))
-    try:
-        done = fit(engine, config, guard, callbacks, start, stop, watchdog)
-    finally:  # a bar that is not closed leaves the terminal without a cursor
-        for output in outputs:
-            output.close()
-    if guard.fault is not None:
-        raise SharedError(f"{out}: {guard.fault}")
-    if root and done < settings.steps:
-        print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command continues from there")
-    return done >= settings.steps
 
 
 def _drop_later_records(folder: RunFolder, step: int) -> None:
@@ -124,43 +158,6 @@ def _drop_later_records(folder: RunFolder, step: int) -> None:
     for name in RECORDS:
         if folder.last_logged_step(name) > step:
             StepLog(folder.path, name, step)  # opening a log drops them, and moves damaged lines away
-
-
-def _callbacks(
-    engine: Engine,
-    config: Training,
-    out: Path,
-    start: int,
-    saved: Mapping[str, Any],
-    loader: BatchSource,
-    info: RunInfo,
-    tokens_until: Callable[[int], int],
-    peak_flops_per_s: float | None,
-    profiled: int,
-) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
-    """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
-    files. Raises OSError if a file cannot be written."""
-    root = engine.rank == 0
-    settings = config.train
-    faults = StepLog(out, "faults", start) if root else None
-    guard = BadStepGuard(settings, saved.get("guard", {}), loader.describe_rows, faults)
-    callbacks: list[Callback] = []
-    tracker = Tracker(settings.wandb, out, saved["run"], asdict(config)) if root and settings.wandb else None
-    console = Console(settings.steps, start, info.objective) if root else None
-    if console is not None:
-        log = MetricsLog(out, "metrics", start, tracker)
-        speed_arguments = tokens_until, info.flops, peak_flops_per_s
-        callbacks.append(Record(log, config, start, engine, *speed_arguments, console.step, lambda: guard.skipped))
-    if info.summarise is not None:
-        classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
-        logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
-        callbacks.append(Evaluate(engine, settings, info.summarise, console, logs))
-        if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
-            logs = [MetricsLog(out, "dimensions", start, tracker)] if root else []
-            callbacks.append(Dimensions(engine, settings, first_step(asdict(config)), console, logs))
-    if root and profiled:
-        callbacks.append(Profile(out, profiled, engine.device))
-    return guard, callbacks, [output for output in (console, tracker) if output is not None]
 
 
 def pretrain(
@@ -204,7 +201,8 @@ def pretrain(
             engine = build_engine(config, *inputs)
             folders = (data[0],) if heldout is None else (data[0], heldout)
             info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
-            finished = train(engine, config, folder, inputs.loader, inputs.heldout, info, stop, watchdog, profiled)
+            trainer = Trainer(engine, config, folder, inputs.loader, inputs.heldout, info, profiled)
+            finished = trainer.train(stop, watchdog)
             watchdog.close()
             state = engine.full_state() if finished else {}
         if finished and rank == 0:
