@@ -176,4 +176,4 @@ def test_communication(measured: dict[str, Any], name: str) -> None:
     assert gradients * share == pytest.approx(expected["gradients"], rel=0.01, abs=40_000)
     # Small parameters stay gathered under ZeRO-3 (stage3_param_persistence_threshold).
     assert sent.get("_allgather_base_", 0) * share == pytest.approx(expected["weights"], rel=0.01)
-    assert max(rank["bytes"].get("send", 0) for rank in ranks) == pytest.approx(expected["stages"], rel=1e-3)
+    assert max(rank["bytes"].get("send", 0) for rank in ranks) == pytest.approx(expected["stages"], rel=0.01)
