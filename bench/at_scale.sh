@@ -6,8 +6,8 @@
 #
 # TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
 # OUT until it prints the tables: training and tests stop after MINUTES (9) with exit code 75, and go on exactly where they were. The variables
-# below change its size; options go to the comparison, with absolute paths, such as
-# --own "xlme: --objective.generator-keep-fraction 0.15", which is what ELECTRA's code does.
+# below change its size; options go to the comparison, with absolute paths. Each system has the settings that were better in our small
+# runs (docs/results/comparison.md); options with --own replace them.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '5,10p' "$0" >&2; exit 2; }
 TEXT=$(realpath "$1") EVAL=$(realpath "$2") OUT=$(realpath -m "$3") MINUTES=${4:-9}
@@ -21,6 +21,10 @@ PROCESSES=${PROCESSES:-$(nproc)}
 # ELECTRA-Small's shape. The generator has a quarter of the layers, because its width is the discriminator's.
 MODEL=${MODEL:---model.width 256 --model.heads 4 --model.feed-forward 1024 --model.discriminator-layers 12 --model.generator-layers 3}
 WARMUP=${WARMUP:-1000} LOG=${LOG:-100}
+own=()
+for settings in "xlme: --objective.generator-keep-fraction 0.15" "xlmr_tlm: --objective.mask-fraction 0.3"; do
+  if [[ " $RECIPES " == *" ${settings%%:*} "* && " ${*:5}" != *" --own"* ]]; then own+=("$settings"); fi
+done
 
 prep() { "$PYTHON" -m data_prep "$@" >>"$OUT/prep.log" 2>&1 || { tail -3 "$OUT/prep.log" >&2; exit 1; }; }
 text=(--mono "$TEXT/mono" --para "$TEXT/para")
@@ -39,7 +43,7 @@ prep mix --encoded "$OUT/encoded/heldout" --vocab "$OUT/vocab" --out "$OUT/heldo
 timeout --foreground --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes $RECIPES --budgets $BUDGETS --seeds $SEEDS \
   --data "$OUT/train" --heldout "$OUT/heldout" --out "$OUT/compare" --rows "$ROWS" --ner "$EVAL/panx" --pos "$EVAL/udpos" \
   --tuning-seeds "$TUNING_SEEDS" --tuning="${TUNING:---tuning.learning-rate 3e-4 --tuning.batch 32 --tuning.epochs 3}" \
-  "${@:5}" -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \
+  ${own:+--own "${own[@]}"} "${@:5}" -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \
   --model.init-std 0.02 --data.micro-batch "$MICRO" --optimizer.learning-rate 5e-4 --optimizer.warmup-steps "$WARMUP" \
   --train.log-every "$LOG" --train.eval-every 0 ${SETTINGS:-} || {
   code=$?

@@ -52,7 +52,7 @@ def test_in_small(tmp_path: Path) -> None:
             "out",
             minutes,
             "--own",
-            "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.15",
+            "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.25",
         ]
         place = os.environ | SMALL | {"PYTHON": sys.executable}
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
@@ -64,6 +64,27 @@ def test_in_small(tmp_path: Path) -> None:
     assert last.returncode == 0 and "entities, F1" in last.stdout and "call it again" not in last.stdout, last.stderr
     runs = read_results(tmp_path / "out/compare/compare.json")
     assert [run.system for run in runs] == ["xlmr_tlm", "xlme"]
-    config = read_config(next((tmp_path / "out/compare/runs").glob("xlme-*/seed1")))["config"]
-    assert (config["optimizer"]["learning_rate"], config["objective"]["generator_keep_fraction"]) == (1e-3, 0.15)
+    configs = [
+        read_config(next((tmp_path / "out/compare/runs").glob(f"{name}-*/seed1")))["config"]
+        for name in ("xlme", "xlmr_tlm")
+    ]
+    assert [config["optimizer"]["learning_rate"] for config in configs] == [1e-3, 5e-4]
+    assert [config["objective"]["generator_keep_fraction"] for config in configs] == [0.25, 0.15]
+    assert configs[1]["objective"]["mask_fraction"] == 0.15, "settings of ours, which --own replaces"
     assert all(run.scores.keys() == {"pairs", "pairs_centred", "pos", "ner"} for run in runs)
+
+
+def test_each_system_has_its_settings(tmp_path: Path) -> None:
+    """With `echo` in Python's place."""
+    for recipes, own in (
+        (
+            "xlme xlmr_tlm",
+            "--own xlme: --objective.generator-keep-fraction 0.15 xlmr_tlm: --objective.mask-fraction 0.3",
+        ),
+        ("xlmr_tlm xlme_all_tokens", "--own xlmr_tlm: --objective.mask-fraction 0.3"),
+        ("xlme_all_tokens", ""),
+    ):
+        place = os.environ | {"PYTHON": "echo", "RECIPES": recipes}
+        words = ["bash", ROOT / "bench/at_scale.sh", ".", ".", tmp_path / "out", "1", "--processes", "2"]
+        done = subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
+        assert f"--tuning.epochs 3 {own} --processes 2 -- ".replace("  ", " ") in done.stdout, done
