@@ -49,8 +49,8 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """Returns `xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command calls this function first, so it also calls `guard_stdout`. If launchers never start `command`, it
-    removes a launcher's variables from the environment: they are left from another process, and `note` would print
+    Every command calls this function first, so it also calls `guard_stdout`. It removes launchers' variables from the
+    environment of a command that launchers never start: they are left from another process, and `note` would print
     nothing if they named a rank other than 0.
     """
     guard_stdout()
@@ -65,7 +65,7 @@ def command_line() -> str:
     parts = Path(sys.argv[0]).with_suffix("").parts
     if parts[-1:] == ("xlme",):
         start = ["xlme"]
-    elif "xlme_ds" in parts[:-1]:  # below, the last of them: a clone's folder may be called xlme_ds too
+    elif "xlme_ds" in parts[:-1]:  # the last such part counts: a clone's folder may be called xlme_ds too
         package = len(parts) - 1 - parts[::-1].index("xlme_ds")
         start = ["python", "-m", ".".join(parts[package:]).removesuffix(".__main__")]
     else:
@@ -81,8 +81,8 @@ def run_subcommand(
     description: str | None = None,
 ) -> None:
     """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
-    A user's mistake ends the process with one sentence and exit code 2. `kind`: what errors call a function, such as
-    `command`."""
+    A user's mistake ends the process with one sentence and exit code 2. `kind`: the word for such a function in errors,
+    such as `command`."""
     import tyro
 
     from .io.help import call_from_command_line, wrapped_help
@@ -109,9 +109,9 @@ def parse(
     --config file or of `base`, changed by the other options.
 
     A value of the wrong type or an unknown setting ends the program with a message; for an unknown setting, the message
-    suggests the nearest known one. A request for help ends the program too. Raises ValueError for an unknown recipe,
-    and if several of --recipe, --config and `base` are given, or none without a request for help. `xlme_ds.validate`
-    checks the values later.
+    suggests the nearest known one. A request for help ends the program too. Raises ValueError for an unknown recipe, if
+    several of --recipe, --config and `base` are given, and, without a request for help, if none is given.
+    `xlme_ds.validate` checks the values later.
     """
     import tyro
 
@@ -163,7 +163,7 @@ def config_from_file(path: Path) -> RunConfig:
 
 
 def _sources(command: type) -> list[str]:
-    """The options of which a command line needs one: each says where the settings come from."""
+    """The options that say where the settings come from; a command line needs one of them."""
     others = {"branch": "--branch RUN@STEP", "budget": "--budget DOLLARS"}
     return ["--recipe NAME", "--config FILE", *(others[x.name] for x in fields(command) if x.name in others)]
 
@@ -256,7 +256,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
             value, after = argument.removeprefix(f"{flag}="), arguments[index + 1 :]
         else:
             continue
-        if any(word.partition("=")[0] == flag for word in after):
+        if any(later.partition("=")[0] == flag for later in after):
             raise ValueError(f"{flag} is given twice: leave one out")
         return arguments[:index] + after, value
     return arguments, None
@@ -265,7 +265,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
     """`arguments` without `flags` and the flags' values."""
     rest: list[str] = []
-    flag = ""  # the flag that the current argument is or follows
+    flag = ""  # the latest flag, up to and including the current argument
     for argument in arguments:
         if argument.startswith("--"):
             flag = argument.partition("=")[0].replace("_", "-")

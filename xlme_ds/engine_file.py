@@ -24,8 +24,8 @@ _DECIDED_BY_THE_RECIPE = (
     "communication_data_type",
     "torch_autocast",
 )
-# Apart from `_LOSSY` in zero_optimization, these keys change how a step is computed and what it prints or records, but
-# not the loss curve.
+# Keys that a file may set. They change how a step is computed and what it prints or records. Only the keys `_LOSSY` of
+# zero_optimization would also change the loss curve.
 _ALLOWED = (
     "zero_optimization",
     "aio",
@@ -37,7 +37,7 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
-_LOSSY = (  # keys that round what ranks send each other, or round the master weights
+_LOSSY = (  # keys that round the numbers that ranks send each other, or the master weights
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
@@ -105,9 +105,9 @@ def resolve_engine_file(config: Config, world: int) -> Config:
     """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
     If a rank has one micro-batch per step, the file is zero3: ZeRO-3 sends as many bytes as ZeRO-1 if it can hold the
-    gathered weights until the backward pass, and sends more of them during computation. If a rank has several, the file
-    is zero1, because ZeRO-3 sends the parameters again for each micro-batch. Raises ValueError if the rows of a step do
-    not divide among the processes.
+    gathered weights until the backward pass, and sends more of these bytes during computation. If a rank has several
+    micro-batches, the file is zero1, because ZeRO-3 sends the parameters again for each micro-batch. Raises ValueError
+    if the rows of a step do not divide among the processes.
     """
     if config.engine.deepspeed != "auto":
         return config
@@ -122,17 +122,18 @@ def check_engine_file(config: Training) -> None:
         return
     stage = zero_stage(engine)
     bf16_gradients = engine.gradient_precision == "bf16"
-    file = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
+    subject = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
     if engine.kind == "pipeline" and stage != 1:
-        raise ValueError(f"{file}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
+        raise ValueError(f"{subject}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
     if stage == 3 and config.model.compile == "graphs":
         raise ValueError(
-            f"{file}, which gathers the parameters at new addresses each time, but model.compile graphs reads them at "
-            "fixed addresses: set model.compile to layers"
+            f"{subject}, which gathers the parameters at new addresses each time, but model.compile graphs reads them "
+            "at fixed addresses: set model.compile to layers"
         )
     if stage == 2 and bf16_gradients:
         raise ValueError(
-            f"{file}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or zero3"
+            f"{subject}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or "
+            "zero3"
         )
     if stage == 1 and bf16_gradients and engine.offload_optimizer != "none":
         raise ValueError(
@@ -140,4 +141,6 @@ def check_engine_file(config: Training) -> None:
             "to zero3"
         )
     if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
-        raise ValueError(f"{file}, which can offload only the optimizer and only to cpu: set engine.deepspeed to zero3")
+        raise ValueError(
+            f"{subject}, which can offload only the optimizer and only to cpu: set engine.deepspeed to zero3"
+        )

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). Training rows have more keys: the
-# sorted tuple of the language indices of an item's sides is the key of the number of such items.
+# The keys are "records", "tokens" and, for encoded text, "unknown" (`<unk>` ids). For training rows, the sorted tuples
+# of the language indices of an item's sides are keys too; such a key has the number of the items with these languages.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault in words): True for each record with the fault
 
@@ -21,21 +21,21 @@ def schema_and_checks(
     folder: Path, manifest: Manifest
 ) -> tuple[pa.Schema, Callable[[pa.RecordBatch], Faults], Callable[[pa.RecordBatch], RecordCounts]]:
     """Returns (schema of a folder's shards, function that finds faults in records, function that counts records)."""
-    text_end = manifest.vocabulary_size - 1  # the last id is <mask>, which no text has
+    mask_id = manifest.vocabulary_size - 1  # <mask> is the last id, and no text has it
     if manifest.stage == "mix":
         sides = 2 if manifest.settings["task"] == "para" else 1
-        faults = partial(
+        faults_of = partial(
             _row_faults,
-            text_end=text_end,
+            mask_id=mask_id,
             sides=sides,
-            languages=len(manifest.languages),
+            language_count=len(manifest.languages),
             layout=LAYOUTS[manifest.layout],
             packed=sides == 2 or bool(manifest.packed_unit),
         )
-        return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
+        return row_schema(manifest.settings["row_tokens"]), faults_of, partial(_count_rows, sides)
     if manifest.settings.get("task", folder.name) == "para":
-        return PAIRS, partial(_pair_faults, text_end=text_end), count_text
-    return DOCUMENTS, partial(_document_faults, text_end=text_end), count_text
+        return PAIRS, partial(_pair_faults, mask_id=mask_id), count_text
+    return DOCUMENTS, partial(_document_faults, mask_id=mask_id), count_text
 
 
 def count_text(batch: pa.RecordBatch) -> RecordCounts:
@@ -50,10 +50,10 @@ def _count_rows(sides: int, batch: pa.RecordBatch) -> RecordCounts:
     return items + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
 
 
-def _document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
+def _document_faults(batch: pa.RecordBatch, mask_id: int) -> Faults:
     ids, lengths, record_of = _flattened(batch.column("tokens"))
     yield lengths < 2, "a document without text"
-    yield _records_with(record_of, (ids < 0) | (ids >= text_end), batch.num_rows), f"an id outside [0, {text_end})"
+    yield _records_with(record_of, (ids < 0) | (ids >= mask_id), batch.num_rows), f"an id outside [0, {mask_id})"
     yield _records_with(record_of, (ids == BOS) | (ids == PAD), batch.num_rows), "<s> or <pad> inside a document"
     is_last = np.zeros(len(ids), dtype=bool)
     is_last[np.cumsum(lengths)[lengths > 0] - 1] = True
@@ -63,27 +63,26 @@ def _document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
     )
 
 
-def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
+def _pair_faults(batch: pa.RecordBatch, mask_id: int) -> Faults:
     for side in ("source", "target"):
         ids, lengths, record_of = _flattened(batch.column(side))
         yield lengths == 0, f"an empty {side} side"
-        outside = _records_with(record_of, (ids < 0) | (ids >= text_end), batch.num_rows)
-        yield outside, f"an id outside [0, {text_end}) on the {side} side"
+        outside = _records_with(record_of, (ids < 0) | (ids >= mask_id), batch.num_rows)
+        yield outside, f"an id outside [0, {mask_id}) on the {side} side"
         special = (ids == BOS) | (ids == PAD) | (ids == EOS)
         yield _records_with(record_of, special, batch.num_rows), f"<s>, <pad> or </s> on the {side} side"
 
 
 def _row_faults(
-    batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
+    batch: pa.RecordBatch, mask_id: int, sides: int, language_count: int, layout: Layout, packed: bool
 ) -> Faults:
-    """Yield the faults of training rows. An item has `sides` sides, 1 or 2. `languages` is the number of languages. A
-    row that is not `packed` has one item."""
+    """Yield the faults of training rows. An item has `sides` sides, 1 or 2. A row that is not `packed` has one item."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
     side_languages, side_counts, row_of_side = _flattened(batch.column("languages"))
     used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)  # tokens of a row's items
-    yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
+    yield ((rows < 0) | (rows >= mask_id)).any(1), f"an id outside [0, {mask_id})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
     yield (  # an item has at least one text token per side and 1 + `sides` special tokens
         _records_with(row_of_item, lengths < 1 + 2 * sides, len(rows)) | (used > width),
@@ -93,8 +92,8 @@ def _row_faults(
     yield misplaced.any(1), "<pad> where text belongs, or text after the last item"
     yield side_counts != item_counts * sides, "not one language per side"
     yield (
-        _records_with(row_of_side, (side_languages < 0) | (side_languages >= languages), len(rows)),
-        f"a language index outside [0, {languages})",
+        _records_with(row_of_side, (side_languages < 0) | (side_languages >= language_count), len(rows)),
+        f"a language index outside [0, {language_count})",
     )
     opening = "<s>" if layout.opening == BOS else "</s>"
     yield (

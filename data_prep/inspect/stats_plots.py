@@ -50,8 +50,8 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     `histograms` maps a language or pair to the number of its records in each bin, int64 [len(EDGES)].
     """
     counts = np.stack(list(histograms.values()), axis=1)
-    used = np.flatnonzero(counts.sum(1))
-    low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
+    filled_bins = np.flatnonzero(counts.sum(1))
+    low, high = (int(filled_bins[0]), int(filled_bins[-1]) + 1) if len(filled_bins) else (0, 1)
     shares = counts[low:high] / np.maximum(counts.sum(0), 1)
     with svg_figure((_width(counts.shape[1]), 3.6), "stats") as (figure, image):
         by_name, overall = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])

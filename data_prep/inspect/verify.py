@@ -38,8 +38,8 @@ Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check runs onl
 
 
 def run(config: VerifyConfig) -> None:
-    """Check `config.data`. Raises ValueError for the first fault, which names the file and, for a faulty record, the
-    row."""
+    """Check `config.data`. Raises ValueError for the first fault; the error names the file and, for a faulty record,
+    the row."""
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_checked_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
@@ -97,17 +97,17 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         size, ids = Vocabulary(model).size, manifest.vocabulary_size
         yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_remedy(folder)}"
     listed = {shard.name for shard in manifest.shards}
-    for stray in sorted(folder.rglob("*.arrow")):
+    for arrow_file in sorted(folder.rglob("*.arrow")):
         yield (
-            stray.relative_to(folder).as_posix() in listed,
-            f"{stray} is not in the manifest: delete it, or write {folder} again",
+            arrow_file.relative_to(folder).as_posix() in listed,
+            f"{arrow_file} is not in the manifest: delete it, or write {folder} again",
         )
     if stage == "mix":
-        rows, full = settings["rows"], settings["rows_per_shard"]
-        expected = [min(full, rows - start) for start in range(0, rows, full)]
+        rows, rows_per_shard = settings["rows"], settings["rows_per_shard"]
+        expected = [min(rows_per_shard, rows - start) for start in range(0, rows, rows_per_shard)]
         yield (
             [shard.rows for shard in manifest.shards] == expected,
-            f"{path} does not list {rows} rows, {full} per shard: {_remedy(folder)}",
+            f"{path} does not list {rows} rows, {rows_per_shard} per shard: {_remedy(folder)}",
         )
 
 
@@ -123,8 +123,8 @@ def _file_checks(path: Path, shard: Shard, index: Path | None, remedy: str) -> C
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
-    """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault, which names the file
-    and, for a faulty record, the first faulty row."""
+    """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault; the error names the
+    file and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
     index, checksums = path.with_suffix(".index"), list[np.ndarray]()
     _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))

@@ -21,8 +21,9 @@ from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 # of a packed row. A block is a run of this many slots, for cut and for packed rows. The slots of a block are shuffled
 # together; their examples fill about 30,000 rows or more.
 BLOCK_SLOTS = {"cut": 1 << 16, "packed": 1 << 18}
-# A stretch is a run of neighbouring examples of a file, with about this many ids, or fewer, on each side. A stretch is
-# usually inside one block, so that one read gets all its examples.
+# A stretch is a run of neighbouring examples of a file, which together have about this many ids at most on each side of
+# a pair; monolingual examples have one side. A stretch is usually inside one block, so that one read gets all its
+# examples.
 STRETCH_IDS = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
@@ -36,14 +37,14 @@ _IDS_IN_MEMORY = 1 << 25  # most ids that are read at once (128 MiB)
 class MixPlan:
     """The sampled order of a task's examples, and the shards that they are in.
 
-    A group is a language or a pair of languages. `group_languages` has the language indices of each group, and `tokens`
-    the number of tokens of all its examples. `mean_tokens` is the mean number of tokens of an example, over all groups.
-    `shards` are sorted by group, then by name.
+    A group is a language or a pair of languages. `language_indices` has the language indices of each group, and
+    `tokens` the number of tokens of all its examples. `mean_tokens` is the mean number of tokens of an example, over
+    all groups. `shards` are sorted by group, then by name.
     """
 
     row_tokens: int
     layout: Layout
-    group_languages: tuple[tuple[int, ...], ...]
+    language_indices: tuple[tuple[int, ...], ...]
     shards: tuple[EncodedShard, ...]
     tokens: tuple[int, ...]
     mean_tokens: float
@@ -54,7 +55,7 @@ class MixPlan:
     @property
     def specials(self) -> int:
         """The number of special tokens of an item."""
-        return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 2
+        return self.layout.pair_specials if len(self.language_indices[0]) == 2 else 2
 
     @cached_property
     def _examples_before(self) -> np.ndarray:
@@ -73,9 +74,9 @@ class MixPlan:
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
         """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, positions in
         `shard_indices` of the shard's examples)."""
-        order = np.argsort(shard_indices, kind="stable")
-        for indices in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
-            yield self.shards[int(shard_indices[indices[0]])], indices
+        sorted_positions = np.argsort(shard_indices, kind="stable")
+        for positions in np.split(sorted_positions, np.flatnonzero(np.diff(shard_indices[sorted_positions])) + 1):
+            yield self.shards[int(shard_indices[positions[0]])], positions
 
 
 def plan_rows(
@@ -183,7 +184,7 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     slice is left out.
     """
     rows_at_once = min(plan.order.block_slots, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
-    languages = np.array([index for (index,) in plan.group_languages])
+    languages = np.array([index for (index,) in plan.language_indices])
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
         ids, lengths = _cut_texts(plan, shards, examples)
@@ -266,7 +267,7 @@ def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, 
 def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     """Find where the items of these slots are in the encoded shards, without reading their ids."""
     groups, shards, examples = plan.locate(slots)
-    languages = np.array(plan.group_languages)[groups]  # [items, sides]
+    languages = np.array(plan.language_indices)[groups]  # [items, sides]
     starts, lengths = np.empty((2, languages.shape[1], len(slots)), dtype=np.int64)
     for shard, indices in plan.by_shard(shards):
         records, pieces = shard.locate(examples[indices])
@@ -277,7 +278,7 @@ def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
             lengths[0, indices] = (lengths[0, indices] - 1 - pieces * room).clip(max=room)
     is_pair = languages.shape[1] == 2
     swapped = plan.order.swapped(slots) & is_pair
-    if plan.into is not None:  # a pair that has this language has it as the second side
+    if plan.into is not None:  # a pair with this language has it as its second side
         swapped = np.where((languages == plan.into).any(1), languages[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
     return SampledItems(groups, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
@@ -297,18 +298,18 @@ def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarr
     padding_before = np.arange(len(rows)) * plan.row_tokens - unpadded[run_starts(item_counts)]
     item_starts = unpadded + np.repeat(padding_before, item_counts)
     side_starts, side_lengths = sampled.starts[:, items], sampled.lengths[:, items]
-    separators = item_starts + 1 + side_lengths[0]
+    separator_starts = item_starts + 1 + side_lengths[0]
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[item_starts] = plan.layout.opening
     if len(side_starts) == 2:
         for offset, separator in enumerate(plan.layout.between):
-            flat[separators + offset] = separator
+            flat[separator_starts + offset] = separator
     flat[item_starts + lengths - 1] = EOS
-    targets = np.stack([item_starts + 1, separators + len(plan.layout.between)])[: len(side_starts)]
+    target_starts = np.stack([item_starts + 1, separator_starts + len(plan.layout.between)])[: len(side_starts)]
     for shard, indices in plan.by_shard(sampled.shards[items]):
         starts, counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
-        copy_words(shard.batch_index.path, starts, counts, flat, targets[:, indices].ravel())
-    languages = np.array(plan.group_languages)[sampled.groups[items]]
+        copy_words(shard.batch_index.path, starts, counts, flat, target_starts[:, indices].ravel())
+    languages = np.array(plan.language_indices)[sampled.groups[items]]
     languages[sampled.swapped[items]] = languages[sampled.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages.ravel())
 

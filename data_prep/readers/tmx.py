@@ -27,7 +27,7 @@ _MAX_TAG_BYTES = 8_000_000  # largest size of a tag or a comment, which expat ke
 _HEAD_BYTES = 1000  # bytes at the start of a file, enough for its declaration of the encoding
 
 # First bytes of a file -> its encoding.
-_STARTS = {
+_ENCODING_BY_START = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -48,11 +48,11 @@ class Tmx(AlignedReader):
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
         """Yield each unit of a TMX file as a pair: its first segment in each of the two languages, without tags.
 
-        A unit that lacks a language or has an unknown entity is yielded as the reason "malformed" to drop it, and one
-        with a segment over MAX_LINE bytes as "long_line". Raises ValueError for a file that cannot be read.
+        For a unit to drop, yields the reason: "malformed" if it lacks a language or has an unknown entity, "long_line"
+        if a segment has over MAX_LINE bytes. Raises ValueError for a file that cannot be read.
         """
-        name = str(source.paths[0])
-        handler = _UnitHandler(name, source.languages)
+        path = str(source.paths[0])
+        handler = _UnitHandler(path, source.languages)
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
         parser.UseForeignDTD(True)  # an undeclared entity goes to SkippedEntityHandler, and is not an error
@@ -68,7 +68,7 @@ class Tmx(AlignedReader):
                 bytes_parsed += len(data)
                 parser.Parse(data)
                 if bytes_parsed - parser.CurrentByteIndex > _MAX_TAG_BYTES:
-                    raise ValueError(f"{name} has a tag or comment of over {_MAX_TAG_BYTES:,} bytes: is it a TMX file?")
+                    raise ValueError(f"{path} has a tag or comment of over {_MAX_TAG_BYTES:,} bytes: is it a TMX file?")
                 yield from handler.units
                 handler.units.clear()
             if bytes_parsed:
@@ -77,14 +77,14 @@ class Tmx(AlignedReader):
             fault = f"is not valid XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
             if handler.open_tags and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
                 fault = f"ends at line {error.lineno} with <{handler.open_tags[-1]}> still open"
-            raise ValueError(f"{name} {fault}: it is truncated or damaged. Fetch it again or repair it there") from None
+            raise ValueError(f"{path} {fault}: it is truncated or damaged. Fetch it again or repair it there") from None
 
 
 class _UnitHandler:
     """Handles expat's events, and collects complete units in `units`."""
 
-    def __init__(self, name: str, languages: tuple[str, ...]):
-        self.name = name
+    def __init__(self, path: str, languages: tuple[str, ...]):
+        self.path = path
         self.languages = languages
         self.units: list[PairOrReason] = []
         self.open_tags: list[str] = []
@@ -100,11 +100,11 @@ class _UnitHandler:
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if not self.open_tags and tag != "tmx":
-            raise ValueError(f"{self.name} is no TMX file: it begins with <{tag}>, not with <tmx>")
+            raise ValueError(f"{self.path} is no TMX file: it begins with <{tag}>, not with <tmx>")
         self.open_tags.append(tag)
         depth = len(self.open_tags)
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{self.name} has over {_MAX_DEPTH} elements inside of each other: is it a TMX file?")
+            raise ValueError(f"{self.path} has over {_MAX_DEPTH} elements inside of each other: is it a TMX file?")
         if self.segment_depth:
             if tag in _INLINE_CODES and not self.skipped_depth:
                 self.skipped_depth = depth
@@ -146,7 +146,7 @@ class _UnitHandler:
 
     def entity_declared(self, name: str, *_: object) -> NoReturn:
         raise ValueError(
-            f"{self.name} declares the entity {name!r}, but declarations are not read: replace the entity by its text"
+            f"{self.path} declares the entity {name!r}, but declarations are not read: replace the entity by its text"
         )
 
     def _unit(self) -> PairOrReason:
@@ -203,7 +203,7 @@ def _legal_reference(reference: re.Match[str]) -> str:
 def _encoding(head: bytes, path: CorpusPath) -> str:
     """The encoding of a file, by its first bytes or else by its XML declaration; without either, UTF-8. Raises
     ValueError if the declared encoding is unknown."""
-    for start, encoding in _STARTS.items():
+    for start, encoding in _ENCODING_BY_START.items():
         if head.startswith(start):
             return encoding
     declared = _ENCODING_DECLARATION.match(head)
@@ -218,11 +218,11 @@ def _encoding(head: bytes, path: CorpusPath) -> str:
         raise ValueError(f"{path} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_invalid_positions: list[int] = []  # of bytes that are invalid in the encoding; `_texts` counts and clears them
+_invalid_positions: list[int] = []  # where a chunk's invalid bytes begin; `_texts` counts and clears the positions
 
 
 def _replace_invalid(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds their position to
+    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds the position of the first one to
     `_invalid_positions`."""
     assert isinstance(error, UnicodeDecodeError)
     _invalid_positions.append(error.start)

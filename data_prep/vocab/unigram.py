@@ -2,9 +2,9 @@
 
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
 expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
-likelihood least. So every vocabulary is a subset of all larger ones. Training reads each distinct word once, weighted
-by its occurrences. The pieces that occur in a word are looked up only at the beginning; later, pruning deletes some of
-the pieces that were found.
+likelihood least. So every vocabulary is a subset of all larger ones. Each distinct word is stored once, and weighted by
+its occurrences. All pieces in a word are looked up once, at the beginning; when a piece is dropped, it is deleted from
+every word's list.
 
 Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, which have two
 characters or more. Number 0 is the unknown character.
@@ -38,8 +38,8 @@ from data_prep.vocab.word_counts import SPACE, WordCounts
 
 # The unknown character's log-probability is this many nats below that of the least likely piece, as in SentencePiece.
 UNKNOWN_PENALTY = 10.0
-# Training begins with max(_SEEDS, _SEEDS_PER_PIECE × size of the largest vocabulary) pieces, the seeds. The first
-# expectation maximisation drops about half of them.
+# Training begins with at most max(_SEEDS, _SEEDS_PER_PIECE × size of the largest vocabulary) pieces, the seeds. The
+# first expectation maximisation drops about half of them.
 _SEEDS = 1_000_000
 _SEEDS_PER_PIECE = 4
 # Seeds are substrings of the most frequent distinct words, which together have at most this many characters.
@@ -148,7 +148,7 @@ class UnigramTrainer:
         """
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
-            expect(*self._lattice(), expected)
+            expect(*self._lattice_arguments(), expected)
             to_keep = expected >= min_expected
             by_expected = np.argsort(-expected[self._first_longer :], kind="stable")
             to_keep[self._first_longer + by_expected[: max(min_size - self.characters, 0)]] = True
@@ -157,9 +157,9 @@ class UnigramTrainer:
             scores = _digamma(expected) - _digamma(expected.sum()[None])
             self._scores = np.append(scores.min() - UNKNOWN_PENALTY, scores)
         self._frequencies = np.zeros(len(self._scores))
-        self._score = segment(*self._lattice(), self._frequencies)
+        self._score = segment(*self._lattice_arguments(), self._frequencies)
 
-    def _lattice(self) -> tuple[Numbers, ...]:
+    def _lattice_arguments(self) -> tuple[Numbers, ...]:
         """The arguments of `expect` and `segment`."""
         return (
             self._text_lattice.starts,
@@ -219,18 +219,18 @@ def _digamma(x: Numbers) -> Numbers:
     return recurrence + np.log(x) - 0.5 / x - squared * (1 / 12 - squared * (1 / 120 - squared / 252))
 
 
-def _read_words(words: WordCounts, coverage: float) -> _Words:
+def _read_words(text: WordCounts, coverage: float) -> _Words:
     """The words, each with SPACE before it, as numbers of characters. Words over MAX_WORD_LENGTH characters are cut
     into several, and consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
-    separator, space = (pa.scalar(text, pa.large_string()) for text in ("", SPACE))
-    spaced = pc.binary_join_element_wise(space, words.words, separator)
+    separator, space = (pa.scalar(string, pa.large_string()) for string in ("", SPACE))
+    spaced = pc.binary_join_element_wise(space, text.words, separator)
     utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
     codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
-    counts = words.counts.astype(np.float64)
+    counts = text.counts.astype(np.float64)
     occurrences = np.zeros(0x110000)  # by code point
     count_characters(codes, _starts(sizes), counts, occurrences)
     ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
@@ -269,7 +269,7 @@ def _scripts(alphabet: list[str]) -> Numbers:
     return np.append(np.int8(ANY), scripts)
 
 
-def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
+def _seeds(words: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     """Returns (pieces, occurrences). `pieces` are the longer pieces with which training begins, by falling score;
     together with the characters they are at most `max_pieces`. `occurrences` holds a first guess for every piece,
     characters first: for a character its true occurrences, for a longer piece its score.
@@ -278,17 +278,17 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     always have the same character after them. SentencePiece chooses in the same way, from the inner nodes of a suffix
     tree.
     """
-    words = _most_frequent(text)
-    single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
+    frequent = _most_frequent(words)
+    character_occurrences = np.bincount(words.characters, np.repeat(words.counts, np.diff(words.starts)))[1:]
     # When a pass of the loop begins, these arrays describe the substrings of `length - 1` characters: `ids` has, by
     # position, the id of the substring that begins there; `occurrences` and `positions` have, by id, the substring's
     # occurrences and first position. `length` goes up to MAX_PIECE_LENGTH + 1, because the characters after a substring
     # of MAX_PIECE_LENGTH characters decide whether it is a candidate.
-    ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
+    ids, occurrences, positions = frequent.characters, np.append(0.0, character_occurrences), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, MAX_PIECE_LENGTH + 2):
         ids, longer_occurrences, prefixes, longer_positions = extend_substrings(
-            words.characters, words.starts, words.counts, words.reach, ids, occurrences, length
+            frequent.characters, frequent.starts, frequent.counts, frequent.reach, ids, occurrences, length
         )
         if length > 2:
             with_usual_next = np.zeros(len(occurrences))  # occurrences with the most frequent next character
@@ -298,27 +298,31 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
             candidates.append((scores, positions[is_candidate], np.full(len(scores), length - 1)))
         occurrences, positions = longer_occurrences, longer_positions
     scores, positions, sizes = (np.concatenate(column) for column in zip(*candidates, strict=True))
-    ranked = np.argsort(-scores, kind="stable")[: max(max_pieces - len(text.alphabet), 0)]
-    letters = ["", *text.alphabet]
+    ranked = np.argsort(-scores, kind="stable")[: max(max_pieces - len(words.alphabet), 0)]
+    letters = ["", *words.alphabet]
     pieces = [
-        "".join([letters[number] for number in words.characters[position : position + size].tolist()])
+        "".join([letters[number] for number in frequent.characters[position : position + size].tolist()])
         for position, size in zip(positions[ranked].tolist(), sizes[ranked].tolist(), strict=True)
     ]
-    return pieces, np.concatenate([single, scores[ranked]])
+    return pieces, np.concatenate([character_occurrences, scores[ranked]])
 
 
-def _most_frequent(text: _Words) -> _Words:
-    """The most frequent words: as many as have at most _SEED_CHARACTERS characters together."""
-    sizes = np.diff(text.starts)
+def _most_frequent(words: _Words) -> _Words:
+    """The most frequent words, as many as together have at most _SEED_CHARACTERS characters."""
+    sizes = np.diff(words.starts)
     if sizes.sum() <= _SEED_CHARACTERS:
-        return text
-    ranked = np.argsort(-text.counts, kind="stable")
+        return words
+    ranked = np.argsort(-words.counts, kind="stable")
     to_keep = np.zeros(len(sizes), bool)
     to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
     characters_to_keep = np.repeat(to_keep, sizes)  # bool for each character
     starts = _starts(sizes[to_keep])
     return _Words(
-        text.alphabet, text.characters[characters_to_keep], starts, text.counts[to_keep], text.reach[characters_to_keep]
+        words.alphabet,
+        words.characters[characters_to_keep],
+        starts,
+        words.counts[to_keep],
+        words.reach[characters_to_keep],
     )
 
 

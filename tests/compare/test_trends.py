@@ -54,9 +54,9 @@ def test_a_crossing_is_told_by_its_direction_or_not_at_all() -> None:
     noise = [(flops, score + 0.01 * (-1) ** n) for n, (flops, score) in enumerate(exact)]
     lines = trends({"exact": noise, "steep": steep, "same": exact})
     passed = crossing(lines["steep"], lines["exact"])
-    assert passed is not None and passed.overtakes and passed.at == pytest.approx(15.5, abs=0.02)
+    assert passed is not None and passed.overtakes and passed.log10_flops == pytest.approx(15.5, abs=0.02)
     back = crossing(lines["exact"], lines["steep"])
-    assert back is not None and not back.overtakes and back.at == pytest.approx(passed.at)
+    assert back is not None and not back.overtakes and back.log10_flops == pytest.approx(passed.log10_flops)
     assert crossing(lines["exact"], lines["same"]) is None
 
 

@@ -22,7 +22,7 @@ from xlme_ds import run_commands
 from xlme_ds.cli import fail, note
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import ranks
-from xlme_ds.engine.ranks import SharedError, _device, first_host, start_process_group, torch_variables
+from xlme_ds.engine.ranks import SharedError, _gpu_index, first_host, start_process_group, torch_variables
 from xlme_ds.finetune.__main__ import main as finetune
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
@@ -61,7 +61,7 @@ def test_one_process_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, caps
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as left:
             try:
-                _device()
+                _gpu_index()
             except SharedError as error:
                 fail("xlme pretrain", error)
         assert left.value.code == 2
@@ -75,7 +75,7 @@ def test_a_process_takes_its_gpu_or_the_only_one_that_it_sees(
     """As under srun --gpus-per-task=1; DeepSpeed reads the variable."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", rank)
-    assert _device() == int(number) and os.environ["LOCAL_RANK"] == number
+    assert _gpu_index() == int(number) and os.environ["LOCAL_RANK"] == number
 
 
 @pytest.mark.parametrize("around", [{}, SCRIPT, TASK | {"SLURM_STEP_NUM_TASKS": "2"}, {"PMI_SIZE": "4"}])

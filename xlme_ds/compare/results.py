@@ -294,7 +294,7 @@ def _overtaking(trend_of: Mapping[str, Trend], first: str, other: str, higher_is
     if point is None:
         return "the slopes cannot be told apart"
     ahead = "ahead" if point.overtakes == higher_is_better else "behind"
-    return f"{ahead} from {_power(point.at)} ({_power(point.low)} to {_power(point.high)})"
+    return f"{ahead} from {_power(point.log10_flops)} ({_power(point.low)} to {_power(point.high)})"
 
 
 def _power(exponent: float) -> str:

@@ -112,22 +112,21 @@ class _RunSettings:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
-def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The settings of single recipes, by recipe, from entries of the form "RECIPE: SETTINGS". `names` are the names of
-    the systems. Raises ValueError for an entry of another form, for a recipe that no system has, and for a repeated
-    recipe."""
+def own_settings(entries: Sequence[str], system_names: Sequence[str]) -> dict[str, list[str]]:
+    """The settings of single recipes, by recipe, from entries of the form "RECIPE: SETTINGS". Raises ValueError for an
+    entry of another form, for a recipe that no system has, and for a repeated recipe."""
     settings_of: dict[str, list[str]] = {}
-    recipes = [part for name in names for part in name.split("+")]
+    recipes = [part for name in system_names for part in name.split("+")]
     for entry in entries:
-        name, colon, settings = entry.partition(":")
+        recipe_name, colon, settings = entry.partition(":")
         if not colon:
             raise ValueError(f'--own {entry}: write "RECIPE: SETTINGS"')
-        if name not in recipes:
-            raise ValueError(f"--own names {name}, which is not in --recipes: name one of {', '.join(recipes)}")
-        if name in settings_of:
-            raise ValueError(f"--own names {name} twice: give all settings of {name} in one entry")
+        if recipe_name not in recipes:
+            raise ValueError(f"--own names {recipe_name}, which is not in --recipes: name one of {', '.join(recipes)}")
+        if recipe_name in settings_of:
+            raise ValueError(f"--own names {recipe_name} twice: give all settings of {recipe_name} in one entry")
         try:
-            settings_of[name] = shlex.split(settings)
+            settings_of[recipe_name] = shlex.split(settings)
         except ValueError as error:
             raise ValueError(f"--own {entry}: {error}") from None
     return settings_of
@@ -157,30 +156,30 @@ def plan_system(
     return System(name, budget.flops, seed, tuple(runs))
 
 
-def _row_options(name: str, rows: int) -> list[str]:
-    """Options that divide the rows of a step between the tasks in the proportion of the recipe `name`. Raises
+def _row_options(recipe_name: str, rows: int) -> list[str]:
+    """Options that divide the rows of a step between the tasks in the proportion of the recipe `recipe_name`. Raises
     ValueError if this does not give whole numbers."""
-    data = recipe(name).data
+    data = recipe(recipe_name).data
     mono, rest = divmod(rows * data.mono_rows, data.mono_rows + data.para_rows)
     if rest:
         raise ValueError(
-            f"{name} reads {data.mono_rows} rows of text for every {data.para_rows} rows of pairs, but --rows {rows} "
-            "cannot be divided in this proportion: choose another --rows"
+            f"{recipe_name} reads {data.mono_rows} rows of text for every {data.para_rows} rows of pairs, but --rows "
+            f"{rows} cannot be divided in this proportion: choose another --rows"
         )
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
 
 def _plan_run(
-    name: str, options: list[str], share: Budget, before: PlannedRun | None, runs_folder: Path, seed_folder: str
+    recipe_name: str, options: list[str], share: Budget, before: PlannedRun | None, runs_folder: Path, seed_folder: str
 ) -> PlannedRun:
-    """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, unless this is
-    None. Raises ValueError if `share` rounds to 0 steps, or if the model of `before` has another shape."""
+    """The run of the recipe `recipe_name` that spends `share`. It starts from the weights of the run `before`, unless
+    `before` is None. Raises ValueError if `share` rounds to 0 steps, or if the model of `before` has another shape."""
     run = validate(parse(program("compare"), _RunSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)
     if steps < 1:
         raise ValueError(
-            f"{share.flops:g} operations are less than a step of {name} ({step_flops:.3g}): raise --budgets"
+            f"{share.flops:g} operations are less than a step of {recipe_name} ({step_flops:.3g}): raise --budgets"
         )
     prefix = ""
     if before is not None:
@@ -189,8 +188,8 @@ def _plan_run(
             theirs, ours = getattr(before.config.model, setting), getattr(run.model, setting)
             if theirs != ours:
                 raise ValueError(
-                    f"{name} has model.{setting} {ours}, but starts from {before.config.name}, which has {theirs}: "
-                    f"give both the same --model.{setting.replace('_', '-')} after --"
+                    f"{recipe_name} has model.{setting} {ours}, but starts from {before.config.name}, which has "
+                    f"{theirs}: give both the same --model.{setting.replace('_', '-')} after --"
                 )
         objective = before.config.objective
         take = "all" if objective.name == run.objective.name else main_encoder(objective_of(objective).encoders)
@@ -199,7 +198,7 @@ def _plan_run(
     try:
         config = validate(parse(program("compare"), _RunSettings, "", options).run)
     except ValueError as error:  # the settings were valid with the recipe's number of steps, but not with this number
-        bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {name}"
+        bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {recipe_name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
-    folder = runs_folder / f"{prefix}{name}-{steps}" / seed_folder
+    folder = runs_folder / f"{prefix}{recipe_name}-{steps}" / seed_folder
     return PlannedRun(config, folder, tuple(options), step_flops, int(sum(config.data.mean_rows) * share.row_tokens))

@@ -39,7 +39,7 @@ class Trend(NamedTuple):
 class Crossing(NamedTuple):
     """The point where the first of two lines crosses the other one, in log10 of operations."""
 
-    at: float
+    log10_flops: float
     low: float  # lower end of the interval
     high: float  # upper end of the interval
     overtakes: bool  # whether the first line is above the other one after the crossing
@@ -53,7 +53,7 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
     """
     # system -> (parameters of its line [2], inverse of the normal matrix [2, 2])
     lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    squares, dof = 0.0, 0
+    squared_residuals, dof = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
         if len(x) == 0 or np.ptp(x) < 0.1:  # equal operations, up to rounding to whole steps
@@ -61,11 +61,11 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
         design = np.stack([np.ones_like(x), x], axis=1)
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)
         lines[name] = parameters, np.linalg.inv(design.T @ design)
-        squares += float(np.sum((y - design @ parameters) ** 2))
+        squared_residuals += float(np.sum((y - design @ parameters) ** 2))
         dof += len(x) - 2
     if dof < 1:
         return {}
-    variance, quantile = squares / dof, t_quantile(dof)
+    variance, quantile = squared_residuals / dof, t_quantile(dof)
     return {
         name: Trend(float(parameters[0]), float(parameters[1]), variance * inverse, quantile)
         for name, (parameters, inverse) in lines.items()

@@ -85,7 +85,7 @@ class PipelineEngine(ZeroEngine):
         # DeepSpeed 0.19.8 gives DualPipeV one buffer for each micro-batch of a training step. In an evaluation with
         # more micro-batches, two micro-batches would share a buffer.
         self._max_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
-        self._last_part = own_parts[-1]
+        self._last_own_part = own_parts[-1]
         self._predicted: list[Tensor] = []  # predictions of the first pass, by micro-batch
         self._tied_embedding = _TiedEmbedding(self.engine, own_parts)
         self._tied_embedding.sync_weights()
@@ -98,10 +98,10 @@ class PipelineEngine(ZeroEngine):
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """The loss of a micro-batch, times `_loss_factor`. DeepSpeed calls this function on the last stage."""
         batch = self._batch(labels)
-        return context.loss(self._last_part.output(outputs, batch), batch) * self._loss_factor
+        return context.loss(self._last_own_part.output(outputs, batch), batch) * self._loss_factor
 
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
-        return Batch.of_tensors(tensors, self._last_part.added)
+        return Batch.of_tensors(tensors, self._last_own_part.added)
 
     def prepare_step(self, step: int) -> None:
         """As `Engine.prepare_step`. At a phase's first step, also make DeepSpeed forget the activations' shape, because
@@ -153,30 +153,30 @@ class PipelineEngine(ZeroEngine):
         `micro_batches`: the number of micro-batches that the schedule runs, equal on all processes. Collective over the
         stages.
         """
-        if not self._last_part.two_passes:
+        if not self._last_own_part.two_passes:
             return batches
-        open_batches = [self._last_part.first_pass(batch) for batch in batches]
+        open_batches = [self._last_own_part.first_pass(batch) for batch in batches]
         self._predicted.clear()
         self.engine.module.loss_fn = self._keep_predictions
-        self._last_part.exclude_special = True
+        self._last_own_part.exclude_special = True
         self._evaluate_by_schedule(open_batches, micro_batches)
-        self._last_part.exclude_special = False
+        self._last_own_part.exclude_special = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
             return [batch._replace(added={}) for batch in batches]
-        if not self._last_part.part.last:
+        if not self._last_own_part.part.last:
             last_stage = self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
             for open_batch in open_batches:
                 self._predicted.append(torch.empty_like(open_batch.masked_M))
                 dist.recv(self._predicted[-1], src=last_stage)
         # There are more predictions than batches if the schedule repeated batches.
         triples = zip(batches, open_batches, self._predicted, strict=False)
-        return [self._last_part.second_pass(*triple) for triple in triples]
+        return [self._last_own_part.second_pass(*triple) for triple in triples]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """The loss function of the first pass: it stores the predictions and returns 0."""
-        self._predicted.append(self._last_part.output(outputs, self._batch(labels)).predicted_M)
+        self._predicted.append(self._last_own_part.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
     def _sync_module_weights(self) -> None:

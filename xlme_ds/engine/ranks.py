@@ -125,7 +125,7 @@ def start_process_group(
     from .deepspeed_compat import check_deepspeed, loading_extensions
 
     if on_gpu():
-        torch.cuda.set_device(_device())
+        torch.cuda.set_device(_gpu_index())
     timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
     # DeepSpeed's engines make groups without a timeout, so torch takes these defaults (its own are 30 and 10 minutes).
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
@@ -170,7 +170,7 @@ def extend_timeout() -> None:
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
     """Print `message` if the `with` block takes longer than `_SLOW_SECONDS`. Only processes with LOCAL_RANK 0 print:
-    one on each node, or all if each process sees only one GPU (`_device`)."""
+    one on each node, or all if each process sees only one GPU (`_gpu_index`)."""
     timer = threading.Timer(_SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
@@ -188,7 +188,7 @@ def _single_process_variables() -> dict[str, str]:
     return dict(zip(LAUNCHER_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
 
 
-def _device() -> int:
+def _gpu_index() -> int:
     """The index of this process's GPU: LOCAL_RANK, or 0 if the process sees only one GPU. Sets LOCAL_RANK, which
     DeepSpeed reads, to this index. Raises SharedError if no visible GPU has the index."""
     index = int(os.environ["LOCAL_RANK"])
@@ -269,8 +269,8 @@ def all_gather(value: Result) -> list[Result]:
 
 
 def on_all_ranks(function: Callable[[], Result]) -> Result:
-    """Return the result of `function` on this rank. If it raises ValueError or OSError on any rank, all ranks raise
-    SharedError; collective."""
+    """Return the result of `function` on this rank. If `function` raises ValueError or OSError on any rank, all ranks
+    raise SharedError; collective."""
     result, error = None, None
     try:
         result = function()

@@ -23,10 +23,10 @@ _GUARD = "\ue000"  # NFC composes it with no other character; a U+E000 of the te
 _NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode assigns this code to no character
 
 
-def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
+def tokenizer_files(vocabulary: Vocabulary, max_tokens: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
     """The JSON contents of the tokenizer's files, by file name.
 
-    `longest`: maximum number of tokens of an input; `layout`: the special tokens around and between texts.
+    `max_tokens`: maximum number of tokens of an input; `layout`: the special tokens around and between texts.
 
     Raises ValueError without the package tokenizers.
     """
@@ -43,7 +43,7 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
     config = tokens | {
         # This class uses tokenizer.json as it is; XLMRobertaTokenizerFast would replace some of its parts.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
+        "model_max_length": max_tokens,
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,

@@ -54,9 +54,9 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
 
     A list, and a setting with a section (--train.steps), may be given twice: see `join_lists`.
 
-    The message recognises four kinds of unknown flags: one of other programs or commands, one without its section
-    (--steps for --train.steps), one with initials in place of the name (--lr for --optimizer.learning-rate), and a
-    misspelt one.
+    These unknown flags get advice: a flag of other programs or commands, a setting without its section (--steps for
+    --train.steps) or with initials in place of its name (--lr for --optimizer.learning-rate), a section without a
+    setting (--train), and a misspelt flag.
 
     `kinds`: for each flag of the command, the type of its value.
     """
@@ -163,8 +163,8 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
 
 
 def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """`text` as a number of the type `kind`. Raises ValueError if it is none. If `kind` is int and `text` is 1e6, the
-    error advises to write 1000000."""
+    """`text` as a number of the type `kind`. Raises ValueError if `text` is no such number. If `kind` is int and `text`
+    is 1e6, the error advises to write 1000000."""
     try:
         return kind(text)
     except ValueError:

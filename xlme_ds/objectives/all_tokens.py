@@ -63,7 +63,7 @@ class AllTokensModel(Electra):
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
-        """The tokens that the discriminator predicts, [B, T]. In this class they are all original tokens."""
+        """The tokens that the discriminator predicts, [B, T]: in this class the original token at every position."""
         return batch.tokens_BT
 
     def predict_originals(
@@ -115,7 +115,7 @@ class AllTokensObjective(ElectraObjective):
     model_classes = AllTokensModel, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if generator and discriminator have two embeddings: both softmaxes need the same."""
+        """Also raise ValueError if generator and discriminator have two embeddings: both softmaxes use the same one."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -124,13 +124,13 @@ class AllTokensObjective(ElectraObjective):
             )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """The operations per token of ELECTRA, plus those of a softmax at every position, in a pipeline's last part."""
+        """ELECTRA's operations per token, plus those of a softmax at every position, run by a pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_flops(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
     def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """−log p(x_t) of the original token at every position, float32 [B, T]."""
         logits_BT = output.replaced_logits_BT.float()
-        predicted_BT = F.logsigmoid(logits_BT) - output.token_nll_BT  # log p if the token was replaced: no copying
-        copied_BT = torch.logaddexp(F.logsigmoid(-logits_BT), predicted_BT)  # log p if the original token is read
-        return -torch.where(output.corrupted_BT == batch.tokens_BT, copied_BT, predicted_BT)
+        log_p_replaced_BT = F.logsigmoid(logits_BT) - output.token_nll_BT  # if the token was replaced: no copying
+        log_p_original_BT = torch.logaddexp(F.logsigmoid(-logits_BT), log_p_replaced_BT)  # if it was not
+        return -torch.where(output.corrupted_BT == batch.tokens_BT, log_p_original_BT, log_p_replaced_BT)

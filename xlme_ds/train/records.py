@@ -1,5 +1,6 @@
-"""Writes a run's records (the JSON-lines files of `run_folder.RECORDS`, and TensorBoard events), the rows that every
-step read, and the output in the terminal. A resumed run continues the records without gaps or repeats."""
+"""Writes a run's records (the JSON-lines files of `run_folder.RECORDS`, and TensorBoard events), the numbers of the
+rows that every step read, and the output in the terminal. A resumed run continues the records without gaps or
+repeats."""
 
 import json
 import math
@@ -225,7 +226,7 @@ class Console:
     each logged step."""
 
     def __init__(self, steps: int, start: int, objective: Mapping[str, Any] | None):
-        """`objective`: what `objectives.describe` returned; None in fine-tuning, whose loss has no terms."""
+        """`objective`: the result of `objectives.describe`; None in fine-tuning, whose loss has no terms."""
         self.steps = steps
         self.terms: Sequence[str] = objective["terms"] if objective else ()
         self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
@@ -263,7 +264,7 @@ class Console:
         self.show(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
-        """Show the effective dimensions of each layer's token states, and the warning if there is one."""
+        """Show the effective number of dimensions of each layer's token states, and the warning if there is one."""
         layers = [f"{value:.0f}" for name, value in values.items() if name != "step"]
         self.show(f"step {values['step']}/{self.steps}  dimensions by layer: {', '.join(layers)}")
         if warning:
@@ -279,27 +280,27 @@ class Console:
         shown = []
         for name in filter(values.__contains__, self.terms):
             unigram = values.get(f"unigram_nll_{self.quantities[name]['task']}")
-            compared = unigram is not None and self.quantities[name]["unigram"]
-            shown.append(f"{name} {values[name]:.3f}" + (f" (unigram {unigram:.2f})" if compared else ""))
+            comparable = unigram is not None and self.quantities[name]["unigram"]
+            shown.append(f"{name} {values[name]:.3f}" + (f" (unigram {unigram:.2f})" if comparable else ""))
         return "  ".join(shown)
 
 
 # The folder that records the rows of every step, for `xlme audit`. Its files:
 #
-# `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`, `audit`: whether
-# `train.audit` was on}. Starts before the first one with `train.audit` have no line. The index of the line, from 0, is
-# the index of the attempt.
+# `attempts.jsonl` has a line for every start of the run, except those before the first one with `train.audit`:
+# {`start`: steps done by then, `world`, `audit`: whether `train.audit` was on}. The index of the attempt is the line's
+# index, from 0, among the lines that `audit_lines` returns.
 #
 # `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task: [[number of the first row, CRC-32 of
-# the tokens of each row, ...], ...]}}. A task has an inner list for each micro-batch with its rows. Lines are only
-# added: a step that was repeated after a resume has a line for each attempt.
+# the tokens of each row, ...], ...]}}. A task has an inner list for each micro-batch that has rows of the task. Lines
+# are only added: a step that was repeated after a resume has a line for each attempt.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
 def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int, audit: bool) -> Path | None:
     """Record this start of the run and make `loader` record the rows that it reads from now on. Without `audit`, record
-    only the start, and only if an earlier one was recorded. Collective.
+    only the start, and only if an earlier start was recorded. Collective.
 
     Returns the file that gets this rank's rows, or None if there is none.
     """

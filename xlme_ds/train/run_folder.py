@@ -51,7 +51,7 @@ _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
 class RunFolder:
-    """The folder that `--out` names. Every rank has a RunFolder; only rank 0's writes."""
+    """The folder that `--out` names. Every rank has a RunFolder, but only rank 0 writes to the folder."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
         """`root`: whether this process is rank 0; `writes`: whether rank 0 writes, which it does not in a dry run."""
@@ -203,19 +203,20 @@ class RunFolder:
         `subject`: the beginning of the message. `done`: number of finished steps; settings of schedule and data may
         differ if they change only later steps. If `done` is None, these settings must be equal too.
         """
-        theirs, ours = flatten(stored), fixed_settings(config)
-        if ("task" in theirs) != ("task" in ours):
-            kind = "fine-tuning" if "task" in theirs else "pre-training"
+        earlier, current = flatten(stored), fixed_settings(config)
+        if ("task" in earlier) != ("task" in current):
+            kind = "fine-tuning" if "task" in earlier else "pre-training"
             raise ValueError(f"{self.path} is a run of {kind}: choose another output folder")
-        if missing := sorted(ours.keys() - theirs.keys()):
+        if missing := sorted(current.keys() - earlier.keys()):
             raise ValueError(f"{subject} without {missing[0]}, by another version: choose another output folder")
-        changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
-        keys = sorted(ours.keys() | {key for key in theirs if not _may_change(key)})
-        different = [key for key in keys if ours.get(key) != theirs.get(key) and not key.startswith(changeable)]
-        # In fine-tuning, the user gives `tuning.` and other settings follow from it: name only `tuning.` if it differs.
+        changeable = () if done is None else _prefixes_that_may_change(earlier, config, done)
+        keys = sorted(current.keys() | {key for key in earlier if not _may_change(key)})
+        different = [key for key in keys if current.get(key) != earlier.get(key) and not key.startswith(changeable)]
+        # In fine-tuning, other settings follow from those of `tuning.`, which the user gives: name only these if any
+        # differ.
         different = [key for key in different if key.startswith("tuning.")] or different
         if different:
-            shown = [f"{key} {theirs.get(key)}, this call has {ours.get(key)}" for key in different[:5]]
+            shown = [f"{key} {earlier.get(key)}, this call has {current.get(key)}" for key in different[:5]]
             more = "; …" if len(different) > 5 else ""
             raise ValueError(f"{subject} with {'; '.join(shown)}{more}: {self._remedy(different[0], config)}")
 
@@ -300,37 +301,37 @@ def describe_missing_steps(logged: Iterable[int], every: int, last: int, done: i
 
 def fixed_settings(config: Training) -> dict[str, Any]:
     """The settings that may not change on resume, by `section.key`."""
-    ours = flatten(json.loads(json.dumps(asdict(config))))  # turns tuples into lists, as in config.json
-    return {key: value for key, value in ours.items() if not _may_change(key)}
+    settings = flatten(json.loads(json.dumps(asdict(config))))  # turns tuples into lists, as in config.json
+    return {key: value for key, value in settings.items() if not _may_change(key)}
 
 
-def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
-    """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: `train.steps`
+def _prefixes_that_may_change(earlier: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
+    """Prefixes of settings that may differ from `earlier` because they change none of the `done` steps: `train.steps`
     and `schedule.` if these steps have the same learning rates, `data.phase_` if these steps have equal phases."""
 
     def rates(steps: int, schedule: ScheduleConfig) -> list[float]:
         return [learning_rate(step, steps, config.optimizer, schedule) for step in range(done)]
 
     prefixes: list[str] = []
-    schedule = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
+    schedule = ScheduleConfig(earlier["schedule.name"], earlier["schedule.decay_steps"])
     with suppress(KeyError, TypeError):  # raised if config.json is damaged
         steps = config.train.steps
-        if done <= steps and rates(theirs["train.steps"], schedule) == rates(steps, config.schedule):
+        if done <= steps and rates(earlier["train.steps"], schedule) == rates(steps, config.schedule):
             prefixes += ["train.steps", "schedule."]
     if isinstance(config, RunConfig):
-        their_data = DataConfig(
-            phase_steps=tuple(theirs["data.phase_steps"]),
-            phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
-            phase_rotary_bases=tuple(theirs["data.phase_rotary_bases"]),
+        earlier_data = DataConfig(
+            phase_steps=tuple(earlier["data.phase_steps"]),
+            phase_mask_fractions=tuple(earlier["data.phase_mask_fractions"]),
+            phase_rotary_bases=tuple(earlier["data.phase_rotary_bases"]),
         )
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
         begun_phases = [
             [
-                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, where `base` is used
+                phase._replace(rotary_base=phase.rotary_base or base)  # the last phase has None and uses `base`
                 for phase in phases(settings, fraction)
                 if phase.first_step < done
             ]
-            for settings in (their_data, config.data)
+            for settings in (earlier_data, config.data)
         ]
         if begun_phases[0] == begun_phases[1]:
             prefixes.append("data.phase_")

@@ -51,7 +51,7 @@ _LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "output.dense": "down",
     "output.LayerNorm": "feed_forward_norm",
 }
-# For each class XLMRoberta + ending, by the ending, the parameters of the class's head: XLM-R's name -> our name.
+# End of a class's name, after XLMRoberta -> the parameters of the class's head (XLM-R's name -> our name).
 _HEADS = {
     "ForMaskedLM": {
         "lm_head.dense.weight": "masked_head.dense.weight",
@@ -76,7 +76,7 @@ _NOT_HEADS = "embeddings.", "encoder.", "pooler."
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
-    """The settings in XLM-R's config.json that give a model's shape."""
+    """The settings in XLM-R's config.json that describe a model with the settings `cfg`."""
     settings = {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()}
     return settings | _FIXED | {"max_position_embeddings": cfg.max_positions + _FIRST_POSITION, "type_vocab_size": 1}
 
@@ -93,8 +93,8 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
         _POSITIONS: torch.cat([torch.zeros(_FIRST_POSITION, width), ours["encoder.positions"]]),
         _TOKEN_TYPES: torch.zeros(1, width),
     }
-    for theirs, name, third in _name_pairs(encoder.cfg):
-        # A third is copied, because safetensors refuses tensors that share memory.
+    for theirs, name, third in _parameter_names(encoder.cfg):
+        # A third of `qkv` is copied, because safetensors refuses tensors that share memory.
         state[theirs] = ours[name] if third is None else ours[name].chunk(len(_PROJECTIONS))[third].clone()
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
@@ -152,7 +152,7 @@ def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """Returns (path of the weights file, even if only its shards exist; the parameters, by names without `_PREFIX`)."""
-    for file, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _unpickled)):
+    for file, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _read_pickled)):
         if shards := shards_of(folder / file):
             return folder / file, {
                 name.removeprefix(_PREFIX): value for shard in shards for name, value in read(shard).items()
@@ -160,7 +160,7 @@ def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
 
 
-def _unpickled(path: Path) -> dict[str, Tensor]:
+def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a faulty pickle raises errors of many classes
@@ -175,7 +175,7 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
     """The encoder's parameters under our names. The embedding of XLM-R's only token type is added to every position's
     embedding."""
     parts: dict[str, list[Tensor]] = {}
-    for theirs, name, _ in _name_pairs(cfg):
+    for theirs, name, _ in _parameter_names(cfg):
         parts.setdefault(name, []).append(state[theirs])
     return {
         "embedding_0": state[_EMBEDDING],
@@ -184,7 +184,7 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
     }
 
 
-def _name_pairs(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
+def _parameter_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
     """Yield (XLM-R's name, our name, third) for every parameter of the encoder except the embedding tables. `third` is
     0, 1 or 2 if XLM-R's parameter is that third of our `qkv`, and None if it is the whole of our parameter."""
     for kind in ("weight", "bias"):
