@@ -92,7 +92,7 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
             return f"sets {key}, which may change the loss curve: remove it (the file may set {', '.join(_ALLOWED)})"
     for key in _LOSSY:
         if zero.get(key):
-            return f"sets zero_optimization.{key}, which rounds the numbers that ranks send each other: remove it"
+            return f"sets zero_optimization.{key}, which rounds numbers of the training: remove it"
     return ""
 
 
