@@ -175,10 +175,11 @@ def _plan_run(
     """The run of the recipe `recipe_name` that spends `share`. It starts from the weights of the run `before`, unless
     `before` is None. Raises ValueError if `share` rounds to 0 steps, or if the model of `before` has another shape."""
     run = validate(parse(program("compare"), _RunSettings, "", options).run)
-    if run.data.mono_rows + run.data.para_rows != share.rows:
+    mono, para = run.data.mono_rows, run.data.para_rows
+    if mono + para != share.rows:
         raise ValueError(
-            f"{name} has {run.data.mono_rows} + {run.data.para_rows} rows in a step, but --rows says {share.rows}: leave "
-            "--data.mono-rows and --data.para-rows out, or give both, with this sum"
+            f"{recipe_name} has {mono} + {para} rows in a step, but --rows says {share.rows}: leave --data.mono-rows and "
+            "--data.para-rows out, or give both, with this sum"
         )
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)
