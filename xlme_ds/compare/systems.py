@@ -178,8 +178,8 @@ def _plan_run(
     mono, para = run.data.mono_rows, run.data.para_rows
     if mono + para != share.rows:
         raise ValueError(
-            f"{recipe_name} has {mono} + {para} rows in a step, but --rows says {share.rows}: leave --data.mono-rows and "
-            "--data.para-rows out, or give both, with this sum"
+            f"{recipe_name} has {mono} + {para} rows in a step, but --rows says {share.rows}: leave "
+            "--data.mono-rows and --data.para-rows out, or give both, with this sum"
         )
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)
