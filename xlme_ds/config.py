@@ -162,7 +162,7 @@ class ModelConfig:
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
     where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers", "graphs"] = "auto"
-    """Compilation for speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step;
+    """Compilation for speed on a GPU. layers: torch compiles the layers, which takes up to a minute at the first step;
     graphs: torch also replays the layers as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and
     none on a CPU or for translation."""
     head_chunk: Count = 8192
@@ -351,7 +351,7 @@ class TrainConfig:
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500
-    """Steps between two checkpoints; a crash loses at most as many steps."""
+    """Steps between two checkpoints; a crash loses at most these, and those taken while a checkpoint was written."""
     keep_last: Count = 3
     """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
     keep_every: NotNegative[int] = 25_000
