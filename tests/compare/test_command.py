@@ -24,9 +24,9 @@ from xlme_ds.compare.results import (
     read_losses,
     read_results,
     read_scores,
-    write_results,
 )
 from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, pending_tests, record_if_scored, require_tests
+from xlme_ds.compare.summary import write_results
 from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary

@@ -10,7 +10,8 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from tests.launch import ROOT
-from xlme_ds.compare.results import RunScores, _panel, _points, _power, measures_of, plot, read_results, style_of
+from xlme_ds.compare.results import RunScores, read_results
+from xlme_ds.compare.summary import _panel, _points, _power, measures_of, plot, style_of
 from xlme_ds.compare.trends import crossing, t_quantile, trends
 from xlme_ds.recipes import RECIPES
 

@@ -25,8 +25,9 @@ from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
-from .results import RunScores, join_runs, read_results, require_equal_settings, write_results
+from .results import RunScores, join_runs, read_results, require_equal_settings
 from .scoring import pending_tests, record_if_scored, require_tests
+from .summary import write_results
 from .systems import Budget, CompareSettings, PlannedRun, System, own_settings, plan_system
 
 
