@@ -20,7 +20,7 @@ import xlme_ds
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.objectives import describe
-from xlme_ds.train.records import Console
+from xlme_ds.train.console import Console
 
 DOCS = Path(__file__).resolve().parent
 RECORD, PICTURE, JUDGED = DOCS / "results" / "quickstart.json", DOCS / "report.png", DOCS / "judge.svg"

@@ -11,7 +11,8 @@ import torch
 from bench.peers.electra import Peer, main
 from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.engine.build import build_engine, open_loader
+from xlme_ds.engine.build import build_engine
+from xlme_ds.train.data import open_loader
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained.config_json import CONFIG_FILE
 from xlme_ds.trained.runs import MODEL_FOLDER

@@ -20,7 +20,7 @@ from .data.schema import TASKS
 from .data.shards import RowStore
 from .io.folders import require_folder
 from .io.help import call_from_command_line
-from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
+from .train.read_audit import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.config_json import read_run_config
 

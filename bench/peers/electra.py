@@ -27,9 +27,9 @@ from xlme_ds.cli import fail
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
-from xlme_ds.engine.build import open_loader
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
+from xlme_ds.train.data import open_loader
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained.config_json import CONFIG_FILE, read_run_config
 from xlme_ds.trained.runs import MODEL_FOLDER

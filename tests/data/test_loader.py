@@ -20,8 +20,8 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.data.masking import draw_masks, philox
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
-from xlme_ds.engine.build import open_loader
 from xlme_ds.objectives import objective_of
+from xlme_ds.train.data import open_loader
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)

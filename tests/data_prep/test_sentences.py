@@ -22,7 +22,7 @@ from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, PAD, TASKS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import open_loader
+from xlme_ds.train.data import open_loader
 
 Text = dict[str, list[str]]
 

@@ -24,7 +24,7 @@ from xlme_ds.config import DataConfig, ModelConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import require_fitting_data
+from xlme_ds.train.data import require_fitting_data
 
 SHARE = 0.25
 PARTS = ("train", "heldout")

@@ -15,8 +15,9 @@ from tests.small import SMALL
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.engine.build import _deepspeed_config, require_fitting_data, resolve_gradient_precision, resolve_precision
+from xlme_ds.engine.build import _deepspeed_config, resolve_gradient_precision, resolve_precision
 from xlme_ds.engine_file import deepspeed_settings
+from xlme_ds.train.data import require_fitting_data
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,7 @@ def test_what_deepspeed_is_told(tmp_path: Path) -> None:
     stays."""
     data = DataConfig(8, 4, 2)
     loader = Loader(write_data(tmp_path / "mixed", 16), data, 1, 0.15)
+    (tmp_path / "nvme").mkdir()
     folder = os.path.relpath(tmp_path / "nvme")
 
     def told(gradients: str, clip: float = 2.0, **engine: str) -> dict[str, Any]:

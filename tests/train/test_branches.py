@@ -40,7 +40,7 @@ from xlme_ds.data.loader import Loader, unigram_nll_by_language
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_loader, require_kernels
+from xlme_ds.engine.build import build_engine, require_kernels
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate import report_data
 from xlme_ds.evaluate.report_data import _data_of
@@ -54,8 +54,9 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
 from xlme_ds.pretrain import main as pretrain_command
 from xlme_ds.train import resume
+from xlme_ds.train.data import open_loader
 from xlme_ds.train.opening import _phases
-from xlme_ds.train.records import audit_lines
+from xlme_ds.train.read_audit import audit_lines
 from xlme_ds.train.run_folder import RunFolder, read_branch_config
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run, pin_step
@@ -286,7 +287,7 @@ def test_what_a_run_shows_is_closed_after_an_error(
         raise SharedError("the disk is full")
 
     monkeypatch.setattr("xlme_ds.train.run.fit", full)
-    monkeypatch.setattr("xlme_ds.train.records.Console.close", lambda console: closed.append(console))
+    monkeypatch.setattr("xlme_ds.train.console.Console.close", lambda console: closed.append(console))
     with pytest.raises(SharedError, match="the disk is full") as held:
         pretrain(config, data, tmp_path / "run")
     assert len(closed) == 1 and held.tb is not None

@@ -17,8 +17,9 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.models.attention import attention_bias
 from xlme_ds.models.encoder import Encoder
+from xlme_ds.train.console import Console
 from xlme_ds.train.loop import Dimensions
-from xlme_ds.train.records import Console, MetricsLog
+from xlme_ds.train.records import MetricsLog
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

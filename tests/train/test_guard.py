@@ -25,9 +25,10 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.train.console import Console
 from xlme_ds.train.loop import BadStepGuard, Callback, Evaluate, Record, UpdateReport, fit
 from xlme_ds.train.opening import pretraining_info
-from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLog
+from xlme_ds.train.records import LanguageLog, MetricsLog, StepLog
 from xlme_ds.train.run import Trainer
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog

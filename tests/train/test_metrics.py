@@ -17,7 +17,8 @@ from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
 from xlme_ds.train import records
-from xlme_ds.train.records import Console, LanguageLog, MetricsLog, StepLog, Tracker, measure_matmul_peak
+from xlme_ds.train.console import Console
+from xlme_ds.train.records import LanguageLog, MetricsLog, StepLog, Tracker, measure_matmul_peak
 
 WRITE = """
 import sys, time
@@ -143,8 +144,8 @@ def test_lines_are_counted_over_a_resume(tmp_path: Path) -> None:
 
 def test_the_peak_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six, each of 2 · 8192³ operations; a CPU has none."""
-    ones = torch.ones(2, 2)
-    monkeypatch.setattr(records.torch, "ones", lambda *_, **__: ones)
+    numbers = torch.randn(2, 2)
+    monkeypatch.setattr(records.torch, "randn", lambda *_, **__: numbers)
     clock = iter([0.0, 5, 10, 14, 20, 23, 30, 32, 40, 44, 50, 59])
     monkeypatch.setattr(records.time, "perf_counter", lambda: next(clock))
     assert measure_matmul_peak(torch.device("cuda"), "fp32") == 2 * 8192**3 / 2

@@ -40,7 +40,7 @@ from xlme_ds.io.folders import LOCK_FILE, lock_folder
 from xlme_ds.recipes import recipe
 from xlme_ds.train.loop import Profile
 from xlme_ds.train.opening import _changed_from_recipe, opening_lines, pretraining_info, read_inputs
-from xlme_ds.train.records import audit_lines, audit_reads
+from xlme_ds.train.read_audit import audit_lines, audit_reads
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS, EVERY = 9, 3
@@ -353,7 +353,7 @@ def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig
 BAR = """
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import describe
-from xlme_ds.train.records import Console
+from xlme_ds.train.console import Console
 console = Console(125000, 0, describe(ObjectiveConfig()))
 values = {"loss": 61.234, "mlm": 6.1, "tlm": 6.2, "lr": 1e-4, "tokens_per_s": 301234.5, "peak_fraction": 0.314,
           "data_wait": 0.001, "memory_gib": 60.0, "seconds_left": 300000.0}

@@ -35,11 +35,11 @@ from xlme_ds.config import (
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import open_loader
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.heldout_perplexity import perplexity
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.io.folders import lock_folder
+from xlme_ds.train.data import open_loader
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines

@@ -9,8 +9,9 @@ from data_prep.__main__ import main as data_prep
 from tests.translate.hugging_face import Peer
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
-from xlme_ds.engine.build import build_engine, open_loader
+from xlme_ds.engine.build import build_engine
 from xlme_ds.io.files import read_json
+from xlme_ds.train.data import open_loader
 
 
 def test_hugging_face_trains_as_we_do(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
 from ..io.files import errors_naming, write_text
 from ..run_commands import child_environment
-from .records import Console, MetricsLog, StepLog, peak_memory
+from .console import Console
+from .records import MetricsLog, StepLog, peak_memory
 from .run_folder import flatten
 from .schedule import learning_rate
 from .stop import StopRequest, Watchdog

@@ -21,13 +21,14 @@ from ..data.loader import Loader, unigram_nll_by_language
 from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..engine.build import open_loader, require_engine_file
+from ..engine.build import require_engine_file
 from ..engine.ranks import data_parallel_rank_and_size, on_gpu
 from ..first_weights import source_folders, starting_weights
 from ..models.init import InitialValues
 from ..objectives import describe, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
+from ..train.data import open_loader
 from ..trained.runs import MODEL_FOLDER, pin_step, write_vocabulary
 from ..validate import validate
 from .run_folder import RunFolder, flatten

@@ -21,6 +21,7 @@ from ..io.files import fsync
 from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
+from .console import Console
 from .loop import BadStepGuard, Callback, Dimensions, Evaluate, Profile, Record, Save, UpdateReport, fit
 from .opening import (
     RunInfo,
@@ -30,7 +31,8 @@ from .opening import (
     starting_folders,
     write_run_config,
 )
-from .records import Console, LanguageLog, MetricsLog, StepLog, Tracker, audit_reads, measure_matmul_peak
+from .read_audit import audit_reads
+from .records import LanguageLog, MetricsLog, StepLog, Tracker, measure_matmul_peak
 from .resume import data_fingerprints, report_missing_records, resume
 from .run_folder import RECORDS, RunFolder, first_step, fixed_settings
 from .stop import StopRequest, Watchdog
