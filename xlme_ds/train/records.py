@@ -186,7 +186,7 @@ def measure_matmul_peak(device: torch.device, precision: str) -> float | None:
     size = 8192
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # Random numbers, because a GPU multiplies constants faster: they take less power.
-    matrix = torch.randn(size, size, dtype=dtype, device=device)
+    matrix = torch.randn(size, size, dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(0))
     fastest = math.inf
     for _ in range(6):
         begun = time.perf_counter()
