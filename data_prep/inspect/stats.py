@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from rich.console import ConsoleRenderable
 
 from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
 from data_prep.inspect.stats_tables import (
@@ -91,21 +92,26 @@ def _section(config: StatsConfig, task: str) -> Section:
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     from rich.console import Console
 
-    width = None if Console().is_terminal else 160  # a file gets lines that are wide enough for every column
+    width = None if Console().is_terminal else 160
     console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
+    tables = []
     page = config.out / "stats.html"  # written before the tables are printed, because `head` may end the output early
     write_file(page, html(sections).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
         rows = [cells | median_cell for cells, median_cell in zip(section.rows, medians, strict=True)]
-        console.print(_table(TITLES[section.task], rows))
-        for dropped_text in section.dropped_text:
-            console.print(_table(dropped_text.title, dropped_text.rows))
+        tables.append(_table(TITLES[section.task], rows))
+        tables += [_table(dropped_text.title, dropped_text.rows) for dropped_text in section.dropped_text]
+    for table in tables:
+        # Rich cuts off numbers that do not fit, so the lines of a large table are wider than the terminal.
+        width_of_all = console.measure(table, options=console.options.update(width=10_000)).maximum
+        console.width = max(console.width, width_of_all)
+        console.print(table)
     console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
-def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
+def _table(title: str, rows: Sequence[dict[str, str]]) -> ConsoleRenderable:
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 

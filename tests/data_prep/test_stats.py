@@ -147,7 +147,7 @@ class Page(HTMLParser):
 
 def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(config(prepared, tmp_path))
-    printed = capsys.readouterr().out
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # without colours
     page = Page()
     page.feed((tmp_path / "stats.html").read_text(encoding="utf-8"))
     for task in ("mono", "para"):
@@ -288,3 +288,17 @@ def test_removed_paragraphs_have_a_table_of_their_own(prepared: Path) -> None:
     assert (documents.title, paragraphs.title) == ("Documents dropped", "Paragraphs removed")
     assert (documents.names, documents.percents) == (["sw"], {"no_token": [25.0]})
     assert paragraphs.percents == {"exact_duplicates": [500 / 9]}
+
+
+def test_no_figure_is_cut_on_a_narrow_terminal(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    run(config(prepared, tmp_path))
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # without colours
+    assert "…" not in printed
+    for task in ("mono", "para"):
+        lines = stats_lines(prepared / "encoded", prepared / "data", task)
+        for line in (*lines, total(lines)):
+            assert {f"{line.tokens:,}", f"{line.share_after:.3%}", f"{line.used:,}"} <= set(printed.split()), line
