@@ -135,6 +135,14 @@ def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
+def test_a_closed_stderr_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono/de.txt").write_text("ein Satz, noch ein Satz und ein Absatz\n")
+    command = f"{sys.executable} -m data_prep vocab --mono {tmp_path}/mono --size 24 --out {tmp_path}/vocab"
+    assert sh(f"{command} 2>&-")[0] == 0
+    assert (tmp_path / "vocab/manifest.json").exists()
+
+
 def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
     code = (
         "from xlme_ds.io.stdout import guard_stdout; guard_stdout(); import subprocess\n"

@@ -57,15 +57,14 @@ def _raise_first(checks: Checks) -> None:
 
 
 def _stage_folders(data: Path) -> list[Path]:
-    folders = [
-        folder
-        for folder in (data, *(data / task for task in TASKS))
-        if (folder / "settings.json").exists() or (folder / "manifest.json").exists()
-    ]
-    if not folders:
-        require_folder(data, "name a folder that encode or mix wrote")
-        raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
-    return folders
+    # A folder that holds those of the tasks may also hold a vocabulary, which `vocab` wrote.
+    for folders in ([data / task for task in TASKS], [data]):
+        if of_stages := [
+            folder for folder in folders if any((folder / f"{name}.json").exists() for name in ("settings", "manifest"))
+        ]:
+            return of_stages
+    require_folder(data, "name a folder that encode or mix wrote")
+    raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
 
 
 def _remedy(folder: Path) -> str:

@@ -6,7 +6,7 @@ because the example at each position of the order is computed, never stored (see
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from data_prep.mix.mixed_rows import (
 from data_prep.mix.packed_amount import raise_total, with_enough_examples
 from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks
 from data_prep.progress import print_stdout, warn
-from data_prep.sampling import SampledOrder
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
@@ -145,13 +144,13 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if vocab/ in --out is the folder of another vocabulary, which the copy of --vocab would replace.
-    Raise it also if --out has rows of `other_tasks` that training could not read together with the new rows."""
-    vocab_folder = config.out / "vocab"
-    if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
-        raise ValueError(
-            f"{vocab_folder} is the folder of another vocabulary, which would be replaced: choose another --out"
-        )
+    """Raise ValueError if vocab/ in --out has another vocabulary, which the copy of --vocab would replace. Raise it
+    also if --out has rows of `other_tasks` that training could not read together with the new rows."""
+    copied = config.out / "vocab" / MODEL_FILE
+    was_mixed = any((config.out / task / "settings.json").exists() for task in TASKS)
+    is_folder_of_vocabulary = (copied.parent / "manifest.json").exists()
+    if copied.exists() and (is_folder_of_vocabulary or not was_mixed) and file_sha256(copied) != vocabulary_sha256:
+        raise ValueError(f"{copied} is another vocabulary, which would be replaced: choose another --out")
     for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():
             other = read_manifest(folder)
@@ -288,12 +287,12 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     on_root(partial(write_manifest, stage.folder, manifest))
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
     summary = f"{rows:,} rows in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
+    on_root(lambda: _print_shares(counts["by_language"], task, _unit(config, task)))
     on_root(lambda: print_stdout(f"{stage.folder}: {summary}"))
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print the shares. If rows are packed, `raise_total` may add examples
-    later."""
+    """Plan which examples are sampled. If rows are packed, `raise_total` may add examples later."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
@@ -311,25 +310,24 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
-    # Documents are counted as items, because each piece of a long document is an example of its own.
-    on_root(lambda: _print_shares(plan.order, {"slices": "rows", "documents": "items"}.get(unit, unit)))
     if left_out := sum(shard.too_long for shard in shards):
         on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
     return plan
 
 
-def _print_shares(order: SampledOrder, examples_name: str) -> None:
-    """Print the shares of the largest languages or pairs; `xlme prep stats` shows all. `examples_name` names the
-    examples in the heading."""
-    available, heading = sum(order.examples), "language" if order.task == "mono" else "pair"
-    largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
+def _print_shares(by_language: Mapping[str, Mapping[str, Any]], task: str, unit: ExampleUnit) -> None:
+    """Print the counts of the largest languages or pairs; `xlme prep stats` shows all."""
+    heading = "language" if task == "mono" else "pair"
+    # Documents are counted as items, because each piece of a long document is an example of its own.
+    examples_name = {"slices": "rows", "documents": "items"}.get(unit, unit)
+    largest = sorted(by_language, key=lambda name: (-by_language[name]["available"], name))
     print_stdout(
         f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}"
     )
-    for j in largest[:_TABLE_ROWS]:
-        examples, quota = order.examples[j], order.quotas[j]
-        shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
-        print_stdout(f"{order.names[j]:<12} {examples:>19,} {shares}")
+    for name in largest[:_TABLE_ROWS]:
+        counts = by_language[name]
+        shares = f"{counts['share_before']:>12.3%} {counts['share_after']:>12.3%} {counts['repeat']:>7.2f}×"
+        print_stdout(f"{name:<12} {counts['available']:>19,} {shares}")
     if len(largest) > _TABLE_ROWS:
         print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 

@@ -27,7 +27,7 @@ from data_prep.vocab.line_sample import (
 )
 from data_prep.vocab.model_file import SPECIALS, serialize
 from data_prep.vocab.word_counts import count_words
-from xlme_ds.data.schema import Manifest, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
@@ -90,10 +90,18 @@ def run(config: VocabConfig) -> None:
     else:
         source = on_root(partial(Vocabulary, config.model))
         stage = Stage(config.out, "vocab", {"model": source.sha256})
+        on_root(partial(require_own_model, stage))
         with stage.open():
             if not stage.check_finished(config.processes):
                 on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
     on_root(lambda: print_size(config.out))
+
+
+def require_own_model(stage: Stage) -> None:
+    """Raise ValueError if the folder of a vocabulary has a model that no stage wrote, such as a user's."""
+    path, ours = stage.folder / MODEL_FILE, ("settings.json", "manifest.json")
+    if path.exists() and not any((stage.folder / name).exists() for name in ours):
+        raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
 
 
 def print_size(out: Path) -> None:
@@ -112,6 +120,7 @@ def _train(config: VocabConfig) -> None:
         on_root(partial(room_for_pieces, old.path, config.size))
         settings |= {"model": old.sha256, "compare": input_names(compared)}
     stage = Stage(config.out, "vocab", settings)
+    on_root(partial(require_own_model, stage))
 
     def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         """The number of lines to sample from each language. A language with m = `lines[code]` distinct lines has a
@@ -198,7 +207,11 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
 
 
 def finish_vocabulary(
-    stage: Stage, model: bytes, by_language: Mapping[str, Any], counts: Mapping[str, Any] | None = None
+    stage: Stage,
+    model: bytes,
+    by_language: Mapping[str, Any],
+    counts: Mapping[str, Any] | None = None,
+    other_files: Sequence[Shard] = (),
 ) -> None:
     """Write the bytes of a SentencePiece model, then the manifest, which marks the folder as complete."""
     path = stage.folder / MODEL_FILE
@@ -213,7 +226,7 @@ def finish_vocabulary(
             vocabulary.size,
             shard.sha256,
             tuple(by_language),
-            (shard,),
+            (shard, *other_files),
             {"by_language": by_language} | dict(counts or {}),
         ),
     )

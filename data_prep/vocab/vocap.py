@@ -37,9 +37,10 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
 from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size
+from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size, require_own_model
 from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
-from xlme_ds.io.files import write_versioned
+from xlme_ds.data.schema import Shard
+from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
 
 if TYPE_CHECKING:
     from data_prep.vocab.unigram import UnigramModel
@@ -106,6 +107,7 @@ def run(config: VocapConfig) -> None:
     on_root(config.validate)
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
+    on_root(partial(require_own_model, stage))
 
     def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         return {code: min(number, config.sentences) for code, number in lines.items()}
@@ -123,6 +125,7 @@ def run(config: VocapConfig) -> None:
                 on_root(stage.forget_settings)
                 on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
                 raise
+        on_root(lambda: _plot_if_missing(config.out))
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: print_size(config.out))
 
@@ -184,7 +187,7 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 
 def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
-    """Allocate pieces to the languages, and write the merged model, vocap.json and vocap.svg. `distinct` is the number
+    """Allocate pieces to the languages, and write the merged model and vocap.json. `distinct` is the number
     of distinct lines of each language."""
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
     if not curves:
@@ -207,9 +210,17 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
         }
         for code in chosen
     }
-    write_versioned(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
-    write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
-    finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language)
+    path = stage.folder / "vocap.json"
+    write_versioned(path, {"curves": curves, "by_language": by_language})
+    written = Shard(path.name, 0, path.stat().st_size, file_sha256(path))
+    finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language, other_files=[written])
+
+
+def _plot_if_missing(folder: Path) -> None:
+    path = folder / "vocap.svg"
+    if not path.exists():
+        content = read_versioned(folder / "vocap.json")
+        write_file(path, plot(content["curves"], content["by_language"]), folder)
 
 
 def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:

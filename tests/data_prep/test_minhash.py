@@ -139,6 +139,16 @@ def test_the_input_is_not_overwritten(corpus: Path, tmp_path: Path) -> None:
 
 
 @needs_datatrove
+def test_files_that_it_did_not_write_stay(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out/mono").mkdir(parents=True)
+    own = tmp_path / "out/mono/de.jsonl.gz"
+    own.write_bytes(b"my only copy")
+    with pytest.raises(ValueError, match=r"out/mono has files that minhash did not write: choose another --out"):
+        run(MinhashConfig(corpus, tmp_path / "out"))
+    assert own.read_bytes() == b"my only copy" and list((tmp_path / "out").iterdir()) == [own.parent]
+
+
+@needs_datatrove
 @pytest.mark.parametrize("name", [".", "raw", "work"])
 def test_out_may_be_the_input_or_the_folder_around_it(corpus: Path, tmp_path: Path, name: str) -> None:
     """The same command continues a run that did not finish, and no file of the user's is lost."""

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.encoded import ExampleUnit, scan_shard
 from data_prep.mix.mix import MixConfig, _print_shares, run
 from data_prep.mix.mixed_rows import _rechunked
-from data_prep.sampling import SampledOrder
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
 from data_prep.vocab.vocab import VocabConfig
@@ -307,17 +305,32 @@ def test_shares_that_cannot_be_had_leave_no_folder(corpus: Corpus, tmp_path: Pat
 
 def test_the_printed_table_has_the_five_largest(capsys: pytest.CaptureFixture[str]) -> None:
     """By the examples that there are, then by name; shares and repeats by hand."""
-    examples = (5, 90, 5, 10, 20, 30, 40, 50, 60, 90)
-    names = tuple("bcadefghij")
-    order = SampledOrder(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
-    _print_shares(order, "pairs")
+    examples = dict(zip("bcadefghij", (5, 90, 5, 10, 20, 30, 40, 50, 60, 90), strict=True))
+    counts = {
+        name: {"available": n, "share_before": n / 400, "share_after": 0.1, "repeat": 100 / n}
+        for name, n in examples.items()
+    }
+    _print_shares(counts, "para", "pairs")
     heading, *lines, rest = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["pair", "pairs", "available"] and rest == "… 5 more (`xlme prep stats` shows all)"
     assert [line.split()[0] for line in lines] == list("cjihg")
     assert lines[2].split() == ["i", "60", "15.000%", "10.000%", "1.67×"]
-    _print_shares(replace(order, names=names[:5], examples=examples[:5], quotas=(9,) * 5, task="mono"), "rows")
+    _print_shares({name: counts[name] for name in "bcade"}, "mono", "slices")
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split()[0] == "language" and len(printed) == 6 and printed[-1].split()[0] == "b"
+    assert printed[0].split()[:3] == ["language", "rows", "available"]
+    assert len(printed) == 6 and printed[-1].split()[0] == "b"
+
+
+def test_repeats_are_printed_as_they_were_written(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packing ends when all rows are full, before some of the planned pairs are used."""
+    run(corpus.config(tmp_path / "out", mono_rows=0, para_rows=60))
+    lines = re.findall(r"^(en-\S+) +([\d,]+) .* ([\d.]+)×$", capsys.readouterr().out, re.MULTILINE)
+    used = Counter(code for row in read_rows(tmp_path / "out/para") for code in row.languages)
+    assert {name for name, *_ in lines} == {"en-de", "en-zh-Hans"}
+    for name, available, repeat in lines:
+        assert float(repeat) == pytest.approx(used[name[3:]] / int(available.replace(",", "")), abs=0.006), name
 
 
 def test_a_language_has_one_number_whatever_is_mixed(
@@ -647,9 +660,12 @@ def test_the_folder_of_another_vocabulary_is_not_written_to(corpus: Corpus, tmp_
     (tmp_path / "text/de.txt").write_text("abcdefghijklm ba\n", encoding="utf-8")
     train(VocabConfig(mono=tmp_path / "text", out=tmp_path / "vocab", size=19))
     before = file_sha256(tmp_path / "vocab/sentencepiece.model")
-    with pytest.raises(ValueError, match="vocab is the folder of another vocabulary, which would be replaced"):
+    with pytest.raises(ValueError, match=r"sentencepiece\.model is another vocabulary, which would be replaced"):
         run(corpus.config(tmp_path, mono_rows=10))
     assert file_sha256(tmp_path / "vocab/sentencepiece.model") == before and not (tmp_path / "mono").exists()
+    (tmp_path / "vocab/manifest.json").unlink()  # as if a user had put the model there
+    with pytest.raises(ValueError, match=r"sentencepiece\.model is another vocabulary, which would be replaced"):
+        run(corpus.config(tmp_path, mono_rows=10))
 
 
 def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from data_prep.encode import encode
 from data_prep.inspect.verify import VerifyConfig, run
 from data_prep.mix import mix
 from data_prep.store import Stage
+from data_prep.vocab.vocab import VocabConfig
+from data_prep.vocab.vocab import run as train
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
 from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes
 from xlme_ds.io.files import write_checksummed
@@ -93,6 +95,12 @@ def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.Captu
         assert all("no fault" in line for line in lines)
     run(VerifyConfig(prepared / "data" / "mono"))
     assert "3 shards, 50 records" in capsys.readouterr().out
+
+
+def test_a_vocabulary_may_be_in_the_same_folder(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(VocabConfig(copied / "encoded", model=copied / "data/vocab"))
+    run(VerifyConfig(copied / "encoded"))
+    assert capsys.readouterr().out.count("no fault") == 2
 
 
 def test_a_folder_without_shards(vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,13 @@ def guard_stdout() -> None:
     """Make a failed write to stdout end the program. A character that stdout's encoding lacks is printed as an escape,
     such as `\\u2581` for ▁ on an ASCII terminal.
 
-    A stdout that the shell closed (`>&-`) becomes /dev/null, because the next file that is opened would otherwise get
-    stdout's descriptor, and with it the output. A second call changes nothing. If a test has replaced `sys.stdout`, its
-    replacement stays.
+    A stdout or stderr that the shell closed (`>&-`) becomes /dev/null, because the next file that is opened would
+    otherwise get its descriptor, and with it the output. A second call changes nothing. If a test has replaced
+    `sys.stdout`, its replacement stays.
     """
+    if sys.stderr is None:
+        _redirect_to_null(2)
+        sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__
     if stdout is None:
         _redirect_to_null(1)
