@@ -235,6 +235,14 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert tune(base, "ner", data, out, **fixed) == found
     assert f"{out}/scores.json exists already" in capsys.readouterr().out and (out / "finished.json").exists()
     assert tune(base, "ner", data, out, micro_batch=8, **fixed) == found, "the cut of a step may change"
+    weights = out / "model/model.safetensors"
+    whole = weights.read_bytes()
+    for harm in (weights.unlink, lambda: weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))):
+        harm()
+        checked = python("-m", "xlme_ds.checkpoint", "check", "--run", str(out))
+        assert checked.returncode == 1 and "model/model.safetensors  not usable: " in checked.stdout, checked
+        assert tune(base, "ner", data, out, **fixed) == found
+        assert weights.read_bytes() == whole, "from the last checkpoint"
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
     said = refused(base, "conll", write_conll(tmp_path / "conll"), out, **fixed)
     assert "was started with" in said and "ner" in said and "conll" in said

@@ -24,6 +24,7 @@ from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
 from ..io.files import write_versioned
 from ..io.folders import atomic_folder, require_folder, require_new
+from ..train.run_folder import FINISHED
 from ..trained.config_json import (
     CONFIG_FILE,
     SENTENCEPIECE_FILE,
@@ -78,6 +79,8 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
+    if not models and (run / FINISHED).exists():
+        models = [run / MODEL_FOLDER / WEIGHTS_FILE]  # the model of a finished run is missing
     # An export has no checkpoints to print. `_print_checkpoints` fails if there are neither checkpoints nor models.
     sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:

@@ -27,7 +27,7 @@ from ..train.stop import StopRequest, Watchdog
 from ..trained.config_json import CONFIG_FILE, objective_and_seed
 from ..trained.encoders import initial_encoder, load_encoder
 from ..trained.runs import MODEL_FOLDER, TrainedEncoder, load_run, write_model
-from ..trained.weights import WEIGHTS_FILE, weights_sha256
+from ..trained.weights import WEIGHTS_FILE, has_intact_weights, weights_sha256
 from ..validate import check_processes, validate
 from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
@@ -76,7 +76,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
         initial, sets, config, loader, _ = inputs
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
-        if broadcast(job.scores_file.exists()):
+        has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
+        if has_model and broadcast(job.scores_file.exists()):
             earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
             on_all_ranks(lambda: folder.finish(config.train.steps) if rank == 0 else None)
@@ -86,7 +87,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if any(all_gather(stop.received is not None)):
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
-        if not broadcast(weights.exists()):
+        if not has_model:
             engine = build_data_parallel_engine(
                 config, objective, partial(_initialise, initial.encoder, config), loader, None
             )

@@ -90,6 +90,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
+def has_intact_weights(path: Path) -> bool:
+    """Whether `path` is a file of weights that `read_weights` reads."""
+    try:
+        read_weights(path)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def read_model_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of the model at `path`, in one safetensors file or in shards. Raises ValueError if a file is missing
     or damaged."""
