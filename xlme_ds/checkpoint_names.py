@@ -1,8 +1,9 @@
-"""Names of a run's checkpoints, and the notation RUN@STEP for one of them."""
+"""Names of a run's checkpoints and of its last file, and the notation RUN@STEP for a checkpoint."""
 
 import re
 from pathlib import Path
 
+FINISHED = "finished.json"  # the last file that a run writes
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")
 _RUN_AT_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)

@@ -17,14 +17,13 @@ import torch
 import tyro
 from torch import Tensor
 
-from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step, saved_step
+from ..checkpoint_names import FINISHED, checkpoints_of, is_checkpoint_name, run_and_step, saved_step
 from ..cli import program, run_subcommand
 from ..config import ModelConfig
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
 from ..io.files import write_versioned
 from ..io.folders import atomic_folder, require_folder, require_new
-from ..train.run_folder import FINISHED
 from ..trained.config_json import (
     CONFIG_FILE,
     SENTENCEPIECE_FILE,

@@ -13,6 +13,7 @@ import math
 import sys
 from dataclasses import replace
 
+from ..checkpoint_names import FINISHED
 from ..cli import fail, program
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
@@ -24,7 +25,7 @@ from ..models.text_encoder import language_index
 from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
-from ..train.run_folder import FINISHED, RunFolder
+from ..train.run_folder import RunFolder
 from .results import RunScores, join_runs, read_results, require_equal_settings
 from .scoring import pending_tests, record_if_scored, require_tests
 from .summary import write_results

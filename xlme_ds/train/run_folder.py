@@ -14,7 +14,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint_names import checkpoints_of, require_checkpoint, run_and_step, saved_step
+from ..checkpoint_names import FINISHED, checkpoints_of, require_checkpoint, run_and_step, saved_step
 from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
@@ -44,7 +44,6 @@ _CHANGEABLE_PREFIXES = (
     "engine.",
 )
 _MUST_STAY = ("engine.precision",)  # exceptions to `_CHANGEABLE_PREFIXES`
-FINISHED = "finished.json"  # the last file that a run writes
 # Names of the files NAME.jsonl to which a run appends its records.
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
