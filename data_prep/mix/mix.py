@@ -129,6 +129,11 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
+        if manifest.stage != "encode":
+            raise ValueError(
+                f"{config.encoded / task} was written by stage {manifest.stage}, not encode: name the folder that "
+                "`xlme prep encode` wrote by --encoded"
+            )
         if manifest.vocabulary_sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name the "
