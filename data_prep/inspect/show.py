@@ -108,7 +108,7 @@ def _show(config: ShowConfig, task: str) -> str:
     with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
         language = language and language_of(language)
     if language is not None and language not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {language}: its languages are {', '.join(manifest.languages)}")
+        return f"{folder} has no text in {language}: its languages are {', '.join(manifest.languages)}"
     row: ShownRow | None = None
     rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
     for row in islice(rows_from(folder, manifest, config.start, language), rows):
