@@ -759,6 +759,48 @@ def test_filters_of_columns_drop_pairs(tmp_path: Path, kind: str) -> None:
     assert dict(counts.dropped) == {"column p": 3, "column kind": 1} and counts.units_in == 6
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("columns", "rules", "wrong", "advice"),
+    [
+        ("", "[filters.column.sc]\nmin = 1", "sc", "correct the name in columns or filters.column of the corpus"),
+        ('["tekst"]', "", "tekst", r'name the column that has the text by columns = \["NAME"\] in a corpus'),
+        (
+            '{source = "a", target = "b"}',
+            "[filters.column.sc]\nmin = 1",
+            "sc",
+            "correct the name in columns or filters.column of the corpus",
+        ),
+        (
+            '{source = "a", target = "b", score = "scor"}',
+            "",
+            "scor",
+            "correct the name in columns or filters.column of the corpus",
+        ),
+        (
+            '{source = "a", target = "c"}',
+            "",
+            "c",
+            'name the columns that have the text by columns = {source = "NAME", target = "NAME"} in a corpus',
+        ),
+    ],
+)
+def test_a_wrong_name_of_a_column_is_mended_where_it_is(
+    tmp_path: Path, kind: str, columns: str, rules: str, wrong: str, advice: str
+) -> None:
+    pairs_wanted = columns.startswith("{")
+    code = "en-de" if pairs_wanted else "de"
+    write_records(tmp_path / f"{code}.{kind}", [{"text": "t", "a": "a", "b": "b", "score": 1.0}])
+    text = f'{"pairs" if pairs_wanted else "languages"} = ["{code}"]\n'
+    text += (f"columns = {columns}\n" if columns else "") + rules
+    file_format = f"{kind}_pairs" if pairs_wanted else kind
+    (source,) = inputs(
+        describe(tmp_path, text, name="x", where=str(tmp_path), format=file_format, files=f"{code}.{kind}")
+    )
+    with pytest.raises(ValueError, match=f"has no (field|column) '{wrong}', but text, a, b, score: {advice}"):
+        list(READERS[file_format].blocks(source, 1000))
+
+
 def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
     one, true = (column_filters({"column": {"x": {"one_of": [value]}}})[0] for value in (1, True))
     values = (1, 1.0, "1", True, "true", "True", 0, None, "x")
