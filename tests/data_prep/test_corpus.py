@@ -924,6 +924,19 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 2\nmax = 1', "keeps p from 2 to 1, which is nothing"),
         ({}, 'pairs = "any"\n[filters.length]\nmin_characters = 1' + 400 * "0", "must be a number"),
         ({}, 'pairs = "any"\n[filters.language]\nprobability = 1', "probability .* must be between 0 and 1"),
+        *(
+            ({}, f'pairs = "any"\n[filters.script]\nshare = {share}', f"is {share}: it must be between 0 and 1")
+            for share in (50, -0.1)
+        ),
+        ({}, 'pairs = "any"\n[filters.length_ratio]\nlargest = 0.9', "largest .* is 0.9: it must be at least 1"),
+        *(
+            (
+                {},
+                f'pairs = "any"\n[filters.length]\nmin_{unit} = {least}\nmax_{unit} = {most}',
+                f"filter length keeps {least} to {most} {unit}, which is nothing: set max_{unit} to at least",
+            )
+            for unit, least, most in (("characters", 200, 100), ("tokens", 3, 2), ("tokens", 0, -1))
+        ),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "give the columns' numbers, from 1 on"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "give the columns' numbers"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "give the columns' numbers"),
