@@ -572,8 +572,8 @@ def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path
     ("names", "message"),
     [
         (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en next to it"),
-        (["X.de-xq1.de", "X.de-xq1.xq1"], "unknown language code 'xq1'"),
-        (["X.de-de.de"], "both sides are 'de'"),
+        (["X.de-xq1.de", "X.de-xq1.xq1"], r"/X\.de-xq1\.de: unknown language code 'xq1'"),
+        (["X.de-de.de"], r"/X\.de-de\.de: both sides are 'de': name two languages, as en-de"),
     ],
 )
 def test_bad_names_of_pairs(tmp_path: Path, names: list[str], message: str) -> None:
