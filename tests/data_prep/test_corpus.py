@@ -994,6 +994,23 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"files": "data/*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
         ({"files": "{src}.{side}"}, 'pairs = "any"', "needs {src} and {tgt} in the name"),
         ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
+        *(
+            ({"format": "lines", "files": files}, f"languages = {codes}", rf"files are '{files}', but {words}")
+            for files, words, codes in (
+                ("{Lang}.txt", r"{Lang} is no placeholder: write \{lang\}", '["de"]'),
+                ("{src}.txt", r"{src} is no placeholder: write \{lang\}", '"any"'),
+                ("./m/{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+                ("/m/{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+                ("m//../{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+            )
+        ),
+        ({"files": "{lang}.{side}"}, 'pairs = ["en-de"]', r"{lang} is no placeholder: write \{src\} and \{tgt\}"),
+        ({"format": "lines"}, 'languages = ["any"]', r'languages is \["any"\]: write languages = "any"'),
+        ({}, 'pairs = ["any"]', r'pairs is \["any"\]: write pairs = "any"'),
+        ({"format": "lines"}, "languages = []", 'languages is an empty list: list at least one, or write "any"'),
+        ({}, "pairs = []", 'pairs is an empty list: list at least one, or write "any"'),
+        ({"name": "a=b"}, 'pairs = "any"', "name 'a=b' has =, which --where puts after the name: leave it out"),
+        ({}, 'pairs = ["en-en"]', "both sides are 'en': name two languages, as en-de"),
     ],
 )
 def test_mistakes_in_a_description(tmp_path: Path, changes: dict[str, str], text: str, message: str) -> None:
@@ -1007,6 +1024,8 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         inputs("cc101")
     with pytest.raises(ValueError, match="--where cc=… names no corpus that is described: the names are cc100"):
         inputs("cc100", f"cc100={tmp_path}", "cc=y")
+    with pytest.raises(ValueError, match="--where cc100=… names no corpus that is described: name it by --corpus too"):
+        read_corpora([], ["cc100=m"])
     with pytest.raises(ValueError, match=r"--where names a corpus twice \(cc100=a, cc100=b\): give each one place"):
         inputs("cc100", "cc100=a", "cc100=b")
     with pytest.raises(ValueError, match="two descriptions are named 'cc100'"):
