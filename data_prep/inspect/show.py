@@ -114,8 +114,9 @@ def _show(config: ShowConfig, task: str) -> str:
     for row in islice(rows_from(folder, manifest, config.start, language), rows):
         for line in _describe(row, task, vocabulary, config, brackets=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
+    rows_name = "row" if manifest.rows == 1 else "rows"
     row_name = f"row in {config.language}" if config.language else "row"
-    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} rows"
+    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} {rows_name}"
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:

@@ -292,7 +292,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
-    summary = f"{rows:,} rows in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
+    summary = f"{rows:,} row{'s' * (rows > 1)} in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
     on_root(lambda: print_stdout(f"{stage.folder}: {summary}"))
 
 
@@ -319,7 +319,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     # Documents are counted as items, because each piece of a long document is an example of its own.
     on_root(lambda: _print_shares(plan.order, {"slices": "rows", "documents": "items"}.get(unit, unit)))
     if left_out := sum(shard.too_long for shard in shards):
-        on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
+        on_root(lambda: warn(f"{folder}: {left_out:,} of its {unit} cannot fit a row of {config.row_tokens} tokens"))
     return plan
 
 

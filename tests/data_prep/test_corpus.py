@@ -362,7 +362,7 @@ def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
     assert capsys.readouterr().err.splitlines() == [
         f"warning: the text of {mono}/eng.txt counts twice as en, because {mono}/en.txt has the same bytes: remove one",
         f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, because "
-        f"{para}/a.de-en.de and {para}/a.de-en.en has the same bytes: remove one",
+        f"{para}/a.de-en.de and {para}/a.de-en.en have the same bytes: remove one",
     ]
     shared = {"where": str(mono), "format": "cc100", "files": "{lang}.txt"}
     for filters in (("", ""), ("[filters.exact_duplicates]", ""), ("[filters.exact_duplicates]",) * 2):

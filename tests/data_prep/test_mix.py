@@ -642,6 +642,12 @@ def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=tmp_path / "other.model"))
 
 
+def test_one_row_is_told_as_one(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rows, words in ((1, "1 row in 1 shard, "), (2, "2 rows in 1 shard, ")):
+        run(corpus.config(tmp_path / words, mono_rows=rows))
+        assert f"mono: {words}" in capsys.readouterr().out
+
+
 def test_rows_are_not_mixed_again(corpus: Corpus, tmp_path: Path) -> None:
     for task in ("mono", "para"):
         run(corpus.config(tmp_path / "mixed", **{f"{task}_rows": 10}))

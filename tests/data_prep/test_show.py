@@ -150,6 +150,8 @@ def test_a_language_that_one_task_does_not_have(
     printed = capsys.readouterr()
     assert printed.out.startswith("mono row")
     assert printed.err == f"warning: {tmp_path}/data/para has no text in de: its languages are en, fr\n"
+    with pytest.raises(ValueError, match=r"has no row from row 1 on: it has 1 row$"):
+        run(ShowConfig(tmp_path / "data", "para", start=1))
 
 
 @pytest.mark.parametrize(
