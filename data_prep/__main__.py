@@ -91,12 +91,14 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_numbers(config: object) -> None:
-    """Raise ValueError if a setting is above its limit. All stages have the same limits. Each stage itself checks for
-    numbers that are too small."""
+    """Raise ValueError if a setting is above its limit, or --processes below 1. All stages have the same limits. Each
+    stage itself checks for other numbers that are too small."""
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
         if isinstance(value, int | float) and value > limit:
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}")
+        if name == "processes" and value < 1:
+            raise ValueError(f"--processes is {value}: it must be at least 1")
 
 
 def _report_error(stage: str, error: BaseException) -> int:

@@ -129,7 +129,10 @@ def _run(config: SampleConfig) -> None:
 
 def _is_complete(out: Path, checksums: Path) -> bool:
     """Whether `out` has all files that `checksums` lists, unchanged."""
-    files = read_versioned(checksums) if checksums.exists() else {}
+    try:
+        files = read_versioned(checksums)
+    except (FileNotFoundError, ValueError):  # a damaged file is made again
+        return False
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

@@ -48,14 +48,16 @@ class ExcludedLines:
     def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "ExcludedLines":
         """Read the lines of UTF-8 files, compressed or not.
 
-        Raises ValueError for a file that is not UTF-8 or does not have one sentence per line. Raises ValueError for a
-        pipe too, because every process and every later run must read the files again.
+        Raises ValueError for a file that is not UTF-8 or does not have one sentence per line, for a folder or device,
+        and for a pipe, because every process and every later run must read the files again.
         """
         digests: set[bytes] = set()
         for path in paths:
             corpus_path = CorpusPath(str(path.absolute().parent), path.name)
             if corpus_path.is_pipe:
                 raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
+            if path.exists() and not path.is_file():
+                raise ValueError(f"--without {path} is not a file: name a file with text")
             lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
         return ExcludedLines(frozenset(digests))

@@ -285,8 +285,17 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
                     raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must name a file")
             elif not is_number(value):
                 raise ValueError(f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number")
-            if name == LANGUAGE and is_number(value) and not 0 < value < 1:
+            elif (key == "probability" and not 0 < value < 1) or (key == "share" and not 0 <= value <= 1):
                 raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")
+            elif key == "largest" and value < 1:
+                raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be at least 1")
+        for unit in ("characters", "tokens"):
+            least, most = values.get(f"min_{unit}", 0), values.get(f"max_{unit}", 0)
+            if most and most < max(least, 1):
+                raise ValueError(
+                    f"{where}: filter {name} keeps {least} to {most} {unit}, which is nothing: set max_{unit} to at "
+                    f"least min_{unit}, or to 0 for no bound"
+                )
         if task not in tasks:
             raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
         for filters, function in zip((text_filters, token_filters), functions, strict=True):

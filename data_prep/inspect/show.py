@@ -108,14 +108,15 @@ def _show(config: ShowConfig, task: str) -> str:
     with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
         language = language and language_of(language)
     if language is not None and language not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {language}: its languages are {', '.join(manifest.languages)}")
+        return f"{folder} has no text in {language}: its languages are {', '.join(manifest.languages)}"
     row: ShownRow | None = None
     rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
     for row in islice(rows_from(folder, manifest, config.start, language), rows):
         for line in _describe(row, task, vocabulary, config, brackets=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
+    rows_name = "row" if manifest.rows == 1 else "rows"
     row_name = f"row in {config.language}" if config.language else "row"
-    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} rows"
+    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} {rows_name}"
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:

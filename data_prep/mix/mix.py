@@ -128,6 +128,11 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
+        if manifest.stage != "encode":
+            raise ValueError(
+                f"{config.encoded / task} was written by stage {manifest.stage}, not encode: name the folder that "
+                "`xlme prep encode` wrote by --encoded"
+            )
         if manifest.vocabulary_sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name the "
@@ -286,7 +291,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
-    summary = f"{rows:,} rows in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
+    summary = f"{rows:,} row{'s' * (rows > 1)} in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
     on_root(lambda: _print_shares(counts["by_language"], task, _unit(config, task)))
     on_root(lambda: print_stdout(f"{stage.folder}: {summary}"))
 
@@ -311,7 +316,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
     if left_out := sum(shard.too_long for shard in shards):
-        on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
+        on_root(lambda: warn(f"{folder}: {left_out:,} of its {unit} cannot fit a row of {config.row_tokens} tokens"))
     return plan
 
 

@@ -111,9 +111,9 @@ def find_pairs(folder: Path | str) -> list[Input]:
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):
             inputs.append(make_input(split_pair(zipped["pair"], path), (path,), "moses_zip"))
-            files += [(path, _undirected(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
+            files += [(path, _undirected(path, name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
         elif match and (match["pair"].startswith(f"{match['code']}-") or match["pair"].endswith(f"-{match['code']}")):
-            files.append((path, _undirected(path.name, match["pair"])))
+            files.append((path, _undirected(path, path.name, match["pair"])))
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         else:
             warn(f"{path} is ignored: {'it is a folder' if path.is_folder else f'its name is not {_PAIR_NAMES}'}")
@@ -134,9 +134,10 @@ def _sorted(inputs: list[Input], folder: Path | str, names: str) -> list[Input]:
     return sorted(inputs, key=lambda source: (source.name, source.files))
 
 
-def _undirected(name: str, pair: str) -> str:
-    """The file name with the codes of `pair` in alphabetical order, so that `a-b` and `b-a` give the same name."""
-    return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
+def _undirected(path: CorpusPath, name: str, pair: str) -> str:
+    """The name of the file `path`, or of a member of it, with the codes of `pair` in alphabetical order, so that `a-b`
+    and `b-a` give the same name."""
+    return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, path), key=str.lower))}.")
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
@@ -149,7 +150,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
             if language_of(a) != language_of(b):
                 readings.append((a, b))
             else:
-                problems.append(f"both sides are {a!r}")
+                problems.append(f"both sides are {a!r}: name two languages, as en-de")
         except ValueError as error:
             problems.append(str(error))
     readings = list(filter(all_listed, readings)) or readings  # pt-br-es: pt-br and es, not pt and br-es
@@ -158,7 +159,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
         raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")
     if readings:
         return readings[0]
-    raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")
+    raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair: write two codes, as en-de'}")
 
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:

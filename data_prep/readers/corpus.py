@@ -156,8 +156,9 @@ def _warn_of_copies(inputs: list[Input]) -> None:
             first = by_text.setdefault((*checksums, source.columns, _chosen_rows(source)), source)
             if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
                 files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
+                verb = "has" if len(first.paths) == 1 else "have"
                 warn(
-                    f"the text of {files} counts twice as {source.name}, because {first_files} has the same bytes: "
+                    f"the text of {files} counts twice as {source.name}, because {first_files} {verb} the same bytes: "
                     "remove one"
                 )
 

@@ -79,7 +79,8 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
         if names.count(name) > 1:
             raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
     for name in places.keys() - set(names):
-        raise ValueError(f"--where {name}=… names no corpus that is described: the names are {', '.join(names)}")
+        advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
+        raise ValueError(f"--where {name}=… names no corpus that is described: {advice}")
     return corpora
 
 
@@ -91,6 +92,10 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     codes, other_key = values.get(key), {"languages": "pairs", "pairs": "languages"}[key]
     if other_key in values:
         raise ValueError(f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}")
+    if codes == []:
+        raise ValueError(f'{label}: {key} is an empty list: list at least one, or write "any"')
+    if codes == ["any"]:
+        raise ValueError(f'{label}: {key} is ["any"]: write {key} = "any", without brackets')
     if not isinstance(codes, list) and codes != "any":
         raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
     spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]
@@ -145,6 +150,8 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         for entry in value if may_be_list and isinstance(value, list) else [value]:
             if not isinstance(entry, str):
                 raise ValueError(f"{label}: {key} has {entry!r}: write a string")
+    if "=" in values["name"]:
+        raise ValueError(f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out")
     if values["format"] not in READERS:
         raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
     return values
@@ -182,7 +189,13 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     for pattern in patterns:
         lacks_code = any_code and not all(placeholder in pattern for placeholder in placeholders)
         has_side = "{side}" in pattern
+        unknown = [name for name in re.findall(r"\{.*?\}", pattern) if name not in (*placeholders, "{side}")]
         for is_wrong, sentence in (
+            (unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
+            (
+                re.search(r"(^|/)\.{0,2}/", pattern),
+                ", but names begin in the corpus's folder: write it without //, ./, ../ or a leading /",
+            ),
             (lacks_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
             (
                 re.search(r"\.(tar|tgz)(\.|$)", pattern),

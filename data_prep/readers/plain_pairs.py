@@ -46,8 +46,9 @@ class Moses(AlignedReader):
             yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
         if line_counts[0] != line_counts[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
+            lines = f"{line_counts[0]} line{'s' * (line_counts[0] != 1)}"
             raise ValueError(
-                f"{names[0]} has {line_counts[0]} lines but {names[1]} has {line_counts[1]}: fetch both again, because "
+                f"{names[0]} has {lines} but {names[1]} has {line_counts[1]}: fetch both again, because "
                 "the sides of a pair must be line-aligned"
             )
 

@@ -309,7 +309,8 @@ def require_language(code: str, where: object) -> str:
     try:
         return language_of(code)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}. A file name begins with its language's code, as en.txt") from None
+        stop = "" if str(error).endswith("?") else "."
+        raise ValueError(f"{where}: {error}{stop} A file name begins with its language's code, as en.txt") from None
 
 
 def without_compression(name: str) -> str:

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from data_prep.readers.corpus_files import CorpusPath, check_unchanged, is_network_error, read_decompressed, split_lines
 
-_NAME_COLUMN = 'name the column that has the text by columns = ["NAME"] in a corpus description'
+_CORRECT_NAME = "correct the name in columns or filters.column of the corpus description"
 _REPAIR_LINE = "it is truncated or damaged. Fetch it again or repair the line"
 _MAX_JSON_LINE = 1 << 30  # bytes
 _PARQUET_ROWS = 64  # rows read in one step; few, because a text may be long
@@ -39,6 +39,7 @@ def json_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) 
     # Column of `others` -> error message for the first record without the column. It is raised if no record has it.
     absent = dict[str, str]()
     columns_seen = set[str]()
+    advice = _name_texts(texts)
     for line_number, line in enumerate(split_lines(read_decompressed(path), _MAX_JSON_LINE), 1):
         if not line or line.isspace():
             continue
@@ -61,9 +62,9 @@ def json_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) 
                 values.append(_field(record, column, where))
                 columns_seen.add(column)
             except KeyError as error:
-                absent.setdefault(column, error.args[0])
+                absent.setdefault(column, f"{error.args[0]}: {_CORRECT_NAME}")
                 values.append(None)
-        yield [_text(record, column, where) for column in texts], values
+        yield [_text(record, column, where, advice) for column in texts], values
     for column, message in absent.items():
         if column not in columns_seen:
             raise ValueError(message)
@@ -95,17 +96,25 @@ def _field(record: dict[str, Any], column: str, where: str) -> Any:
         if is_field:
             return current[name]
         current, remaining = current.get(name), rest
-    raise KeyError(f"{where} has no field {remaining or name!r}, but {', '.join(record)}: {_NAME_COLUMN}")
+    raise KeyError(f"{where} has no field {remaining or name!r}, but {', '.join(record)}")
 
 
-def _text(record: dict[str, Any], column: str, where: str) -> str:
+def _name_texts(texts: Sequence[str]) -> str:
+    """The advice for a column of `texts`, the text of documents or the two sides of pairs, that holds no text."""
+    subject, form = "column that has", '["NAME"]'
+    if len(texts) > 1:
+        subject, form = "columns that have", '{source = "NAME", target = "NAME"}'
+    return f"name the {subject} the text by columns = {form} in a corpus description"
+
+
+def _text(record: dict[str, Any], column: str, where: str, advice: str) -> str:
     try:
         text = _field(record, column, where)
     except KeyError as error:
-        raise ValueError(error.args[0]) from None
+        raise ValueError(f"{error.args[0]}: {advice}") from None
     if not isinstance(text, str):
         value = json.dumps(text)[:40]
-        raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove the line, or {_NAME_COLUMN}")
+        raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove the line, or {advice}")
     return text
 
 
@@ -160,7 +169,7 @@ def _table_records(
     try:
         with path.open() as stream:
             schema, parts_of = open_table(stream)
-            field_paths = [_field_path(schema, column, path, column in texts) for column in (*texts, *others)]
+            field_paths = [_field_path(schema, column, path, texts) for column in (*texts, *others)]
             parts = parts_of(list(dict.fromkeys(field_path[0] for field_path in field_paths)))
             for index in count():  # not `for part in parts`: `where` must name a part before it is read
                 where = f"{path}, {part_name} {index}"
@@ -183,11 +192,12 @@ def _table_records(
     check_unchanged(path)
 
 
-def _field_path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool) -> tuple[str, ...]:
+def _field_path(schema: pa.Schema, column: str, path: CorpusPath, texts: Sequence[str]) -> tuple[str, ...]:
     """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
 
-    Raises ValueError if the column is missing or ambiguous or, with `is_text`, if the column's type is not string.
+    Raises ValueError if the column is missing or ambiguous, or if it is one of `texts` and its type is not string.
     """
+    advice = _name_texts(texts) if column in texts else _CORRECT_NAME
     outer, fields, rest = tuple[str, ...](), list(schema), column
     while True:
         types = {field.name: field.type for field in fields}
@@ -198,11 +208,12 @@ def _field_path(schema: pa.Schema, column: str, path: CorpusPath, is_text: bool)
             break
         name, dot, rest = rest.partition(".")
         if not dot or name not in types or not pa.types.is_struct(types[name]):
-            raise ValueError(f"{path} has no column {column!r}, but {', '.join(schema.names)}: {_NAME_COLUMN}")
+            raise ValueError(f"{path} has no column {column!r}, but {', '.join(schema.names)}: {advice}")
         outer, fields = (*outer, name), list(types[name].fields)
     dtype = types[rest].value_type if pa.types.is_dictionary(types[rest]) else types[rest]
-    if is_text and not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype)):
-        raise ValueError(f"{path}: column {column!r} has type {dtype}, not string: {_NAME_COLUMN}")
+    is_string = pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype)
+    if column in texts and not is_string:
+        raise ValueError(f"{path}: column {column!r} has type {dtype}, not string: {advice}")
     return (*outer, rest)
 
 

@@ -84,6 +84,19 @@ def test_the_largest_number_of_a_flag(
         assert told == (value > largest)
 
 
+@pytest.mark.parametrize("stage", ["encode", "mix", "vocab", "vocap", "minhash"])
+def test_no_processes_leave_no_folder(
+    stage: str, tmp_path: Path, vocab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "en.txt").write_text("All human beings\n")
+    words = ["--mono", str(tmp_path), "--vocab", str(vocab), "--out", str(tmp_path / "out"), "--processes", "0"]
+    words = words[:2] * (stage != "mix") + words[2:4] * (stage in ("encode", "mix")) + words[4:]
+    words += ["--encoded", str(tmp_path), "--mono-rows", "1"] * (stage == "mix")
+    assert main([stage, *words]) == 2
+    assert capsys.readouterr().err == f"xlme prep {stage}: error: --processes is 0: it must be at least 1\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_largest_number_of_a_flag_that_takes_fractions(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--encoded", "nowhere", "--vocab", "nowhere", "--out", "nowhere", "--max-repeats"]
     for value in ("1e15", "2e15"):

@@ -362,7 +362,7 @@ def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
     assert capsys.readouterr().err.splitlines() == [
         f"warning: the text of {mono}/eng.txt counts twice as en, because {mono}/en.txt has the same bytes: remove one",
         f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, because "
-        f"{para}/a.de-en.de and {para}/a.de-en.en has the same bytes: remove one",
+        f"{para}/a.de-en.de and {para}/a.de-en.en have the same bytes: remove one",
     ]
     shared = {"where": str(mono), "format": "cc100", "files": "{lang}.txt"}
     for filters in (("", ""), ("[filters.exact_duplicates]", ""), ("[filters.exact_duplicates]",) * 2):
@@ -759,6 +759,48 @@ def test_filters_of_columns_drop_pairs(tmp_path: Path, kind: str) -> None:
     assert dict(counts.dropped) == {"column p": 3, "column kind": 1} and counts.units_in == 6
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("columns", "rules", "wrong", "advice"),
+    [
+        ("", "[filters.column.sc]\nmin = 1", "sc", "correct the name in columns or filters.column of the corpus"),
+        ('["tekst"]', "", "tekst", r'name the column that has the text by columns = \["NAME"\] in a corpus'),
+        (
+            '{source = "a", target = "b"}',
+            "[filters.column.sc]\nmin = 1",
+            "sc",
+            "correct the name in columns or filters.column of the corpus",
+        ),
+        (
+            '{source = "a", target = "b", score = "scor"}',
+            "",
+            "scor",
+            "correct the name in columns or filters.column of the corpus",
+        ),
+        (
+            '{source = "a", target = "c"}',
+            "",
+            "c",
+            'name the columns that have the text by columns = {source = "NAME", target = "NAME"} in a corpus',
+        ),
+    ],
+)
+def test_a_wrong_name_of_a_column_is_mended_where_it_is(
+    tmp_path: Path, kind: str, columns: str, rules: str, wrong: str, advice: str
+) -> None:
+    pairs_wanted = columns.startswith("{")
+    code = "en-de" if pairs_wanted else "de"
+    write_records(tmp_path / f"{code}.{kind}", [{"text": "t", "a": "a", "b": "b", "score": 1.0}])
+    text = f'{"pairs" if pairs_wanted else "languages"} = ["{code}"]\n'
+    text += (f"columns = {columns}\n" if columns else "") + rules
+    file_format = f"{kind}_pairs" if pairs_wanted else kind
+    (source,) = inputs(
+        describe(tmp_path, text, name="x", where=str(tmp_path), format=file_format, files=f"{code}.{kind}")
+    )
+    with pytest.raises(ValueError, match=f"has no (field|column) '{wrong}', but text, a, b, score: {advice}"):
+        list(READERS[file_format].blocks(source, 1000))
+
+
 def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
     one, true = (column_filters({"column": {"x": {"one_of": [value]}}})[0] for value in (1, True))
     values = (1, 1.0, "1", True, "true", "True", 0, None, "x")
@@ -882,6 +924,19 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 2\nmax = 1', "keeps p from 2 to 1, which is nothing"),
         ({}, 'pairs = "any"\n[filters.length]\nmin_characters = 1' + 400 * "0", "must be a number"),
         ({}, 'pairs = "any"\n[filters.language]\nprobability = 1', "probability .* must be between 0 and 1"),
+        *(
+            ({}, f'pairs = "any"\n[filters.script]\nshare = {share}', f"is {share}: it must be between 0 and 1")
+            for share in (50, -0.1)
+        ),
+        ({}, 'pairs = "any"\n[filters.length_ratio]\nlargest = 0.9', "largest .* is 0.9: it must be at least 1"),
+        *(
+            (
+                {},
+                f'pairs = "any"\n[filters.length]\nmin_{unit} = {least}\nmax_{unit} = {most}',
+                f"filter length keeps {least} to {most} {unit}, which is nothing: set max_{unit} to at least",
+            )
+            for unit, least, most in (("characters", 200, 100), ("tokens", 3, 2), ("tokens", 0, -1))
+        ),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "give the columns' numbers, from 1 on"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "give the columns' numbers"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "give the columns' numbers"),
@@ -939,6 +994,23 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"files": "data/*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
         ({"files": "{src}.{side}"}, 'pairs = "any"', "needs {src} and {tgt} in the name"),
         ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code"),
+        *(
+            ({"format": "lines", "files": files}, f"languages = {codes}", rf"files are '{files}', but {words}")
+            for files, words, codes in (
+                ("{Lang}.txt", r"{Lang} is no placeholder: write \{lang\}", '["de"]'),
+                ("{src}.txt", r"{src} is no placeholder: write \{lang\}", '"any"'),
+                ("./m/{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+                ("/m/{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+                ("m//../{lang}.txt", "names begin in the corpus's folder: write it without //", '["de"]'),
+            )
+        ),
+        ({"files": "{lang}.{side}"}, 'pairs = ["en-de"]', r"{lang} is no placeholder: write \{src\} and \{tgt\}"),
+        ({"format": "lines"}, 'languages = ["any"]', r'languages is \["any"\]: write languages = "any"'),
+        ({}, 'pairs = ["any"]', r'pairs is \["any"\]: write pairs = "any"'),
+        ({"format": "lines"}, "languages = []", 'languages is an empty list: list at least one, or write "any"'),
+        ({}, "pairs = []", 'pairs is an empty list: list at least one, or write "any"'),
+        ({"name": "a=b"}, 'pairs = "any"', "name 'a=b' has =, which --where puts after the name: leave it out"),
+        ({}, 'pairs = ["en-en"]', "both sides are 'en': name two languages, as en-de"),
     ],
 )
 def test_mistakes_in_a_description(tmp_path: Path, changes: dict[str, str], text: str, message: str) -> None:
@@ -952,6 +1024,8 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         inputs("cc101")
     with pytest.raises(ValueError, match="--where cc=… names no corpus that is described: the names are cc100"):
         inputs("cc100", f"cc100={tmp_path}", "cc=y")
+    with pytest.raises(ValueError, match="--where cc100=… names no corpus that is described: name it by --corpus too"):
+        read_corpora([], ["cc100=m"])
     with pytest.raises(ValueError, match=r"--where names a corpus twice \(cc100=a, cc100=b\): give each one place"):
         inputs("cc100", "cc100=a", "cc100=b")
     with pytest.raises(ValueError, match="two descriptions are named 'cc100'"):

@@ -39,6 +39,14 @@ def test_length_in_characters_and_tokens() -> None:
     assert drops("length", {}, lines) == [False] * 4
 
 
+def test_the_strictest_settings_keep_some_text() -> None:
+    """A share of 1, a ratio of 1, and one length only."""
+    assert drops("script", {"share": 1}, ["ab", "aб"]) == [False, True]
+    assert drops("length_ratio", {"largest": 1, "above": 0}, ["a b", "a b"], ["c d", "c"]) == [False, True]
+    assert drops("length", {"min_characters": 2, "max_characters": 2}, ["a", "ab", "abc"]) == [True, False, True]
+    assert drops("length", {"min_tokens": 2, "max_tokens": 0}, ["a b"]) == [False]
+
+
 def test_length_ratio_spares_short_pairs() -> None:
     sides = ["a " * 40, "a " * 30, "a", "a", "a " * 11], ["b " * 10, "b " * 10, "b b b b b", "b " * 10, "b"]
     assert drops("length_ratio", {}, *sides) == [True, False, False, False, True]

@@ -655,6 +655,20 @@ def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=tmp_path / "other.model"))
 
 
+def test_one_row_is_told_as_one(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rows, words in ((1, "1 row in 1 shard, "), (2, "2 rows in 1 shard, ")):
+        run(corpus.config(tmp_path / words, mono_rows=rows))
+        assert f"mono: {words}" in capsys.readouterr().out
+
+
+def test_rows_are_not_mixed_again(corpus: Corpus, tmp_path: Path) -> None:
+    for task in ("mono", "para"):
+        run(corpus.config(tmp_path / "mixed", **{f"{task}_rows": 10}))
+        with pytest.raises(ValueError, match=f"mixed/{task} was written by stage mix, not encode: name the folder"):
+            run(replace(corpus.config(tmp_path / "out", **{f"{task}_rows": 5}), encoded=tmp_path / "mixed"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_folder_of_another_vocabulary_is_not_written_to(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/de.txt").write_text("abcdefghijklm ba\n", encoding="utf-8")

@@ -256,7 +256,7 @@ def test_what_is_too_long_is_told(tmp_path: Path, vocab: Path, capfd: pytest.Cap
     run(asked)
     row = max(size + 2, 8)
     mix(MixConfig(asked.out, vocab, tmp_path / "mixed", mono_rows=4, row_tokens=row, sentences=True))
-    assert f"3 sentences are too long for a row of {row} tokens" in capfd.readouterr().err
+    assert f"3 of its sentences cannot fit a row of {row} tokens" in capfd.readouterr().err
     with pytest.raises(ValueError, match=f"nothing that fills a row of {row - 1} tokens: raise --row-tokens"):
         mix(MixConfig(asked.out, vocab, tmp_path / "none", mono_rows=4, row_tokens=row - 1, sentences=True))
     verify(VerifyConfig(tmp_path / "mixed"))

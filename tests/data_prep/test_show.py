@@ -136,6 +136,24 @@ def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixtu
     assert printed.err == f"warning: {data / 'para'} has no row in fr from row 0 on: it has {ROWS} rows\n"
 
 
+def test_a_language_that_one_task_does_not_have(
+    data: Path, vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "para").mkdir()
+    for code, text in (("en", TEXT[0]), ("fr", TEXT[2])):
+        (tmp_path / "para" / f"X.en-fr.{code}").write_text(text, encoding="utf-8")
+    encode.run(encode.EncodeConfig(vocab=vocab, out=tmp_path / "encoded", para=tmp_path / "para"))
+    mix.run(mix.MixConfig(tmp_path / "encoded", vocab, tmp_path / "data", para_rows=1, row_tokens=200))
+    shutil.copytree(data / "mono", tmp_path / "data" / "mono")
+    capsys.readouterr()
+    run(ShowConfig(tmp_path / "data", rows=1, language="de"))
+    printed = capsys.readouterr()
+    assert printed.out.startswith("mono row")
+    assert printed.err == f"warning: {tmp_path}/data/para has no text in de: its languages are en, fr\n"
+    with pytest.raises(ValueError, match=r"has no row from row 1 on: it has 1 row$"):
+        run(ShowConfig(tmp_path / "data", "para", start=1))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -264,6 +264,12 @@ def test_a_file_that_leaves_out_nothing_is_refused(corpus: Path, vocab: Path, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_text_to_leave_out_is_in_a_file(corpus: Path, vocab: Path, tmp_path: Path) -> None:
+    for place in (Path("/dev/null"), tmp_path):
+        with pytest.raises(ValueError, match=f"^--without {place} is not a file: name a file with text$"):
+            run(EncodeConfig(vocab, tmp_path / "out", mono=corpus / "mono", without=(place,)))
+
+
 @pytest.mark.parametrize("data", ["born\tfree\r\nand equal\r\n", "born free", "born\rfree\n" + 10 * "equal\n"])
 def test_a_file_that_leaves_out_something_is_taken(corpus: Path, vocab: Path, tmp_path: Path, data: str) -> None:
     (tmp_path / "test").write_bytes(data.encode())
