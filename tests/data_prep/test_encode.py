@@ -694,7 +694,7 @@ def test_a_row_of_a_table_is_one_line(vocab: Path, tmp_path: Path, capsys: pytes
     (tmp_path / "de-en.tsv").write_text("".join(f"{row}\n" for row in rows))
     records = [dict(zip(("en", "de"), row.split("\t"), strict=True)) | {"p": i} for i, row in enumerate(rows)]
     (tmp_path / "de-en.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    text = f'name = "x"\nwhere = "{tmp_path}"\nlanguages = ["de", "en"]\npairs = ["de-en"]\n'
+    text = f'name = "x"\nwhere = "{tmp_path}"\npairs = ["de-en"]\n'
     table = text + 'format = "tsv"\nfiles = "{src}-{tgt}.tsv"\ncolumns = {source = 2, target = 1}\n'
     pairs = text + 'format = "jsonl_pairs"\nfiles = "{src}-{tgt}.jsonl"\ncolumns = {source = "de", target = "en"}\n'
     pairs += "[filters.column.p]\nmax = 29\n"

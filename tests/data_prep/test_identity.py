@@ -140,7 +140,7 @@ def test_settings_of_vocap(text: Text, tmp_path: Path) -> None:
 KEYS: dict[str, dict[str, Any]] = {  # by the description that has them
     "d": {
         "name": "e",
-        "format": "lines",
+        "format": "parquet",
         "files": "{lang}.txt",
         "languages": ["en"],
         "columns": ["other"],
@@ -182,6 +182,7 @@ def test_settings_of_filters(text: Text, vocab: Path, tmp_path: Path, which: str
         if task in tasks and name != LANGUAGE:
             filters[name] = {key: 0.01 for function in functions if function for key in function.__kwdefaults__ or ()}
     filters["length"] |= {"max_characters": 900, "max_tokens": 900}
+    filters.get("length_ratio", {}).update(largest=900)
 
     def written(changed: dict[str, dict[str, Any]]) -> str:
         return "\n".join(
