@@ -31,6 +31,7 @@ from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
+_LEAST_SIZE = 16  # ids of a vocabulary
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ class VocabConfig(TextConfig):
             raise ValueError(
                 "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
             )
-        if self.size < 16:
-            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if self.size < _LEAST_SIZE:
+            raise ValueError(f"--size is {self.size}: at least {_LEAST_SIZE} ids are needed")
+        if not self.has_input and self.size != VocabConfig.size:
+            raise ValueError(f"--size is {self.size}, but --model without text is taken as it is: leave --size out")
         if self.sentences < 1:
             raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
         if not 0.98 <= self.character_coverage <= 1:
@@ -199,10 +202,9 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
             "a larger size, or lower --character-coverage"
         )
     if len(trained) < size:
-        raise ValueError(
-            f"--size is {config.size}, but the sampled text allows no more than {len(trained) + other_ids}: lower "
-            "--size to this number, or add text"
-        )
+        allowed = len(trained) + other_ids
+        advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
+        raise ValueError(f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}")
     return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
 

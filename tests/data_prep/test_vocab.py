@@ -379,6 +379,10 @@ def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: P
     assert Vocabulary(tmp_path / "largest").size == largest
     with pytest.raises(ValueError, match="no more than"):
         run(config(corpus, tmp_path / "beyond", size=largest + 1))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/de.txt").write_text("ab ab\n")
+    with pytest.raises(ValueError, match=r"--size is 20, but the sampled text allows no more than \d: add text$"):
+        run(VocabConfig(tmp_path / "out", mono=tmp_path / "tiny", size=20))
 
 
 @pytest.mark.parametrize("shrink", [0.75, 0.95])
@@ -452,6 +456,8 @@ def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:
     run(VocabConfig(tmp_path / "taken", model=tmp_path / "sentencepiece.bpe.model"))
     assert (tmp_path / "taken" / MODEL_FILE).read_bytes() == (tmp_path / "trained" / MODEL_FILE).read_bytes()
     assert read_manifest(tmp_path / "taken").vocabulary_size == 330
+    with pytest.raises(ValueError, match="--size is 300, but --model without text is taken as it is: leave --size out"):
+        run(VocabConfig(tmp_path / "sized", model=tmp_path / "sentencepiece.bpe.model", size=300))
     (tmp_path / "text.model").write_text("no model")
     with pytest.raises(ValueError, match="is not a SentencePiece model"):
         run(VocabConfig(tmp_path / "no", model=tmp_path / "text.model"))
