@@ -216,7 +216,7 @@ def test_rows_of_a_pipeline_are_recorded_by_its_first_stage(
     """Of two replicas on four processes."""
     (tmp_path / "audit").mkdir()
     loader = Loader(folder / "data", DataConfig(4, 4, 2), 1, 0.15, rank % 2, 2)
-    path = audit_reads(tmp_path, loader, 0, rank, 4, audit=True)
+    path = audit_reads(tmp_path, loader, 0, rank, audit=True)
     loader.micro_batches(0)
     assert path == (name and tmp_path / "audit" / name)
     assert [each.name for each in (tmp_path / "audit").glob("rank_*")] == ([name] if name else [])
