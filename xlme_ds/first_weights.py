@@ -144,7 +144,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     if run.task:
         raise ValueError(
             f"{folder} is a fine-tuning run, but start.take all takes a pre-training model: set start.take to "
-            f"{encoders}"
+            f"{' or '.join(run.encoders)}"
         )
     their_parts = objective_of(run.objective).weight_sources(config.start, run.model)
     if run.encoders != objective.encoders or their_parts.keys() != parts.keys():
@@ -228,7 +228,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     objective = objective_of(config.objective)
     has_generator = (folder / GENERATOR_FOLDER).is_dir()
     exported = read_config(folder).get(WHICH_KEY)  # name of the encoder that was exported, if the file says it
-    instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
+    instead = f"set start.take to {'discriminator or generator' if has_generator else exported or 'encoder'}"
     missing = [
         part
         for part in objective.weight_sources(config.start, config.model)
