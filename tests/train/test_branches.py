@@ -539,6 +539,8 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
     out = stable.with_name("mean")
     models = [word for name in names for word in ("--model", name)]
     checkpoint.main(["average", *models, "--out", str(out)])
+    notes = [line.partition(": reading")[0] for line in capsys.readouterr().err.splitlines() if "reading the" in line]
+    assert notes == [model for model in models if "@" in model]
     states = [load_run(Path(name)).state for name in names]
     found = load_run(out).state
     assert found.keys() == states[0].keys()

@@ -106,7 +106,7 @@ def load_run(folder: Path) -> TrainedRun:
     else:
         step, state = _load_checkpoint(run, step, settings)
         settings = settings._replace(model=model_after(read_run_config(run), step))
-        note(f"{run}: reading the model of its checkpoint of step {step}")
+        note(f"{folder}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
         raise ValueError(
