@@ -331,6 +331,9 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(ValueError, match=f"{name} {words.format(tmp_path / 'runs/x')}$"):
             xlme.load(tmp_path / name)
+    monkeypatch.chdir(run)
+    with pytest.raises(ValueError, match=f"^nowhere does not exist: name the run, {run.resolve()}$"):
+        xlme.load("nowhere")
     monkeypatch.chdir(run / "checkpoints")
     with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run.resolve()}@2$"):
         xlme.load("step_00000002")
