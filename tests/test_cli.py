@@ -282,7 +282,7 @@ def test_recipes_are_legal(name: str) -> None:
         (RunConfig("x", model=ModelConfig(norm="middle")), "model.norm middle is not known: choose one of post, pre"),  # type: ignore[arg-type]
         (
             RunConfig("x", objective=ObjectiveConfig(pseudo_fractions=(0.5, math.nan))),
-            r"objective.pseudo_fractions is \(0.5, nan\): each must be above 0, up to 1",
+            r"objective.pseudo_fractions is \(0.5, nan\): each must be a number",
         ),
         (RunConfig("x", model=ModelConfig(language_embeddings=("de", "en", "de"))), "names a language twice"),
         (RunConfig("x", model=ModelConfig(norm_epsilon=0.0)), "model.norm_epsilon is 0"),

@@ -81,6 +81,12 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
                 assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
 
 
+def test_the_tests_without_which_are_named() -> None:
+    (line,) = re.findall("^- `--which .*", (ROOT / "docs/howto/evaluate.md").read_text(encoding="utf-8"), re.M)
+    without = [name for name in xlme.evaluate.__all__ if f"`{name}`" in line]
+    assert without == [name for name in xlme.evaluate.__all__ if "--which" not in help_of("xlme_ds", "evaluate", name)]
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 

@@ -1,6 +1,7 @@
 """The legal numbers of every setting: the last one that is allowed, and the first that is not."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass, replace
 from importlib import import_module
@@ -53,11 +54,19 @@ def test_numbers_at_and_beyond_the_end_of_a_range(name: str) -> None:
         assert allowed.contains(1)
     for value in beyond:
         changed = replace(settings, **{key: (1, value) if several else value})
-        with pytest.raises(ValueError, match=rf"{name} is .*{'each' if several else 'it'} must "):
+        with pytest.raises(ValueError, match=rf"{name} is .*{'each' if several else 'it'} must ") as refused:
             validate(replace(config, **{section: changed}) if section else changed)
+        assert math.isnan(value) == ("must be a number" in str(refused.value))
+        if most := re.search("at most ([0-9,]+)$", str(refused.value)):
+            legal = plain(most[1].replace(",", ""))
+            check_ranges(replace(settings, **{key: (legal,) if several else legal}))
     for value in ("1", True, *([2.0] if plain is int else [])):
-        with pytest.raises(ValueError, match=rf"{name} .* be a (whole )?number"):
-            check_ranges(replace(settings, **{key: (value,) if several else value}), f"{section}." if section else "")
+        given = (value,) if several else value
+        with pytest.raises(ValueError, match=rf"{name} is {re.escape(repr(given))}: .* be a (whole )?number"):
+            check_ranges(replace(settings, **{key: given}), f"{section}." if section else "")
+    if several:
+        with pytest.raises(ValueError, match=rf"{name} is 1: it must be a list"):
+            check_ranges(replace(settings, **{key: 1}), f"{section}." if section else "")
     last = min(allowed.most, 1e9) if allowed.contains(min(allowed.most, 1e9)) else None
     if last is not None:
         check_ranges(replace(settings, **{key: (plain(last),) if several else plain(last)}))

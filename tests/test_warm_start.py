@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from data_prep.vocab.extension import extend
 from tests.evaluate.folders import write_run
 from tests.rows import train_vocabulary
 from xlme_ds.checkpoint.__main__ import average, weights
-from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
+from xlme_ds.config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.export_run import export_run
 from xlme_ds.first_weights import starting_weights
@@ -175,7 +176,7 @@ def test_parts_that_are_missing_or_of_another_model(source: TrainedRun, tmp_path
     with pytest.raises(ValueError, match="generator is of another model than"):
         started("all", source, folder)
     shutil.rmtree(folder / "generator")
-    with pytest.raises(ValueError, match=r"no generator, which start\.take all takes: set start\.take to encoder"):
+    with pytest.raises(ValueError, match=r"generator, which start\.take all takes: set start\.take to discriminator"):
         started("all", source, folder)
 
 
@@ -324,10 +325,33 @@ def test_a_fine_tuned_model_gives_an_encoder_and_not_all(source: TrainedRun, tmp
     content = json.loads((folder / "config.json").read_text())
     content["config"]["task"] = "xnli"
     (folder / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"is a fine-tuning run, .*: set start\.take to discriminator or generator"):
-        started("all", source, folder)
+    tuned = {f"encoder.{name}": value.clone() for name, value in source.encoder().state_dict().items()}
+    save_file(tuned, folder / "model/model.safetensors")
+    assert advised("all", source, folder) == ["encoder"]
     with pytest.raises(ValueError, match=r"was fine-tuned on xnli: name a run of pre-training"):
         weights(folder, tmp_path / "none")
+
+
+def advised(take: str, source: TrainedRun, folder: Path, name: str = "electra") -> list[str]:
+    """The values of start.take that the refusal of `take` offers, each of which a run can start with."""
+    with pytest.raises(ValueError, match="set start") as refused:
+        started(take, source, folder, name)
+    found = re.search(r"set start\.take (?:or --which )?to (\w+(?: or \w+)*)$", str(refused.value))
+    assert found is not None, refused.value
+    names = found[1].split(" or ")
+    assert all(started(choice, source, folder, name) for choice in names)
+    return names
+
+
+@pytest.mark.parametrize("which", [None, "discriminator", "generator"])
+def test_a_refusal_offers_every_encoder_that_there_is(
+    which: EncoderName | None, source: TrainedRun, tmp_path: Path
+) -> None:
+    export_run(source.folder, tmp_path / "export", which=which)
+    encoders = [which] if which else ["discriminator", "generator"]
+    assert advised("encoder", source, tmp_path / "export") == encoders
+    assert advised("all", source, tmp_path / "export", name="mlm") == encoders
+    assert advised("encoder", source, source.folder) == ["discriminator", "generator"]
 
 
 def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:

@@ -15,12 +15,13 @@ import numpy as np
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
+from .data.loader import fingerprint_name
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .io.folders import require_folder
 from .io.help import call_from_command_line
-from .train.read_audit import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
+from .train.read_audit import ATTEMPTS, AUDIT_FOLDER, audit_lines, rank_file, row_checksums
 from .train.run_folder import first_step
 from .trained.config_json import read_run_config
 
@@ -56,7 +57,8 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run} has no usable checkpoint: name a run that has saved one")
     if not (run / AUDIT_FOLDER / ATTEMPTS).exists():
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
-    steps = int(read_state(newest)["step"])
+    saved = read_state(newest)
+    steps = int(saved["step"])
     config = read_run_config(run)
     settings = config.data
     run_phases = phases(settings, mask_fraction=0.0)  # any fraction will do: it does not change the rows of a step
@@ -72,6 +74,13 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     for task_index, task in enumerate(TASKS):
         if rows_per_step[task_index]:
             stores = [RowStore(folder / task) for folder in data]
+            for folder, phase, store in zip(data, run_phases, stores, strict=True):
+                name, fingerprint = fingerprint_name(task, phase), store.manifest.fingerprint()
+                if saved["fingerprints"].get(name, fingerprint) != fingerprint:  # it has only the phases that began
+                    raise ValueError(
+                        f"{folder} is not the data that {run} was trained on from step {phase.first_step} on: name the "
+                        "folders of its --data in their order"
+                    )
             # The plan is that of a single rank, because the rows of a step do not depend on the number of ranks.
             plan = StepPlan(rows_per_step, rows_per_step, 1, 1, settings.alternate)
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
@@ -93,13 +102,24 @@ def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict
     number, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
     attempt counts."""
     last_attempts = np.full(steps, -1)  # by step, the index of the last attempt; -1 if that attempt was not recorded
-    for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        # An attempt is one start of the run, which takes or repeats the steps from `start` on.
-        last_attempts[line["start"] :] = attempt if line["audit"] else -1
+    attempts = dict(enumerate(audit_lines(folder / ATTEMPTS)))
+    for attempt, line in attempts.items():
+        if line:
+            # An attempt is one start of the run, which takes or repeats the steps from `start` on.
+            last_attempts[line["start"] :] = attempt if line["audit"] else -1
+    ranks = max((attempts[attempt]["world"] for attempt in set(last_attempts.tolist()) - {-1}), default=0)
+    for path in (rank_file(folder, rank) for rank in range(ranks)):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist, which has the rows that a process read: restore it")
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
-        for line in audit_lines(path):
+        for line in filter(None, audit_lines(path)):
             step = line["step"]
+            if not attempts.get(line["attempt"]):  # it was whole: a start that writes only half of it does no step
+                raise ValueError(
+                    f"the line of start {line['attempt'] + 1} in {folder / ATTEMPTS} is damaged, so it is not known "
+                    "which steps were done again: restore the file"
+                )
             if step < steps and line["attempt"] == last_attempts[step]:
                 for task, row_ranges in line["rows"].items():
                     for first_row, *checksums in row_ranges:

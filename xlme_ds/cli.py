@@ -157,6 +157,8 @@ def config_from_file(path: Path) -> RunConfig:
     """The settings in a file. A setting that is not in the file comes from the recipe that the file names; without a
     recipe, it has its default."""
     values = read_values(path)
+    if not values.keys().isdisjoint(("task", "tuning")):
+        raise ValueError(f"{path} has settings of fine-tuning: name a file with settings of pre-training")
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
     return with_values(base, values, path)

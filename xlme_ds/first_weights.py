@@ -138,13 +138,13 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     """Every parameter of the pre-training model in `folder` (`start.take all`)."""
     objective = objective_of(config.objective)
     is_run = "config" in read_config(folder)
-    run = load_run(folder) if is_run else _whole_export(folder, config)
+    run = load_run(folder) if is_run else whole_export(folder, config)
     parts = objective.weight_sources(config.start, config.model)
     encoders = " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
             f"{folder} is a fine-tuning run, but start.take all takes a pre-training model: set start.take to "
-            f"{encoders}"
+            f"{' or '.join(run.encoders)}"
         )
     their_parts = objective_of(run.objective).weight_sources(config.start, run.model)
     if run.encoders != objective.encoders or their_parts.keys() != parts.keys():
@@ -221,14 +221,14 @@ def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEn
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 
 
-def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
+def whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     """The whole model of an export, or of XLM-R, with the parts that the objective of `config` has."""
     if run := load_whole_export(folder):
         return run
     objective = objective_of(config.objective)
     has_generator = (folder / GENERATOR_FOLDER).is_dir()
     exported = read_config(folder).get(WHICH_KEY)  # name of the encoder that was exported, if the file says it
-    instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
+    instead = f"set start.take to {'discriminator or generator' if has_generator else exported or 'encoder'}"
     missing = [
         part
         for part in objective.weight_sources(config.start, config.model)

@@ -97,17 +97,20 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
-    problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
+    if is_tuple and not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is {value!r}: it must be a list")
+    must = "each must" if is_tuple else "it must"
     hint = get_args(hint)[0] if is_tuple else hint
     for allowed in (entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Range)):
         whole = get_args(hint)[0] is int
         for number in value if is_tuple else (value,):
-            if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
-                raise ValueError(f"{problem} be a {'whole ' if whole else ''}number")
+            is_number = isinstance(number, int if whole else int | float) and not isinstance(number, bool)
+            if not is_number or number != number:  # not a number (nan)
+                raise ValueError(f"{name} is {value!r}: {must} be a {'whole ' if whole else ''}number")
             if not allowed.contains(number):
-                raise ValueError(f"{problem} {allowed.wording}")
+                raise ValueError(f"{name} is {value}: {must} {allowed.wording}")
             if number > allowed.most:
-                raise ValueError(f"{problem} be at most {allowed.most:,.0f}")
+                raise ValueError(f"{name} is {value}: {must} be at most {int(allowed.most):,}")
 
 
 def _typed(value: Any, hint: Any, problem: str, subject: str = "it") -> Any:

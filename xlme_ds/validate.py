@@ -7,7 +7,7 @@ the range or the choices that its type in `xlme_ds.config` gives; the other chec
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
-from .config import EngineConfig, RunConfig, Training
+from .config import EngineConfig, RunConfig, Training, weight_at
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, deepspeed_settings, resolve_engine_file
 from .models.encoder import layer_class
@@ -109,6 +109,11 @@ def _divide_up(dividend: int, divisor: int) -> int:
 
 def _check_objective(config: RunConfig) -> None:
     objective, optimizer, start = config.objective, config.optimizer, config.start
+    for name in ("random_fakes", "denoising", "back_translation"):
+        try:
+            weight_at(getattr(objective, name), 0)
+        except ValueError as error:
+            raise ValueError(f"objective.{name}: {error}") from None
     if objective.random_fraction + objective.keep_fraction > 1:
         raise ValueError(
             f"objective.random_fraction {objective.random_fraction} and objective.keep_fraction "

@@ -234,6 +234,10 @@ def test_a_mistake_in_the_settings_of_a_recipe(settings: dict[str, Any], said: s
          "there is no setting 'tuning.epoch': did you mean tuning.epochs?"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", lr=3),
          "there is no setting 'tuning.lr': did you mean tuning.learning_rate?"),
+        (lambda api: api.finetune.run("ner", "r", "d", "o", epochs="1"),
+         "tuning.epochs is '1': it must be a whole number"),
+        (lambda api: api.finetune.run("ner", "r", "d", "o", train_languages="en"),
+         "tuning.train_languages is 'en': it must be a list"),
         (lambda api: api.finetune.run("nre", "r", "d", "o"), "there is no task 'nre': did you mean ner?"),
         (lambda api: api.evaluate.pairs("r", "d", which="foo"),
          "there is no which 'foo': choose one of encoder, discriminator, generator"),
@@ -327,6 +331,9 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(ValueError, match=f"{name} {words.format(tmp_path / 'runs/x')}$"):
             xlme.load(tmp_path / name)
+    monkeypatch.chdir(run)
+    with pytest.raises(ValueError, match=f"^nowhere does not exist: name the run, {run.resolve()}$"):
+        xlme.load("nowhere")
     monkeypatch.chdir(run / "checkpoints")
     with pytest.raises(ValueError, match=rf"step_00000002 is a checkpoint: write it as {run.resolve()}@2$"):
         xlme.load("step_00000002")

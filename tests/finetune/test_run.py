@@ -244,8 +244,8 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
         assert tune(base, "ner", data, out, **fixed) == found
         assert weights.read_bytes() == whole, "from the last checkpoint"
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
-    said = refused(base, "conll", write_conll(tmp_path / "conll"), out, **fixed)
-    assert "was started with" in said and "ner" in said and "conll" in said
+    said = refused(base, "conll", write_conll(tmp_path / "conll"), out, learning_rate=1e-3, **fixed)
+    assert f"{out} was started with task ner, this call has conll; tuning.learning_rate" in said
     assert "was started with tuning.dropout 0.1, this call has 0.0" in refused(
         base, "ner", data, out, dropout=0.0, **fixed
     )
@@ -255,7 +255,7 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     )
     assert f"{base} is a run of pre-training: choose another" in refused(base, "ner", data, base, **fixed)
     other = write_base(tmp_path / "other", seed=2)
-    assert "was started with base" in refused(other, "ner", data, out, **fixed)
+    assert f"{out} was started with another model (--model, --random): " in refused(other, "ner", data, out, **fixed)
     (out / "finished.json").unlink()
     assert "name the checkpoint RUN@STEP that this run started from" in refused(other, "ner", data, out, **fixed)
     text = (data / "train-en.tsv").read_text()
@@ -327,7 +327,9 @@ def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Pa
     ]
     assert starts[0] == starts[1] and found["languages"] == expected["languages"]
     assert (expected["random"], found["random"]) == (False, True)
-    assert "was started with base" in refused(base, "ner", data, tmp_path / "found", **fixed)
+    assert "was started with another model (--model, --random): the run is finished" in refused(
+        base, "ner", data, tmp_path / "found", **fixed
+    )
 
 
 def test_every_example_is_read_in_its_language_wherever_the_model_has_it(base: Path, tmp_path: Path) -> None:

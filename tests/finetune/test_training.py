@@ -12,6 +12,7 @@ from seqeval.metrics import f1_score
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from tests.small import SMALL, lively
+from xlme_ds.cli import config_from_file
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, TrainConfig
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.engine.optimizer import build_optimizer, set_learning_rate
@@ -271,6 +272,10 @@ def test_settings_of_a_run_or_a_file_are_given_back(tmp_path: Path, capsys: pyte
         (tmp_path / "ours.toml").write_text(text)
         with pytest.raises(ValueError, match=said):
             parsed("ours.toml")
+    (tmp_path / "ours.toml").write_text("[tuning]\nepochs = 2")
+    for name in ("config.json", "ours.toml"):
+        with pytest.raises(ValueError, match=f"{name} has settings of fine-tuning: name a file with settings of pre-"):
+            config_from_file(tmp_path / name)
     with pytest.raises(ValueError, match=r"none\.json is not a file: name a run's config\.json, or a TOML file"):
         parsed("none.json")
     (tmp_path / "ours.toml").write_text("[tuning]\nepoch = 2")

@@ -539,6 +539,8 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
     out = stable.with_name("mean")
     models = [word for name in names for word in ("--model", name)]
     checkpoint.main(["average", *models, "--out", str(out)])
+    notes = [line.partition(": reading")[0] for line in capsys.readouterr().err.splitlines() if "reading the" in line]
+    assert notes == [model for model in models if "@" in model]
     states = [load_run(Path(name)).state for name in names]
     found = load_run(out).state
     assert found.keys() == states[0].keys()
@@ -748,6 +750,14 @@ def test_an_audit_needs_records_and_all_folders(data: tuple[Path, Path], stable:
     shutil.copytree(stable, out)
     with pytest.raises(ValueError, match=r"run read 2 folders, but --data names 1: name all folders"):
         examine(out, data[:1])
+    for others in (data[::-1], (data[1], data[1]), (data[0], data[0])):
+        with pytest.raises(ValueError, match=r"is not the data that .*run was trained on from step [05] on: name the"):
+            examine(out, others)
+    rows = out / "audit" / "rank_00000.jsonl"
+    rows.rename(tmp_path / "aside")
+    with pytest.raises(ValueError, match=r"rank_00000.jsonl does not exist, which has the rows"):
+        examine(out, data)
+    (tmp_path / "aside").rename(rows)
     for lost, words in (("audit", "only a run with --train.audit can be"), ("checkpoints", "has no usable checkpoint")):
         shutil.rmtree(out / lost)
         with pytest.raises(ValueError, match=words):
@@ -779,6 +789,30 @@ def test_an_audit_is_of_the_steps_that_were_recorded(
         "12 mono rows and 12 para rows of 3 steps (--train.audit was off in 6 more): each was read once, with the "
         "data's tokens\n"
     )
+
+
+def test_a_damaged_line_of_the_starts_hides_no_start(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Two starts never have one number. The half-written line of a start that was killed before its first step is of no
+    account, also after a resume; that of a start with steps is reported."""
+    out, one_folder = tmp_path / "run", replace(config, data=DataConfig(4, 4, 4))
+    starts = out / "audit" / "attempts.jsonl"
+    passed = ([], "32 mono rows and 32 para rows of 8 steps")
+    pretrain(one_folder, data[0], out)
+    whole = starts.read_bytes()
+    starts.write_bytes(whole + whole[:-20])
+    forget(out, 6, 8)
+    pretrain(one_folder, data[0], out)
+    assert examine(out, data[:1]) == passed
+    resumed = starts.read_bytes()
+    starts.write_bytes(whole + b"garbage" + resumed.removeprefix(whole))
+    with pytest.raises(ValueError, match=r"the line of start 1 in .*attempts.jsonl is damaged, so .*: restore the"):
+        examine(out, data[:1])
+    forget(out, 6, 8)
+    pretrain(one_folder, data[0], out)
+    starts.write_bytes(starts.read_bytes().replace(b"garbage", b""))
+    assert examine(out, data[:1]) == passed
 
 
 def test_a_branch_is_of_the_same_model(

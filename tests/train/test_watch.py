@@ -34,6 +34,7 @@ from xlme_ds.cli import format_number
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK_FILE, lock_folder
@@ -216,7 +217,7 @@ def test_rows_of_a_pipeline_are_recorded_by_its_first_stage(
     """Of two replicas on four processes."""
     (tmp_path / "audit").mkdir()
     loader = Loader(folder / "data", DataConfig(4, 4, 2), 1, 0.15, rank % 2, 2)
-    path = audit_reads(tmp_path, loader, 0, rank, 4, audit=True)
+    path = audit_reads(tmp_path, loader, 0, rank, audit=True)
     loader.micro_batches(0)
     assert path == (name and tmp_path / "audit" / name)
     assert [each.name for each in (tmp_path / "audit").glob("rank_*")] == ([name] if name else [])
@@ -331,15 +332,22 @@ def test_a_dry_run_of_a_run_that_is_there(
 def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig, plain: Path, tmp_path: Path) -> None:
     vocabulary = train_vocabulary(tmp_path / "other" / "vocab")
     write_data(tmp_path / "other", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=5)
+    mixed = shutil.copytree(folder / "data", tmp_path / "mixed")
+    shutil.rmtree(mixed / "para")
+    ours = Vocabulary(mixed / "vocab")
+    write_data(tmp_path / "again", rows=20, vocabulary=ours.size, sha256=ours.sha256, seed=6)
+    shutil.copytree(tmp_path / "again" / "para", mixed / "para")
     for n, call in enumerate((dry_run, pretrain)):
         names = ("one", "two", "bare", "hurt")
         one, two, bare, hurt = (shutil.copytree(plain, tmp_path / f"{name}{n}") for name in names)
         shutil.rmtree(bare / "checkpoints")
         for marker in hurt.glob("checkpoints/*/complete.json"):
             marker.unlink()
-        with pytest.raises(SharedError, match=r"saved with fingerprints .*: resume with the data of that checkpoint"):
+        with pytest.raises(SharedError, match=r"with another --data \(mono, para\): resume with the data of"):
             call(config, tmp_path / "other", one)
-        with pytest.raises(SharedError, match="was saved with heldout None"):
+        with pytest.raises(SharedError, match=r"with another --data \(para\): resume with the data of"):
+            call(config, mixed, one)
+        with pytest.raises(SharedError, match=r"was saved with another --heldout \(mono, para\): resume"):
             call(config, folder / "data", two, folder / "heldout")
         for lacking in (bare, hurt):
             with pytest.raises(SharedError, match="has records but no usable checkpoint"):

@@ -40,7 +40,12 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         (
             "objective",
             dict(back_translation=("5:1",)),
-            "the weights 5:1 do not have the form STEP:WEIGHT with rising steps from 0",
+            "objective.back_translation: the weights 5:1 do not have the form STEP:WEIGHT with rising steps from 0",
+        ),
+        (
+            "objective",
+            dict(denoising=("0:1", "3")),
+            "objective.denoising: the weights 0:1 3 do not have the form STEP:",
         ),
         ("objective", dict(back_translation=("0:1", "0:2")), "do not have the form STEP:WEIGHT"),
         ("objective", dict(back_translation=("0:x",)), "do not have the form STEP:WEIGHT"),

@@ -203,7 +203,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
         return {"task": run.task or "pre-training"} | asdict(run.model) | asdict(run.objective)
 
     def state_of(folder: Path) -> dict[str, Tensor]:
-        run = load_run(folder)
+        run = first if folder == models[0] else load_run(folder)
         if run.vocabulary.sha256 != first.vocabulary.sha256:
             raise ValueError(
                 f"{folder} has another vocabulary than {models[0]}: average models that have the same vocabulary"

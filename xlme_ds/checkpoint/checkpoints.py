@@ -102,9 +102,9 @@ class Checkpoints:
         """Load the checkpoint `folder` into `engine`; another kind of engine or number of ranks may have saved it.
         Returns the number of steps done.
 
-        `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
-        relative difference allowed between the loaded model's probe loss and the stored loss. Raises SharedError if a
-        value or the loss differs.
+        `expected`: the fingerprints of the data that the stored state must have; `tolerance`: the largest relative
+        difference allowed between the loaded model's probe loss and the stored loss. Raises SharedError if a
+        fingerprint or the loss differs.
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
@@ -213,11 +213,15 @@ def gather_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
 
 
 def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state`, the state of the checkpoint in `folder`. Raises ValueError if a value differs from `expected`."""
+    """Return `state`, the state of the checkpoint in `folder`. Raises ValueError if a fingerprint of the data differs
+    from `expected`."""
     for key, value in expected.items():
-        if state.get(key) != value:
+        before, now = state.get(key) or {}, value or {}
+        different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        if different:
+            option = "--heldout" if key == "heldout" else "--data"
             raise ValueError(
-                f"{folder} was saved with {key} {state.get(key)}, but this run has {value}: resume with the data of "
+                f"{folder} was saved with another {option} ({', '.join(different)}): resume with the data of "
                 "that checkpoint, or choose another --out"
             )
     return state

@@ -13,9 +13,14 @@ from ..config import DataConfig
 from .batch import Batch
 from .collate import BatchMaker, Collate, Purpose, collate
 from .masking import TaskRows
-from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
+from .order import Phase, StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
 from .shards import RowStore, unigram_nll_by_id
+
+
+def fingerprint_name(task: str, phase: Phase) -> str:
+    """The name of the fingerprint of a task's data in a phase: `mono`, or `mono from step 1000`."""
+    return task + (f" from step {phase.first_step}" if phase.first_step else "")
 
 
 class Loader:
@@ -91,7 +96,7 @@ class Loader:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each task's data in each phase, by name: `mono`, or `mono from step 1000`."""
+        """The fingerprint of each task's data in each phase, by `fingerprint_name`."""
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
@@ -100,9 +105,8 @@ class Loader:
         fingerprints = {}
         for phase, stores in zip(self.phases, self._stores, strict=True):
             if steps is None or phase.first_step < max(steps, 1):
-                suffix = f" from step {phase.first_step}" if phase.first_step else ""
                 for task, store in stores.items():
-                    fingerprints[TASKS[task] + suffix] = store.manifest.fingerprint()
+                    fingerprints[fingerprint_name(TASKS[task], phase)] = store.manifest.fingerprint()
         return fingerprints
 
     @property

@@ -97,10 +97,7 @@ class ElectraObjective(Pretraining):
         super().check(run)
         require_masks(run)
         fakes = run.objective.random_fakes
-        try:
-            largest_share = max(weight_at(fakes, 0), *(weight_at(fakes, step) for step in point_steps(fakes)))
-        except ValueError as error:
-            raise ValueError(f"objective.random_fakes: {error}") from None
+        largest_share = max(weight_at(fakes, 0), *(weight_at(fakes, step) for step in point_steps(fakes)))
         if largest_share > 1:
             raise ValueError(
                 f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {largest_share:g}: "

@@ -16,8 +16,8 @@ from ..io.files import errors_naming
 # The folder of these records. Its files:
 #
 # `attempts.jsonl` has a line for every start of the run, except those before the first one with `train.audit`:
-# {`start`: steps done by then, `world`, `audit`: whether `train.audit` was on}. The index of the attempt is the line's
-# index, from 0, among the lines that `audit_lines` returns.
+# {`start`: steps done by then, `world`: number of ranks that read rows, `audit`: whether `train.audit` was on}. The
+# index of the attempt is the line's index, from 0, among the lines that `audit_lines` returns.
 #
 # `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task: [[number of the first row, CRC-32 of
 # the tokens of each row, ...], ...]}}. A task has an inner list for each micro-batch that has rows of the task. Lines
@@ -26,30 +26,38 @@ AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
-def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int, audit: bool) -> Path | None:
+def audit_reads(run: Path, loader: Loader, start: int, rank: int, audit: bool) -> Path | None:
     """Record this start of the run and make `loader` record the rows that it reads from now on. Without `audit`, record
     only the start, and only if an earlier start was recorded. Collective.
 
     Returns the file that gets this rank's rows, or None if there is none.
     """
     folder = run / AUDIT_FOLDER
+    world = loader.plan.world
     attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world, audit) if rank == 0 else 0))
-    if not audit or rank >= loader.plan.world:  # a later pipeline stage reads the same rows as the first
+    if not audit or rank >= world:  # a later pipeline stage reads the same rows as the first
         return None
-    path = folder / f"rank_{rank:05d}.jsonl"
+    path = rank_file(folder, rank)
     loader.on_read = lambda step, micro_batches: _record_rows(path, attempt, step, micro_batches)
     return path
 
 
 def audit_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file of the audit folder, without lines that a killed process left half-written."""
+    """The JSON object in each line of a file of the audit folder; an empty one for a damaged line, such as one that a
+    killed process left half-written. The step of a half-written line was not finished, and is done again."""
     lines = []
-    for text in path.read_bytes().split(b"\n"):
+    for text in filter(None, path.read_bytes().split(b"\n")):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except (ValueError, RecursionError):
-            continue  # empty, or half-written: the step of a half-written line was not finished, and is done again
+            line = {}
+        lines.append(line if isinstance(line, dict) else {})
     return lines
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """The file in the audit folder that gets the rows of a rank."""
+    return folder / f"rank_{rank:05d}.jsonl"
 
 
 def row_checksums(tokens: np.ndarray) -> list[int]:

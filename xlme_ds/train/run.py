@@ -74,7 +74,7 @@ class Trainer:
         peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
         audited = None
         if isinstance(self.loader, Loader):  # only pre-training has this setting
-            audited = audit_reads(out, self.loader, self.start, engine.rank, engine.world, settings.audit)
+            audited = audit_reads(out, self.loader, self.start, engine.rank, settings.audit)
         if logged > self.start:
             steps = f"steps {self.start + 1} to {min(logged, settings.steps)}"
             print(f"{out}: {steps} are done again: the newest checkpoint is of step {self.start}")

@@ -211,11 +211,17 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(earlier, config, done)
         keys = sorted(current.keys() | {key for key in earlier if not _may_change(key)})
         different = [key for key in keys if current.get(key) != earlier.get(key) and not key.startswith(changeable)]
-        # In fine-tuning, other settings follow from those of `tuning.`, which the user gives: name only these if any
-        # differ.
-        different = [key for key in different if key.startswith("tuning.")] or different
+        # In fine-tuning, other settings follow from the task, the model (`base`) and those of `tuning.`, which the user
+        # gives: name only these if any differ.
+        tuning = [key for key in different if key.startswith("tuning.")]
+        different = [key for key in ("task", "base") if key in different] + tuning or different
         if different:
-            shown = [f"{key} {earlier.get(key)}, this call has {current.get(key)}" for key in different[:5]]
+            shown = [
+                "another model (--model, --random)"
+                if key == "base"
+                else f"{key} {earlier.get(key)}, this call has {current.get(key)}"
+                for key in different[:5]
+            ]
             more = "; …" if len(different) > 5 else ""
             raise ValueError(f"{subject} with {'; '.join(shown)}{more}: {self._remedy(different[0], config)}")
 

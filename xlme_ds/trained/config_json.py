@@ -48,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             ) from None
         fault = f"has no {CONFIG_FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
         if (folder.parent / CONFIG_FILE).is_file():  # a part of a run
-            raise ValueError(f"{folder} {fault}: name the run, {folder.parent}") from None
+            raise ValueError(f"{folder} {fault}: name the run, {folder.parent.resolve()}") from None
         place = folder if folder.is_dir() else folder.parent
         near = [str(path.parent) for path in sorted(place.glob(f"*/{CONFIG_FILE}"))[:3]]
         advice = f", such as {' or '.join(near)}" if near else ""

@@ -146,12 +146,14 @@ def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tens
 
 def folder_of_encoder(folder: Path, which: EncoderName | None) -> Path:
     """The folder of an encoder in an export. Raises ValueError if the export lacks the encoder."""
-    if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
+    has_generator = (folder / GENERATOR_FOLDER).is_dir()
+    if which == "generator" and has_generator:
         return folder / GENERATOR_FOLDER
     exported = read_config(folder).get(WHICH_KEY)
     has_encoder = exported == which or (exported is None and which != "generator")
     if which is not None and not has_encoder:
-        raise ValueError(f"{folder} has no {which}: name {exported or 'the run that it was exported from'}")
+        advice = f"set start.take or --which to {exported}{' or generator' if has_generator else ''}"
+        raise ValueError(f"{folder} has no {which}: {advice if exported else 'name the run that it was exported from'}")
     return folder
 
 

@@ -69,7 +69,7 @@ class TrainedRun(NamedTuple):
             raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
         if not self.task and which not in self.encoders:
             raise ValueError(
-                f"{self.folder} was trained for {self.objective.name} and has no {which}: name "
+                f"{self.folder} was trained for {self.objective.name} and has no {which}: set start.take or --which to "
                 f"{' or '.join(self.encoders)}"
             )
         with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
@@ -106,7 +106,7 @@ def load_run(folder: Path) -> TrainedRun:
     else:
         step, state = _load_checkpoint(run, step, settings)
         settings = settings._replace(model=model_after(read_run_config(run), step))
-        note(f"{run}: reading the model of its checkpoint of step {step}")
+        note(f"{folder}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
         raise ValueError(

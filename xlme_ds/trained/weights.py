@@ -19,6 +19,7 @@ REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: tr
 # Keys in the metadata of a weights file. The values are the checksum of its tensors, and the model's settings as JSON.
 _CHECKSUM_KEY = "crc32"
 SETTINGS_KEY = "settings"
+_REMEDY = "copy it again, or write it anew (for a run, start its command again)"
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -57,7 +58,7 @@ def read_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, "pt") as file:
             return dict(file.metadata() or {})
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file ({error}): {_REMEDY}") from None
 
 
 def require_same_settings(path: Path, settings: Mapping[str, Any], source: Path) -> None:
@@ -80,12 +81,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state = load_file(path)
     except SafetensorError as error:  # a type that torch does not have
-        raise ValueError(f"{path} is not a safetensors file that torch reads: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file that torch reads ({error}): {_REMEDY}") from None
     if stored_checksum not in (None, _checksum(state)):
-        raise ValueError(
-            f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "
-            "start its command again)"
-        )
+        raise ValueError(f"{path} has changed since it was written (checksum): {_REMEDY}")
     require_finite(state, path)
     return state
 
