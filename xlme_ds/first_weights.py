@@ -138,7 +138,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     """Every parameter of the pre-training model in `folder` (`start.take all`)."""
     objective = objective_of(config.objective)
     is_run = "config" in read_config(folder)
-    run = load_run(folder) if is_run else whole_export(folder, config)
+    run = load_run(folder) if is_run else _whole_export(folder, config)
     parts = objective.weight_sources(config.start, config.model)
     encoders = " or ".join(objective.encoders)
     if run.task:
@@ -221,7 +221,7 @@ def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEn
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 
 
-def whole_export(folder: Path, config: RunConfig) -> TrainedRun:
+def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     """The whole model of an export, or of XLM-R, with the parts that the objective of `config` has."""
     if run := load_whole_export(folder):
         return run

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
 from tests.evaluate.folders import write_run
 from tests.rows import write_data
@@ -198,21 +197,6 @@ def test_an_export_gives_what_its_run_gives(root: Path, tmp_path: Path, capsys: 
         models = [str(root / objective), str(tmp_path / f"{objective} export")]
         run, export = answer(capsys, root, "--model", models[0], "--model", models[1])["models"]
         assert run["overall"] == pytest.approx(export["overall"], rel=1e-5)
-
-
-@pytest.mark.parametrize("sharing", ["tied", "gdes"])
-def test_a_whole_export_has_the_losses_of_both_networks(root: Path, tmp_path: Path, sharing: str) -> None:
-    """And without the discriminator's head those of the generator."""
-    run = write_run(tmp_path / "run", like=root / "electra", embedding_sharing=sharing)
-    export_run(run, tmp_path / "export")
-    expected, found, *_ = losses([run, tmp_path / "export"], root / "heldout", rows=20, random=True)["models"]
-    assert found["terms"] == expected["terms"] and expected["overall"].keys() >= {"mrtd", "trtd", "auc_mono"}
-    assert found["overall"] == pytest.approx(expected["overall"], rel=1e-5)
-    weights = tmp_path / "export" / "model.safetensors"
-    save_file({name: value for name, value in load_file(weights).items() if "_head" not in name}, weights)
-    (alone,) = losses(tmp_path / "export", root / "heldout", rows=20)["models"]
-    assert alone["overall"].keys() >= {"mlm", "tlm"} and "mrtd" not in alone["overall"]
-    assert alone["overall"]["mlm"] == pytest.approx(expected["overall"]["mlm"], rel=1e-5)
 
 
 def test_the_untrained_model_is_the_runs_own_start(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,9 @@ from torch import nn
 
 from ..checkpoint_names import run_and_step
 from ..cli import note
-from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..first_weights import whole_export
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..objectives import objective_of
@@ -26,8 +25,7 @@ from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
 from ..trained.weights import weights_sha256
 
-# The names of the weights of the masked language modelling head, and of XLM-E's discriminator head, begin with these.
-_MASKED_HEAD, _REPLACED_HEAD = "masked_head.", "replaced_head."
+_MASKED_HEAD = "masked_head."  # the names of the masked language modelling head's weights begin with this
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -174,14 +172,11 @@ def trained_on_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export. If the export has only encoders, returns XLM-E if its two networks and both heads
-    are there, else the encoder that predicts tokens (of two encoders, the generator) with its masked language modelling
-    head."""
+    """The whole model of an export. If the export has only encoders, returns the encoder that predicts tokens (of two
+    encoders, the generator) with its masked language modelling head."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
-    if which and any(key.startswith(_REPLACED_HEAD) for key in read_heads(folder)):
-        return whole_export(folder, RunConfig(name="", objective=ObjectiveConfig("electra")))
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_MASKED_HEAD)}
     if not heads:
