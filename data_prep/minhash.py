@@ -80,7 +80,8 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
                 raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
             if path.local_path and out in path.local_path.resolve().parents:
                 raise ValueError(f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out")
-    if not (config.out / "settings.json").exists() and out.exists() and any(out.iterdir()):
+    is_ours = any((config.out / name).exists() for name in ("settings.json", "manifest.json"))
+    if not is_ours and out.exists() and any(out.iterdir()):
         raise ValueError(f"{config.out / 'mono'} has files that minhash did not write: choose another --out")
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}

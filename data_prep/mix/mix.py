@@ -152,9 +152,13 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
     """Raise ValueError if vocab/ in --out has another vocabulary, which the copy of --vocab would replace. Raise it
     also if --out has rows of `other_tasks` that training could not read together with the new rows."""
     copied = config.out / "vocab" / MODEL_FILE
-    was_mixed = any((config.out / task / "settings.json").exists() for task in TASKS)
-    is_folder_of_vocabulary = (copied.parent / "manifest.json").exists()
-    if copied.exists() and (is_folder_of_vocabulary or not was_mixed) and file_sha256(copied) != vocabulary_sha256:
+    if (copied.parent / "manifest.json").exists():  # a folder of `vocab`, whose damaged model may be replaced
+        stored_sha256 = read_manifest(copied.parent).vocabulary_sha256
+    elif copied.exists() and not any((config.out / task / "settings.json").exists() for task in TASKS):
+        stored_sha256 = file_sha256(copied)
+    else:
+        stored_sha256 = vocabulary_sha256
+    if stored_sha256 != vocabulary_sha256:
         raise ValueError(f"{copied} is another vocabulary, which would be replaced: choose another --out")
     for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():

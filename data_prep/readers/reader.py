@@ -91,7 +91,7 @@ class Reader(ABC):
 
     def read_columns(self, columns: Any) -> tuple[str, ...]:
         """Check a description's `columns`; returns the `columns` of an `Input`. Raises ValueError for unusable ones."""
-        if columns != ():
+        if columns not in ((), []):
             raise ValueError(f"columns are {columns}: files of this format have none, so take `columns` out")
         return ()
 

@@ -56,9 +56,8 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
         )
     if room > len(new):
         allowed = old_ids + len(new)
-        raise ValueError(
-            f"--size is {size}, but the sampled text allows no more than {allowed}: lower --size, or add text"
-        )
+        advice = "lower --size, or add text" if new else "add text with other words"
+        raise ValueError(f"--size is {size}, but the sampled text allows no more than {allowed}: {advice}")
     # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:

@@ -212,6 +212,7 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
     }
     path = stage.folder / "vocap.json"
     write_versioned(path, {"curves": curves, "by_language": by_language})
+    path.with_suffix(".svg").unlink(missing_ok=True)  # a plot of other curves
     written = Shard(path.name, 0, path.stat().st_size, file_sha256(path))
     finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language, other_files=[written])
 

@@ -158,6 +158,8 @@ def test_out_may_be_the_input_or_the_folder_around_it(corpus: Path, tmp_path: Pa
     run(MinhashConfig(folder, tmp_path / "data"))
     (tmp_path / "data/manifest.json").unlink()
     run(MinhashConfig(folder, tmp_path / "data"))
+    (tmp_path / "data/settings.json").unlink()  # the manifest has them too
+    run(MinhashConfig(folder, tmp_path / "data"))
     assert len(texts(tmp_path / "data/mono/de.jsonl.gz")) == 20
     assert {path: path.read_bytes() for path in before} == before
 

@@ -243,6 +243,10 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
         assert checked.returncode == 1 and "model/model.safetensors  not usable: " in checked.stdout, checked
         assert tune(base, "ner", data, out, **fixed) == found
         assert weights.read_bytes() == whole, "from the last checkpoint"
+    weights.unlink()
+    shutil.move(out / "checkpoints", tmp_path / "checkpoints")  # a user needs the room
+    assert tune(base, "ner", data, out, **fixed) == found and not weights.exists()
+    (tmp_path / "checkpoints").rename(out / "checkpoints")
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
     said = refused(base, "conll", write_conll(tmp_path / "conll"), out, learning_rate=1e-3, **fixed)
     assert f"{out} was started with task ner, this call has conll; tuning.learning_rate" in said

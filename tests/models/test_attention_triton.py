@@ -17,7 +17,7 @@ from tests.launch import ROOT, environment
 from tests.small import SMALL, lively
 from xlme_ds import models
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.build import require_engine
 from xlme_ds.models import kernel_check
 from xlme_ds.models.attention import TritonBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
@@ -113,7 +113,7 @@ def test_bf16_in_the_interpreter_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     run = RunConfig("test", model=ModelConfig(kernels="triton"), engine=EngineConfig(precision="bf16"))
     with pytest.raises(ValueError, match=r"interpreter has no bf16 products: set engine\.precision to fp32"):
-        build_engine(run, None, None)  # type: ignore[arg-type]
+        require_engine(run)
 
 
 @needs_triton

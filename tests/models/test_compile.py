@@ -14,7 +14,7 @@ from torch._inductor import config as inductor
 
 from tests.small import MODERN, SMALL, language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.engine.build import build_data_parallel_engine
+from xlme_ds.engine.build import require_engine
 from xlme_ds.engine.ranks import SharedError, on_gpu
 from xlme_ds.models.attention import TorchBias, fused_attend, item_mask
 from xlme_ds.models.execution import compiled, resolve_compile
@@ -158,7 +158,7 @@ def test_graphs_exclude_other_settings() -> None:
         validate(zero3)
     if not on_gpu():
         with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):
-            build_data_parallel_engine(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]
+            require_engine(RunConfig("test", model=graphs))
 
 
 def test_inductor_chooses_the_order_of_sums_without_timing() -> None:

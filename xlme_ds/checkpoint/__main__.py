@@ -78,8 +78,9 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
-    if not models and (run / FINISHED).exists():
-        models = [run / MODEL_FOLDER / WEIGHTS_FILE]  # the model of a finished run is missing
+    model = run / MODEL_FOLDER / WEIGHTS_FILE
+    if (run / FINISHED).exists() and model not in models:
+        models.append(model)  # which is missing
     # An export has no checkpoints to print. `_print_checkpoints` fails if there are neither checkpoints nor models.
     sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:

@@ -374,7 +374,7 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of a checkpoint's `state.json`: `step`, `world` (number of processes that saved it), `probe` (loss of
-    the probe batch), and the entries that the run adds (`state_after` in `train/run.py`): among others the run's
+    the probe batch), and the entries that the run adds (`Trainer._state_after`): among others the run's
     identity `run`, its `settings`, and fingerprints of its data. Raises ValueError if the file is damaged."""
     try:
         state = read_versioned(folder / STATE_JSON)

@@ -77,14 +77,13 @@ def build_engine(
     """The engine of `config`, with its model and optimizer. A parameter without a value in `initial_values` starts at
     random.
 
-    The process group must exist already if the engine needs one. Raises ValueError for settings that cannot be
-    combined.
+    The process group must exist already if the engine needs one, and `require_engine` must have passed. Raises
+    ValueError for settings that cannot be combined.
     """
     objective = objective_of(config.objective)
     if config.engine.kind == "pipeline":
         from .pipeline_engine import PipelineEngine
 
-        require_engine(config)
         pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
@@ -145,7 +144,6 @@ def build_data_parallel_engine(
     config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None
 ) -> Engine:
     """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
-    require_engine(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = wrap_layers(objective.build(config.model), config.model, on_gpu())

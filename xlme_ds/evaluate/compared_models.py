@@ -181,6 +181,8 @@ def _exported_run(folder: Path) -> TrainedRun:
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_MASKED_HEAD)}
     if not heads:
         raise ValueError(f"{folder} has no {_MASKED_HEAD}*, so it predicts no tokens: export the whole pre-trained run")
+    if which is not None:
+        note(f"{folder}: only the generator of an export is scored; name the run for the discriminator's losses")
     return TrainedRun(folder, encoder.state_dict() | heads, encoder.cfg, vocabulary, "", ObjectiveConfig("mlm"))
 
 

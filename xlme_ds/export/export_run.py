@@ -114,8 +114,10 @@ def _separators(folder: Path) -> int:
     """Number of `</s>` that the tokenizer of a model of XLM-R's shape puts between two texts."""
     if "vocabulary_sha256" not in read_config(folder):
         return 2  # XLM-R's own tokenizer; an export of ours may have another
-    pair_template = read_json(folder / "tokenizer.json", dict)["post_processor"]["pair"]
-    return sum(part.get("SpecialToken", {}).get("id") == "</s>" for part in pair_template) - 1  # the last ends the pair
+    tokenizer = folder / "tokenizer.json"
+    processor = read_json(tokenizer, dict).get("post_processor") if tokenizer.exists() else None
+    specials = [part.get("SpecialToken", {}).get("id") for part in (processor or {}).get("pair", ())]
+    return max(specials.count("</s>") - 1, 0)  # the last ends the pair; 0: as in the model's layout
 
 
 def truncate_encoder(encoder: TextEncoder, layer: int) -> TextEncoder:

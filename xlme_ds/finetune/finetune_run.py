@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..checkpoint_names import checkpoints_of
 from ..config import Training
 from ..data.schema import LAYOUTS
-from ..engine.build import build_data_parallel_engine, with_shared_precision
+from ..engine.build import build_data_parallel_engine, require_engine, with_shared_precision
 from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
 from ..io.files import read_versioned, write_versioned
 from ..models.init import GatherParameter, initialise
@@ -61,7 +62,7 @@ class TuningInputs(NamedTuple):
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless
-    scores.json exists. Collective over the ranks, which have joined their process group.
+    scores.json exists and the model is intact. Collective over the ranks, which have joined their process group.
 
     Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None; after a request to stop,
     all ranks do. Raises SharedError.
@@ -77,8 +78,11 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         initial, sets, config, loader, _ = inputs
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
-        if has_model and broadcast(job.scores_file.exists()):
-            earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
+        earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
+        # Without checkpoints, as after a user has removed them to save room, a missing model stays missing.
+        if broadcast(earlier is not None and (has_model or not checkpoints_of(job.out))):
+            if rank == 0:
+                print(f"{job.scores_file} exists already: nothing to do", flush=True)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
             on_all_ranks(lambda: folder.finish(config.train.steps) if rank == 0 else None)
             return earlier
@@ -88,6 +92,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not has_model:
+            require_engine(config)
             engine = build_data_parallel_engine(
                 config, objective, partial(_initialise, initial.encoder, config), loader, None
             )
@@ -169,8 +174,11 @@ def require_scorer(task: DownstreamTask) -> None:
         raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
-def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:
-    """The scores that an earlier call wrote. Raises ValueError if they come from other files than this call's."""
+def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any] | None:
+    """The scores that an earlier call wrote, or None. Raises ValueError if they come from other files than this
+    call's."""
+    if not job.scores_file.exists():
+        return None
     try:
         scores = read_versioned(job.scores_file)
     except ValueError:
@@ -185,7 +193,6 @@ def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any]:
             f"{job.scores_file} has scores of other test files ({names}): remove it to score the model on this call's "
             "files, or choose another output folder"
         )
-    print(f"{job.scores_file} exists already: nothing to do", flush=True)
     return scores
 
 

@@ -28,9 +28,9 @@ from ..models.init import InitialValues
 from ..objectives import describe, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
-from ..train.data import open_loader
 from ..trained.runs import MODEL_FOLDER, pin_step, write_vocabulary
 from ..validate import validate
+from .data import open_loader
 from .run_folder import RunFolder, flatten
 
 

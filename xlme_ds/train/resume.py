@@ -50,7 +50,7 @@ def resume(
     tilings_checked = tilings()
     use_tilings(saved.get("tilings", {}))
     if any(all_gather(tilings() != tilings_checked)):
-        require_kernels(config)  # `build_engine` has checked the kernels with other tilings than this run uses
+        require_kernels(config)  # `require_engine` has checked the kernels with other tilings than this run uses
     identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:

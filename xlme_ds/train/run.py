@@ -14,7 +14,7 @@ from ..checkpoint.checkpoints import Checkpoints
 from ..cli import note
 from ..config import RunConfig, Training
 from ..data.loader import Loader
-from ..engine.build import build_engine, with_shared_precision
+from ..engine.build import build_engine, require_engine, with_shared_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, process_group
 from ..io.files import fsync
@@ -200,6 +200,7 @@ def pretrain(
                     "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
                     "`xlme prep encode --split` keeps some text out of training"
                 )
+            require_engine(config)
             engine = build_engine(config, *inputs)
             folders = (data[0],) if heldout is None else (data[0], heldout)
             info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
