@@ -106,14 +106,14 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
     for step in range(6):
         straight.train_batch(step, 1e-3, False)
         if step == 2:
-            checkpoints.save(straight, 3, {"fingerprints": "f"})
+            checkpoints.save(straight, 3, {"fingerprints": {"mono": "f"}})
         if step == 4:  # it was written beside two steps, and holds the state before them
             assert checkpoints.newest() == (None, [])
             checkpoints.wait(straight)
     resumed = engine(data, config)
     newest, complaints = checkpoints.newest()
     assert newest is not None and not complaints
-    assert checkpoints.load(resumed, newest, {"fingerprints": "f"}, tolerance=0) == 3
+    assert checkpoints.load(resumed, newest, {"fingerprints": {"mono": "f"}}, tolerance=0) == 3
     for step in range(3, 6):
         resumed.train_batch(step, 1e-3, False)
     ours, theirs = resumed.full_state(), straight.full_state()
@@ -454,7 +454,7 @@ def test_half_written_checkpoint_is_not_seen(data: Path, tmp_path: Path) -> None
 def test_other_data_is_refused(data: Path, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
     newest = save(checkpoints, engine_once(data), 1, {"fingerprints": {"mono": "a"}})
-    with pytest.raises(SharedError, match="fingerprints"):
+    with pytest.raises(SharedError, match=r"was saved with another --data \(mono\): resume with the data of"):
         checkpoints.load(engine_once(data), newest, {"fingerprints": {"mono": "b"}}, 1e-5)
 
 
