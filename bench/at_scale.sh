@@ -23,7 +23,7 @@ MODEL=${MODEL:---model.width 256 --model.heads 4 --model.feed-forward 1024 --mod
 WARMUP=${WARMUP:-1000} LOG=${LOG:-100}
 own=()
 for settings in "xlme: --objective.generator-keep-fraction 0.15" "xlmr_tlm: --objective.mask-fraction 0.3"; do
-  if [[ " $RECIPES " == *" ${settings%%:*} "* && " ${*:5}" != *" --own"* ]]; then own+=("$settings"); fi
+  if [[ " ${RECIPES//+/ } " == *" ${settings%%:*} "* && " ${*:5}" != *" --own"* ]]; then own+=("$settings"); fi
 done
 
 prep() { "$PYTHON" -m data_prep "$@" >>"$OUT/prep.log" 2>&1 || { tail -3 "$OUT/prep.log" >&2; exit 1; }; }

@@ -110,6 +110,8 @@ def run_tasks(
     order is raised.
     """
     assert len(tasks) == len(sizes)
+    if processes < 1:
+        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         outcomes = _run_on_ranks(function, tasks, sizes, label, show_progress)
     else:

@@ -83,6 +83,10 @@ def test_each_system_has_its_settings(tmp_path: Path) -> None:
         ),
         ("xlmr_tlm xlme_all_tokens", "--own xlmr_tlm: --objective.mask-fraction 0.3"),
         ("xlme_all_tokens", ""),
+        (
+            "xlmr xlmr_tlm+xlme",
+            "--own xlme: --objective.generator-keep-fraction 0.15 xlmr_tlm: --objective.mask-fraction 0.3",
+        ),
     ):
         place = os.environ | {"PYTHON": "echo", "RECIPES": recipes}
         words = ["bash", ROOT / "bench/at_scale.sh", ".", ".", tmp_path / "out", "1", "--processes", "2"]

@@ -138,6 +138,11 @@ def test_workers_die_with_a_parent_that_is_killed() -> None:
     assert parent.stdout.read() == "", "no worker lived to say so"
 
 
+def test_processes_must_be_positive(tasks: ModuleType) -> None:
+    with pytest.raises(ValueError, match="--processes is 0"):
+        run_tasks(tasks.square, [1], [1], 0, "test")
+
+
 def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | variables
     command = [*launcher, sys.executable, str(HERE / "parallel_tasks.py"), *map(str, numbers)]

@@ -246,6 +246,9 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     weights.unlink()
     shutil.move(out / "checkpoints", tmp_path / "checkpoints")  # a user needs the room
     assert tune(base, "ner", data, out, **fixed) == found and not weights.exists()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "has records but no usable checkpoint" in refused(base, "ner", data, out, **fixed)
+    weights.unlink()
     (tmp_path / "checkpoints").rename(out / "checkpoints")
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
     said = refused(base, "conll", write_conll(tmp_path / "conll"), out, learning_rate=1e-3, **fixed)

@@ -79,8 +79,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
         earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
-        # Without checkpoints, as after a user has removed them to save room, a missing model stays missing.
-        if broadcast(earlier is not None and (has_model or not checkpoints_of(job.out))):
+        # A user may have removed both model and checkpoints to save room; a damaged model is never passed over.
+        was_removed = not weights.exists() and not checkpoints_of(job.out)
+        if broadcast(earlier is not None and (has_model or was_removed)):
             if rank == 0:
                 print(f"{job.scores_file} exists already: nothing to do", flush=True)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
