@@ -161,10 +161,9 @@ class ModelConfig:
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
     where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
-    compile: Literal["auto", "none", "layers", "graphs"] = "auto"
-    """Compilation for speed on a GPU. layers: torch compiles the layers, which takes up to a minute at the first step;
-    graphs: torch also replays the layers as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and
-    none on a CPU or for translation."""
+    compile: Literal["auto", "none", "layers"] = "auto"
+    """Compilation for speed on a GPU. layers: torch compiles the layers, which takes up to a minute at the first step.
+    auto takes layers on a GPU, and none on a CPU or for translation."""
     head_chunk: Count = 8192
     """Vocabulary entries whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False

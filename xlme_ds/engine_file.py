@@ -125,11 +125,6 @@ def check_engine_file(config: Training) -> None:
     subject = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
     if engine.kind == "pipeline" and stage != 1:
         raise ValueError(f"{subject}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
-    if stage == 3 and config.model.compile == "graphs":
-        raise ValueError(
-            f"{subject}, which gathers the parameters at new addresses each time, but model.compile graphs reads them "
-            "at fixed addresses: set model.compile to layers"
-        )
     if stage == 2 and bf16_gradients:
         raise ValueError(
             f"{subject}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or "

@@ -93,11 +93,6 @@ def _check_model(config: Training) -> None:
             "model.kernels triton stores no attention weights that model.attention_dropout could drop: set "
             "model.kernels to auto"
         )
-    if model.compile == "graphs" and model.activation_checkpointing:
-        raise ValueError(
-            "model.compile graphs keeps the activations in its graphs, so model.activation_checkpointing cannot drop "
-            "them: set model.compile to layers, or leave model.activation_checkpointing off"
-        )
     if len(set(model.language_embeddings)) < len(model.language_embeddings):
         raise ValueError("model.language_embeddings names a language twice: name each once")
 
@@ -180,7 +175,7 @@ def _check_data(config: Training) -> None:
 
 
 def _check_engine(config: Training) -> None:
-    engine, uses_graphs = config.engine, config.model.compile == "graphs"
+    engine = config.engine
     deepspeed_bf16 = engine.kind == "deepspeed" and engine.precision != "fp32"
     offloads = engine.offload_optimizer, engine.offload_parameters
     if engine.kind == "plain" and engine.precision == "bf16":
@@ -198,11 +193,6 @@ def _check_engine(config: Training) -> None:
         )
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
-    if uses_graphs and not deepspeed_bf16:
-        raise ValueError(
-            "model.compile graphs is for engine.kind deepspeed computing in bf16, but engine.kind is "
-            f"{engine.kind} and engine.precision {engine.precision}: set model.compile to layers"
-        )
     check_engine_file(config)
 
 

@@ -47,18 +47,16 @@ def _step(recipe: str, micro_batch: int, **settings: Any) -> Figures:
 
 
 STEPS = (
-    _step("base_zero1", 32),
     _step("base_zero1", 64),
-    _step("base_zero1", 32, compile="none"),
-    _step("base_zero1", 64, compile="graphs"),
-    _step("large_zero2", 16),
+    _step("base_zero1", 32),
     _step("modern_base", 32),
+    _step("large_zero2", 16),
+    _step("xl_zero3", 16, activation_checkpointing=True),
 )
 LATER_STEPS = (
-    _step("xl_zero3", 16, activation_checkpointing=True),
+    _step("base_zero1", 32, compile="none"),
     _step("base_zero1", 16),
     _step("base_zero1", 32, kernels="torch"),
-    _step("base_zero1", 32, compile="graphs"),
 )
 QUICK_STEPS = (
     _step("base_zero1", 1, compile="layers"),
@@ -88,7 +86,6 @@ def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
     yield from (("steps", step) for step in (() if quick else LATER_STEPS))
     if cuda and not quick:
         yield "profile", _step("xl_zero3", 16, activation_checkpointing=True)
-        yield "profile", _step("base_zero1", 64, compile="graphs")
 
 
 class Report:
@@ -136,7 +133,7 @@ class Report:
 def _table(rows: list[Figures]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
     text = markdown(columns, [[_short(row.get(column, "")) for column in columns] for row in rows])
-    return text + "".join(f"\n{_table(row['kernels'])}" for row in rows if "kernels" in row)
+    return text + "".join(f"\n{_table(row[name])}" for row in rows for name in ("kernels", "pauses") if row.get(name))
 
 
 def _short(value: Any) -> str:

@@ -19,7 +19,6 @@ from xlme_ds.run_commands import child_environment
 STEPS, SAVE_EVERY, STEPS_BEFORE_KILL = 60, 20, 33
 RUNS = {  # name of a run that is killed -> recipe and settings
     "default": "--recipe quickstart",
-    "graphs": "--recipe quickstart --model.compile graphs",
     "not compiled": "--recipe quickstart --model.compile none",
     "modern": "--recipe modern_base --model.generator-layers 2",
 }

@@ -1,12 +1,13 @@
 """Measures matrix products, and training steps on synthetic rows: speed, memory, peers' speed, where time goes."""
 
 import importlib
+import math
 import os
 import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import Figures, by_turns
-from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
+from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert, PeerStep
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
@@ -30,6 +31,10 @@ from xlme_ds.validate import validate
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GIB = 2**30
+# Steps that are timed together, and profiled together. The host prepares a step while the GPU still works on the one
+# before, as in training.
+STEPS_TOGETHER = 5
+STEPS_PROFILED = 2
 PEERS = {
     "Hugging Face's ELECTRA": MaskedPositions,
     "Hugging Face's ELECTRA, compiled": Compiled,
@@ -127,12 +132,17 @@ def synthetic_engine(run: RunConfig) -> Engine:
     return build_engine(run, source, None)
 
 
+def _steps_in_a_row(engine: Engine, count: int = STEPS_TOGETHER) -> None:
+    for _ in range(count):
+        engine.train_batch(0, RATE, detailed=False, next_step=0)
+
+
 def measure_step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps. `tflops` counts the operations of `flops_per_step`, which leaves
     recomputation out."""
     row_tokens = run.model.max_positions
     engine = synthetic_engine(run)
-    seconds = device.seconds(lambda: engine.train_batch(0, RATE, detailed=False), rounds)
+    seconds = device.seconds(lambda: _steps_in_a_row(engine), rounds, warm_up=1) / STEPS_TOGETHER
     metrics = engine.train_batch(0, RATE, detailed=True).metrics
     padding = torch.cat([batch.segments_BT for batch in engine.loader.micro_batches(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
@@ -164,69 +174,81 @@ def compare_peers(device: Device, rounds: int, quick: bool, seconds: float) -> I
     """Yield a row with the tokens/s of our step, and a row for each peer's step. The steps take turns. If a peer fails,
     its row says so, and the others run.
 
-    A step of ours has twice the rows of a peer's. Hugging Face's ELECTRA runs with SDPA, and computes logits at masked
+    All take 64 + 64 rows in one micro-batch. Hugging Face's ELECTRA runs with SDPA, and computes logits at masked
     positions only. Raises ModuleNotFoundError if transformers is not installed.
     """
     importlib.import_module("transformers")
     torch.set_float32_matmul_precision("high")
     deadline = time.monotonic() + seconds
-    micro_batch = 1 if quick else 32
-    ours, our_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
-    engine = synthetic_engine(our_run)
-    steps: dict[str, Callable[[], object]] = {ours: lambda: engine.train_batch(0, RATE, detailed=False)}
-    tokens = {ours: step_tokens(our_run)}
-    device.seconds(steps[ours], rounds=1)  # not measured: it compiles the model
-    run = run_config("base_zero1", micro_batch, micro_batch, quick)
+    rows = 2 if quick else 64
+    ours, run = "ours, by default", run_config("base_zero1", rows, rows, quick)
+    tokens = STEPS_TOGETHER * step_tokens(run)
+    engine = synthetic_engine(run)
+    runs: dict[str, Callable[[], object]] = {ours: lambda: _steps_in_a_row(engine)}
+    runs[ours]()  # not measured: it compiles the model
     for name, peer in PEERS.items():
         try:
-            one_step = peer(run, device.torch).step
-            device.seconds(one_step, rounds=1)
-            steps[name], tokens[name] = one_step, step_tokens(run)
+            steps = partial(_peers_steps, peer(run, device.torch))
+            steps()
+            runs[name] = steps
         except Exception as error:
             yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    turns = by_turns({name: partial(device.once, one) for name, one in steps.items()}, 2 * rounds, 0, deadline)
-    rates = {name: tokens[name] / statistics.median(turn[name] for turn in turns) for name in steps}
+    turns = by_turns({name: partial(device.once, steps) for name, steps in runs.items()}, 2 * rounds, 0, deadline)
+    rates = {name: tokens / statistics.median(turn[name] for turn in turns) for name in runs}
     for name, rate in rates.items():
-        slowest = tokens[name] / max(turn[name] for turn in turns)
+        slowest = tokens / max(turn[name] for turn in turns)
         yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[ours] / rate}
 
 
+def _peers_steps(peer: PeerStep) -> None:
+    for _ in range(STEPS_TOGETHER):
+        peer.step()
+
+
 def profile_step(run: RunConfig, device: Device, top: int = 45) -> Figures:
-    """A profile of one step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
-    the sum of all kernels' times (`total_ms`), and at which lines of code the host waited for the GPU."""
+    """A profile of a step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
+    the sum of all kernels' times (`total_ms`), the longest pauses between kernels, and at which lines of code the host
+    waited for the GPU. Times and counts are means of `STEPS_PROFILED` steps in a row; the pauses are of all of them."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     engine = synthetic_engine(run)
-
-    def one_step() -> None:
-        engine.train_batch(0, RATE, detailed=False)
-
-    seconds = device.seconds(one_step, rounds=3)
-    waits = host_waits(one_step, device)
+    seconds = device.seconds(lambda: _steps_in_a_row(engine), rounds=3, warm_up=1) / STEPS_TOGETHER
+    waits = host_waits(lambda: _steps_in_a_row(engine, 1), device)
     with profile(activities=activities) as recorded:
-        one_step()
-    times: dict[str, tuple[float, int]] = {}
+        _steps_in_a_row(engine, STEPS_PROFILED)
+    times: dict[str, tuple[float, float]] = {}
     spans = []
     for event in recorded.events():
         if getattr(event, "is_user_annotation", False):  # the kernels in its time range have events of their own
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
             spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()
-            before, calls = times.get(event.name, (0.0, 0))
-            times[event.name] = before + spent, calls + 1
-            spans.append((event.time_range.start, event.time_range.end))
+            before, calls = times.get(event.name, (0.0, 0.0))
+            times[event.name] = before + spent / STEPS_PROFILED, calls + 1 / STEPS_PROFILED
+            spans.append((event.time_range.start, event.time_range.end, event.name))
     total = sum(spent for spent, _ in times.values())
     kernels = [
         {"name": name[:110], "ms": spent / 1000, "share": spent / total, "calls": calls}
         for name, (spent, calls) in sorted(times.items(), key=lambda item: -item[1][0])[:top]
     ]
-    busy, busy_until = 0.0, float("-inf")
-    for start, stop in sorted(spans):  # spans may overlap
-        busy += max(stop - max(start, busy_until), 0.0)
-        busy_until = max(busy_until, stop)
+    busy, pauses = busy_and_pauses(spans)
     return {
-        "step_ms": 1000 * seconds, "busy_ms": busy / 1000, "total_ms": total / 1000,
-        "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "host_waits": waits,
+        "step_ms": 1000 * seconds, "busy_ms": busy / 1000 / STEPS_PROFILED, "total_ms": total / 1000,
+        "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "pauses": pauses[:20],
+        "host_waits": waits,
     }  # fmt: skip
+
+
+def busy_and_pauses(spans: Sequence[tuple[float, float, str]]) -> tuple[float, list[Figures]]:
+    """From (start, end, name) of each kernel, in microseconds: how long at least one kernel ran, and the pauses,
+    longest first, with the kernels before and after each."""
+    busy, pauses, busy_until, last = 0.0, [], -math.inf, ""
+    for start, end, name in sorted(spans):  # spans may overlap
+        if start > busy_until and last:
+            pauses.append({"ms": (start - busy_until) / 1000, "after": last[:60], "before": name[:60]})
+        busy += max(end - max(start, busy_until), 0.0)
+        if end > busy_until:
+            busy_until, last = end, name
+    return busy, sorted(pauses, key=lambda pause: -float(pause["ms"]))
 
 
 def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:

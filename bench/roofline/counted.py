@@ -6,7 +6,7 @@ kernel that reads its inputs and writes its outputs once; the tables here list t
     time = max(slowdown · bytes / memory rate, FLOPs / FLOP rate, kernels · floor) + kernels · gap
 
 The rates were measured in profiled training steps. torch.compile is not called. In layers that training would compile,
-an operator without FLOPs takes `_COMPILED_SHARE` of its eager time; an operator with FLOPs takes all of it.
+an operator without FLOPs takes `_COMPILED_SHARE` of its eager time; others, and our own operators, take all of it.
 
 The count cannot know whether kernels reach these rates at other shapes, whether the host can launch as fast as the GPU
 computes, and what other processes cost.
@@ -71,7 +71,8 @@ GPUS = {"h200": _H200, "h100": _H200.scaled(989e12, 3.35e12), "a100": _H200.scal
 # Measured time / (bytes / memory rate): by this factor an operator is slower than its memory traffic alone.
 _SLOWDOWN = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
-    "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2, "embedding_dense_backward": 3.3,
+    "xlme_ds::gelu": 1.3, "xlme_ds::gelu_backward": 1.3, "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2,
+    "embedding_dense_backward": 3.3,
 }  # fmt: skip
 _COMPILED_SHARE = 0.62  # time of inductor's kernels / time of the eager operators that they replace
 
@@ -192,7 +193,7 @@ class OperationCounter(TorchDispatchMode):
         rates = self.rates
         traffic, compute = _SLOWDOWN.get(name, 1.0) * size / rates.memory, flops / getattr(rates, rate)
         seconds = max(traffic, compute, rates.floor * kernels)
-        may_be_compiled = self.compiled and not flops and not self.phase
+        may_be_compiled = self.compiled and not flops and not self.phase and not name.startswith("xlme_ds::")
         if may_be_compiled and re.search(r"\blayers\.\d+", self.module()):
             seconds *= _COMPILED_SHARE
         milliseconds = 1e3 * (seconds + rates.gap * kernels)

@@ -77,6 +77,12 @@ def test_heads_of_other_sizes(measured: Any, heads: str) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("case", ["whole", "parts", "fp16"])
+def test_gelu_and_the_sums_of_its_bias(measured: Any, case: str) -> None:
+    assert max(measured["gelu"][case].values()) < (FP16 if case == "fp16" else FP32), measured["gelu"][case]
+
+
+@needs_triton
 def test_every_form_of_the_table(measured: Any) -> None:
     """As `bench.gpu` compares the kernels with float64 on a GPU, within its bound: dw is one number a head, in which
     thousands of terms cancel. A number that is not written is NaN."""
@@ -132,11 +138,12 @@ def test_the_check_has_rows_that_all_tiles_divide_and_rows_that_none_divides() -
 
 @needs_triton
 def test_wrong_kernels_fail_before_a_run(measured: Any) -> None:
-    right, attention, head = measured["checked"]
+    right, attention, head, gelu = measured["checked"]
     assert right == ""
     assert "kernels of the attention are wrong on this cpu (output by" in attention
     assert "set model.kernels to torch" in attention
     assert "kernels of the vocabulary softmax are wrong" in head and "gradient of" in head
+    assert "kernels of the GELU are wrong on this cpu (gradient of x by" in gelu
 
 
 def test_bounds_agree_with_the_mask() -> None:

@@ -127,7 +127,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
             return attended(layer.attention, y, distance, batch.segments_BT, kept)
 
         def feed(y: Tensor, layer: nn.Module = layer) -> Tensor:
-            return layer.down(F.gelu(layer.up(y)))
+            return layer.down(F.gelu(F.linear(y, layer.up.weight, layer.up.bias)))
 
         if norm == "pre":
             state = state + dropped(attend(layer.attention_norm(state)), 1 + n, 0)

@@ -3,6 +3,7 @@
 The interpreter is chosen when triton is first imported, hence a process of its own.
 """
 
+import copy
 import json
 import os
 import sys
@@ -21,9 +22,10 @@ from tests.plan.test_activations import layout, saved_by_a_layer
 from tests.small import MODERN, SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import require_kernels
-from xlme_ds.models import attention_triton, masked_head_triton
+from xlme_ds.models import attention_triton, gelu_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, RelativePositionTable, TritonBias, attention_bias, cpu_attend
 from xlme_ds.models.kernel_check import check_kernels
+from xlme_ds.models.layers import GeluLinear
 from xlme_ds.models.modern import ModernLayer
 from xlme_ds.models.tiles import TILINGS_FILE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
@@ -181,20 +183,39 @@ def kept() -> dict[str, list[float]]:
     }
 
 
-def checked(check: Callable[[ModelConfig], None], wrong: int = 2) -> list[str]:
-    """Results of the check before a run: for the kernels as they are, and for one or two wrong ones."""
+def gelu(tokens: int, inputs: int, size: int, dtype: torch.dtype) -> dict[str, float]:
+    """Errors of a linear map with GELU: output and gradients, against the plain form in float64. Rows of three tokens:
+    the kernel reads them as one."""
+    g = torch.Generator().manual_seed(0)
+    layer, x = GeluLinear(inputs, size).to(dtype), torch.randn(tokens // 3, 3, inputs, generator=g).to(dtype)
+    x.requires_grad_()
+    exact, exact_x = copy.deepcopy(layer).double(), x.detach().double().requires_grad_()
+    weights = torch.randn(tokens // 3, 3, size, generator=g).to(dtype)
+    found = []
+    for one, given, triton in ((layer, x, True), (exact, exact_x, False)):
+        out = one(given, triton)
+        out.backward(weights.to(out.dtype))
+        found.append([out.detach(), given.grad, one.weight.grad, one.bias.grad])
+    pairs = zip(("output", "x", "weight", "bias"), *found, strict=True)
+    return {name: float((ours - theirs).abs().max() / theirs.abs().max()) for name, ours, theirs in pairs}
+
+
+def checked(check: Callable[[ModelConfig], None], wrong: int = 3) -> list[str]:
+    """Results of the check before a run: for the kernels as they are, and for up to three wrong ones."""
     cfg, said = replace(SIZES["triton"], vocabulary=1000), []
-    right = attention_triton.attend, masked_head_triton.tile_gradient
+    right = attention_triton.attend, masked_head_triton.tile_gradient, gelu_triton._gradients
     wrong_attention = lambda *given: right[0](*given) * 1.1  # noqa: E731
     wrong_head = lambda *given: tuple(each * 1.1 for each in right[1](*given))  # noqa: E731
-    for attend, gradient in (right, (wrong_attention, right[1]), (right[0], wrong_head))[: 1 + wrong]:
-        attention_triton.attend, masked_head_triton.tile_gradient = attend, gradient
+    wrong_gelu = lambda *given: tuple(each * 1.1 for each in right[2](*given))  # noqa: E731
+    cases = right, (wrong_attention, *right[1:]), (right[0], wrong_head, right[2]), (*right[:2], wrong_gelu)
+    for attend, gradient, of_gelu in cases[: 1 + wrong]:
+        attention_triton.attend, masked_head_triton.tile_gradient, gelu_triton._gradients = attend, gradient, of_gelu
         try:
             check(cfg)
             said.append("")
         except ValueError as error:
             said.append(str(error))
-    attention_triton.attend, masked_head_triton.tile_gradient = right
+    attention_triton.attend, masked_head_triton.tile_gradient, gelu_triton._gradients = right
     return said
 
 
@@ -208,6 +229,11 @@ def main() -> None:
         "none": error(ROWS["whole tiles"], "none", torch.float32),
         "forms": forms(),
         "local": {name: local(rows) for name, rows in ROWS.items()},
+        "gelu": {
+            "whole": gelu(768, 32, 128, torch.float32),
+            "parts": gelu(300, 24, 200, torch.float32),
+            "fp16": gelu(768, 32, 128, torch.float16),
+        },
         "poisoned": poisoned(),
         "traced": traced(),
         "whole model": whole_model(),

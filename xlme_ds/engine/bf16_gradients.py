@@ -195,6 +195,8 @@ def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_s
     """Replaces `step` of torch's optimizer: calls the original (`take_step`) for each piece of this rank's part in
     turn, so that bf16 gradients are converted to float32 one piece at a time. All ranks must call it."""
     clip_divisor = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
+    if divides := optimizer.optimizer.defaults.get("fused", False):  # torch's fused optimizers divide by `grad_scale`
+        optimizer.optimizer.grad_scale = clip_divisor
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
     whole_groups = [group.pop("params") for group in groups]
     for group_index, group in enumerate(groups):
@@ -204,7 +206,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_s
         for any_group in groups:  # `take_step` updates all groups, so only the group of the piece has a parameter
             any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
-            piece.grad = gradient.float().div_(clip_divisor)
+            piece.grad = gradient.float() if divides else gradient.float().div_(clip_divisor)
             group["params"] = [piece]
             states[piece] = dict(zip(states[master], state, strict=True))
             take_step()

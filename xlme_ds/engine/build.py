@@ -107,8 +107,6 @@ def _require_engine_here(config: Training) -> None:
     engine = config.engine
     _require_kernels_here(config)
     require_engine_file(engine)
-    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(engine) == "bf16"):
-        raise ValueError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
     if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
         _require_nvme(Path(engine.nvme_folder))
 

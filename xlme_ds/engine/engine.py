@@ -19,7 +19,7 @@ from ..models.effective_rank import effective_rank, scatter_matrices
 from ..models.encoder import use_rotary_base
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
-from .ranks import all_gather, on_all_ranks, raise_on_all_ranks
+from .ranks import SharedError, all_gather, on_all_ranks, raise_on_all_ranks
 from .state_shards import Piece, StateShard, read_state_shards, state_kinds, write_state_shards
 from .step import StepContext
 
@@ -71,6 +71,8 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
+        # A step that was read ahead, with the result of `_read` or its error.
+        self._ahead: tuple[int, tuple[list[Batch], Tensor] | SharedError] | None = None
         self._reads_rows = True
         self._counts_rows = True  # false in a pipeline's later stages: the first stage counts the rows
 
@@ -115,21 +117,29 @@ class Engine:
         """Prepare the model to compute step `step`: set the rotary base of its phase."""
         use_rotary_base(self.module, self.loader.phases[phase_index(self.loader.phases, step)].rotary_base)
 
-    def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
+    def train_batch(
+        self,
+        step: int,
+        learning_rate: float,
+        detailed: bool,
+        norm_limit: float = math.inf,
+        next_step: int | None = None,
+    ) -> StepStats:
         """Take optimizer step `step`, counted from 0, on the rows of this step. The step is skipped if its gradient
         norm exceeds `norm_limit` or is not finite.
 
-        `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
+        `detailed` asks for the metrics. The rows of `next_step` are read while a GPU computes. Raises SharedError when
+        any rank cannot read the rows of `step`.
         """
         self.prepare_step(step)
-        batches, counts = self._read(step)
+        batches, counts = self._take_ahead(step)
         objective = self.objective.at(step)
         weights = (objective.weights / counts.clamp(min=1)).float()
         if self.device.type != "cpu":
             weights = weights.pin_memory().to(self.device, non_blocking=True)
         context = StepContext(objective, weights, norm_limit, detailed)
         set_learning_rate(self.optimizer, learning_rate)
-        norm = self._take_step(context, batches)
+        norm = self._take_step(context, batches, next_step)
         metrics = objective.summarise(**self._totals(context, counts)) if detailed else {}
         return self._stats(context, step, batches, metrics, norm)
 
@@ -162,12 +172,30 @@ class Engine:
                 counts += self.objective.counts(batch)
         return counts
 
-    def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
-        """Run the forward and backward pass of every micro-batch, and then the update; returns the norm as `_update`
-        does."""
+    def _read_ahead(self, step: int) -> None:
+        """Keep the result of `_read` for `_take_ahead`, or its error."""
+        try:
+            self._ahead = step, self._read(step)
+        except SharedError as error:
+            self._ahead = step, error
+
+    def _take_ahead(self, step: int) -> tuple[list[Batch], Tensor]:
+        """The result of `_read`, which may have been read ahead; raises SharedError as `_read` does."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != step:
+            return self._read(step)
+        if isinstance(ahead[1], SharedError):
+            raise ahead[1]
+        return ahead[1]
+
+    def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
+        """Run the forward and backward pass of every micro-batch, read the rows of `next_step`, and take the update;
+        returns the norm as `_update` does."""
         self.module.train()
         for batch in batches:
             self._backward(context.loss(self.module(batch), batch))
+        if next_step is not None:  # `_update` waits until the GPU knows the norm, and reading takes less time than that
+            self._read_ahead(next_step)
         return self._update(context)
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:

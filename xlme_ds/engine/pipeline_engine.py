@@ -114,7 +114,8 @@ class PipelineEngine(ZeroEngine):
         batches, counts = super()._read(step)
         return self._filled(batches, self.engine.gradient_accumulation_steps()), counts
 
-    def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
+    def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
+        # Nothing is read ahead: in `_read` the model may fill positions, with the weights after this step.
         self._context = context
         self.engine.module.loss_fn = partial(self._scheduled_loss, context)
         self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])

@@ -30,15 +30,13 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     """Change `model` so that its layers are compiled and checkpointed as `cfg.compile` and
     `cfg.activation_checkpointing` say, and return it. Parameters, their names and the layers' hooks stay as they are. A
     `ragged` encoder is not compiled."""
-    compile_as = resolve_compile(model, cfg, on_gpu)
+    compiles = resolve_compile(model, cfg, on_gpu) == "layers"
     for encoder in _encoders(model):
         if cfg.activation_checkpointing:
             encoder.run_layer = _checkpointed
-        if compile_as != "none" and not encoder.ragged:
+        if compiles and not encoder.ragged:
             for layer in encoder.layers.values():
-                layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # lets a micro-batch reuse the previous one's memory in CUDA graphs
-        model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
+                layer.forward = functools.partial(_compiled_in_training, layer)
     return model
 
 
@@ -47,11 +45,11 @@ def _checkpointed(layer: nn.Module, *inputs: Any) -> Tensor:
     return checkpoint(layer, *inputs, use_reentrant=False) if torch.is_grad_enabled() else layer(*inputs)
 
 
-def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Tensor:
+def _compiled_in_training(layer: nn.Module, *inputs: Any) -> Tensor:
     """The layer's output. Compiled code runs only in training, because evaluations have batches of any shape, and each
     shape would be compiled anew."""
     forward = type(layer).forward
-    return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
+    return (compiled(forward) if layer.training else forward)(layer, *inputs)
 
 
 # Enough graphs of one function: kinds of layers (3 with ModernBERT's body) × dropout or none × lengths of rows.
@@ -59,19 +57,13 @@ _MOST_GRAPHS = 64
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], compile_as: str) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, compiled as one graph for each shape of its inputs and each kind of layer. torch raises an error for
     more than `_MOST_GRAPHS` graphs of one function.
 
-    If `compile_as` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to
-    choose the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
-    parameter is used for unaligned ones without a check (pytorch#193054), so engines align all parameters
-    (`engine/memory_alignment.py`).
+    `deterministic` forbids Inductor to choose the order of a sum by timing, so that a resumed run is bit-identical.
+    Code that was compiled for an aligned parameter is used for unaligned ones without a check (pytorch#193054), so
+    engines align all parameters (`engine/memory_alignment.py`).
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
-    return torch.compile(
-        function,
-        fullgraph=True,
-        dynamic=False,
-        options={"deterministic": True, "triton.cudagraphs": compile_as == "graphs"},
-    )
+    return torch.compile(function, fullgraph=True, dynamic=False, options={"deterministic": True})

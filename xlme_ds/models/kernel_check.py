@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from .attention import Gate, RelativePositionTable, TritonBias, attention_bias
+from .layers import GeluLinear
 from .masked_head import vocabulary_softmax
 
 _ITEM_LENGTHS = (60, 40, 20)  # tokens of the items of a row; padding follows
@@ -31,6 +32,7 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     compared = [
         *(("attention", _attention(cfg, device, dtype, n), _attention(*reference, n)) for n in _ROW_LENGTHS),
         ("vocabulary softmax", _head(cfg, device, dtype), _head(*reference)),
+        ("GELU", _gelu(cfg, device, dtype), _gelu(*reference)),
     ]
     for part, results, expected_results in compared:
         for name, result in results.items():  # empty if the model's attention runs in other kernels
@@ -86,6 +88,20 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     hidden_MD, table_VD, bias_V = inputs.values()
     predicted = vocabulary_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
     return with_gradients({"loss": predicted.nll_M}, inputs)
+
+
+def _gelu(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output and the gradients by name, for 300 tokens and maps to the model's feed-forward size. The dict is empty
+    if the model's layers have no biases."""
+    if not cfg.biases:
+        return {}
+    layer = GeluLinear(64, cfg.feed_forward).to(device, dtype)
+    inputs = {"x": random_numbers((300, 64), 0, 1.0, device, dtype)}
+    for seed, (name, parameter) in enumerate(layer.named_parameters()):
+        parameter.data = random_numbers(tuple(parameter.shape), 1 + seed, 0.2, device, dtype).data
+        inputs[name] = parameter
+    is_reference = device.type == "cpu" and dtype == torch.float64
+    return with_gradients({"output": layer(inputs["x"], triton=not is_reference)}, inputs)
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -36,6 +36,18 @@ class Linear(nn.Linear):
         return _Linear.apply(x, self.weight, self.bias)
 
 
+class GeluLinear(Linear):
+    """A linear map followed by GELU."""
+
+    def forward(self, x: Tensor, triton: bool = False) -> Tensor:
+        """GELU(x Wᵀ + b). `triton`: if there is a bias, use the Triton kernel in the backward pass."""
+        if not triton or self.bias is None:
+            return F.gelu(super().forward(x))
+        from .gelu_triton import gelu_of_biased
+
+        return gelu_of_biased(F.linear(x, self.weight, self.bias.detach()), self.bias)
+
+
 class _Linear(torch.autograd.Function):
     """x Wᵀ + b. The backward pass computes the weight's gradient piece by piece over the tokens and adds the results:
     for many tokens at once, oneDNN takes twice as long for this product as for others of its size."""
@@ -148,7 +160,7 @@ class TransformerLayer(nn.Module):
         self.dropout = cfg.dropout
         self.attention = Attention(cfg) if attention is None else attention
         self.attention_norm: nn.Module = norm_of(cfg)
-        self.up = Linear(cfg.width, cfg.feed_forward, bias=cfg.biases)
+        self.up: nn.Module = GeluLinear(cfg.width, cfg.feed_forward, bias=cfg.biases)
         self.down = Linear(cfg.feed_forward, cfg.width, bias=cfg.biases)
         self.feed_forward_norm = norm_of(cfg)
 
@@ -161,7 +173,8 @@ class TransformerLayer(nn.Module):
         sublayers' outputs."""
         weight_seeds_B = None if seeds_B is None else derive_seeds(seeds_B, 2)
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_seeds_B), seeds_B, 0)
-        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, seeds_B, 1)
+        triton = isinstance(bias, TritonBias)
+        return self._add(x_BTD, self.feed_forward_norm, lambda x: self._feed_forward(x, triton), seeds_B, 1)
 
     def _add(
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], seeds_B: Tensor | None, place: int
@@ -173,8 +186,8 @@ class TransformerLayer(nn.Module):
             out_BTD = drop(out_BTD, self.dropout, derive_seeds(seeds_B, place))
         return x_BTD + out_BTD if self.pre_norm else norm(x_BTD + out_BTD)
 
-    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x_BTD)))
+    def _feed_forward(self, x_BTD: Tensor, triton: bool = False) -> Tensor:
+        return self.down(self.up(x_BTD, triton))
 
     @staticmethod
     def flops(cfg: ModelConfig, layers: int, row_tokens: int) -> float:

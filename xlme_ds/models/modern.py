@@ -147,7 +147,7 @@ class ModernLayer(TransformerLayer):
         of_global, of_local = bias
         return super().forward(x_BTD, of_global if self.is_global else of_local, seeds_B)  # type: ignore[arg-type]
 
-    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+    def _feed_forward(self, x_BTD: Tensor, triton: bool = False) -> Tensor:
         """GeGLU (Shazeer, 2020), [B, T, D]."""
         values_BTF, gate_BTF = self.up(x_BTD).chunk(2, dim=-1)
         return self.down(F.gelu(values_BTF) * gate_BTF)

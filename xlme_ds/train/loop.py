@@ -425,7 +425,8 @@ def fit(
         watchdog.beat(f"taking step {done + 1}")
         is_logged = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
         rate = learning_rate(done, config.train.steps, config.optimizer, config.schedule)
-        stats = engine.train_batch(done, rate, is_logged, guard.norm_limit())
+        next_step = done + 1 if done + 1 < config.train.steps else None
+        stats = engine.train_batch(done, rate, is_logged, guard.norm_limit(), next_step)
         done += 1
         watchdog.beat(f"evaluating or saving after step {done}")
         for callback in callbacks:
