@@ -69,7 +69,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(q, k, v, gate * 1.001 if q.dtype == torch.float32 else gate, bias)
 
     monkeypatch.setattr(attention, "cpu_attend", wrong)
-    case = CASES["attention with gated bias and item mask"]
+    case = CASES["layer with gated bias and item mask"]
     assert not parity(case, CPU, "fp32")["ok"]
     assert parity(case, CPU, "bf16")["ok"]
 
@@ -89,7 +89,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
     def broken(): raise RuntimeError("an illegal memory access was encountered")
     def in_bf16(right, wrong):
         return lambda device, dtype: wrong() if dtype == torch.bfloat16 else right(device, dtype)
-    first = "attention with gated bias and item mask"
+    first = "layer with gated bias and item mask"
     faults = {first: lambda: time.sleep(600), "token lookup": broken, "whole model": os.abort}
     bench.gpu.parity.CASES |= {name: in_bf16(bench.gpu.parity.CASES[name], wrong) for name, wrong in faults.items()}
 """
@@ -98,7 +98,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
 def test_a_case_that_hangs_fails_or_crashes_costs_no_other(tmp_path: Path) -> None:
     figures = measured(tmp_path, "--sections", "parity", "--patience", "0.25", first=FAULTS, code=1)
     got = {(case["case"], case["dtype"]): case.get("failed", case.get("ok")) for case in figures["parity"]}
-    assert got.pop(("attention with gated bias and item mask", "bf16")) == "no end after 15 s"
+    assert got.pop(("layer with gated bias and item mask", "bf16")) == "no end after 15 s"
     assert got.pop(("token lookup", "bf16")) == "RuntimeError: an illegal memory access was encountered"
     assert got.pop(("whole model", "bf16")) == "the process ended with code -6"
     assert len(got) == 7 and set(got.values()) == {True}

@@ -564,9 +564,8 @@ def test_an_engine_has_processes_that_it_can_use() -> None:
                     validate(asked, world)
     auto = EngineConfig(deepspeed="auto")
     in_bf16 = replace(auto, gradient_precision="bf16", offload_optimizer="cpu")
-    for config, words in ((RunConfig("x", engine=in_bf16), "set engine.deepspeed to zero3"),):
-        with pytest.raises(ValueError, match=words):
-            validate(config)
+    with pytest.raises(ValueError, match=r"set engine\.deepspeed to zero3"):
+        validate(RunConfig("x", engine=in_bf16))
 
 
 def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:

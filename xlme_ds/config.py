@@ -145,7 +145,7 @@ class ModelConfig:
     (the paper's ablation)."""
     relative_buckets: Buckets = 32
     """Distance buckets of the relative bias, both directions together; raise it for longer rows."""
-    relative_max_distance: Count = 128
+    relative_max_distance: Size = 128
     """Distances of this many tokens and more share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """tied: both networks learn one embedding; gdes: the discriminator's embedding is a gradient-stopped copy of the
@@ -159,8 +159,8 @@ class ModelConfig:
     init_std: Positive = 0.02
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
-    """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
-    where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
+    """Attention, GELU and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in
+    bf16 where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers"] = "auto"
     """Compilation for speed on a GPU. layers: torch compiles the layers, which takes up to a minute at the first step.
     auto takes layers on a GPU, and none on a CPU or for translation."""

@@ -64,9 +64,9 @@ QUICK_STEPS = (
     _step("large_zero2", 2, activation_checkpointing=True),
 )
 PARITY = (
-    "attention with gated bias and item mask", "token lookup", "masked head", "whole model", "whole model, modern",
+    "layer with gated bias and item mask", "token lookup", "masked head", "whole model", "whole model, modern",
 )  # fmt: skip
-PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton kernels, twice")
+PARITY_ON_A_GPU = ("layer in Triton kernels, twice", "masked head in Triton kernels, twice")
 
 
 def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:

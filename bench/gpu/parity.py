@@ -20,7 +20,7 @@ from xlme_ds.models.attention import RelativePositionTable, attention_bias
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.kernel_check import random_numbers, with_gradients
-from xlme_ds.models.layers import Attention
+from xlme_ds.models.layers import TransformerLayer
 from xlme_ds.models.masked_head import vocabulary_softmax
 from xlme_ds.objectives.electra import ElectraObjective
 
@@ -83,10 +83,10 @@ def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
     return tensors
 
 
-def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """Attention with gated bias, block-diagonal mask and padding. `kernels` is the setting `model.kernels`."""
+def layer(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
+    """A layer with gated bias, block-diagonal mask and padding. `kernels` is the setting `model.kernels`."""
     cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
-    module = _fill_module(Attention(SMALL), 0.1, device, dtype)
+    module = _fill_module(TransformerLayer(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
     x_BTD = random_numbers((3, 192, SMALL.width), 9, 1.0, device, dtype)
     rows = [{1: 70, 2: 50, 3: 60, 0: 12}, {1: 192}, {1: 1, 2: 100, 3: 91}]  # segment -> tokens; 0 is padding
@@ -165,13 +165,13 @@ def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tenso
 
 
 CASES: dict[str, Case] = {
-    "attention with gated bias and item mask": partial(attention, kernels="torch"),
+    "layer with gated bias and item mask": partial(layer, kernels="torch"),
     "token lookup": token_lookup,
     "masked head": partial(masked_head, kernels="torch"),
     "whole model": partial(electra, cfg=SMALL),
     "whole model, modern": partial(electra, cfg=MODERN),
 }
 ON_A_GPU: dict[str, Case] = {  # without a GPU these cases would run torch's kernels again
-    "attention in Triton kernels, twice": partial(attention, kernels="triton"),
+    "layer in Triton kernels, twice": partial(layer, kernels="triton"),
     "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
 }

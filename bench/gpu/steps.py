@@ -191,6 +191,8 @@ def compare_peers(device: Device, rounds: int, quick: bool, seconds: float) -> I
             steps = partial(_peers_steps, peer(run, device.torch))
             steps()
             runs[name] = steps
+        except torch.cuda.OutOfMemoryError as error:
+            yield {"step": name, "out_of_memory": str(error).split(". ")[0]}
         except Exception as error:
             yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
     turns = by_turns({name: partial(device.once, steps) for name, steps in runs.items()}, 2 * rounds, 0, deadline)

@@ -1,4 +1,4 @@
-"""Rows that are read while the step before is computed: the same steps, and errors in their turn."""
+"""Rows that are read while a GPU computes the step before: the same steps, and errors in their turn."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def engine(tmp_path: Path) -> Engine:
         loader.noted.append("update")
         return update(context)
 
-    built._update = noted_update
+    built._update, built._reads_ahead = noted_update, True  # as on a GPU
     return built
 
 

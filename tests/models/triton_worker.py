@@ -141,7 +141,14 @@ def traced() -> bool:
     ours, eager = (
         run(inputs("gated", *segments_BT.shape, torch.float32), segments_BT, "triton", how) for how in (True, False)
     )
-    return all(torch.equal(ours[name], value) for name, value in eager.items())
+    layer, x = GeluLinear(32, 48), torch.randn(60, 32, generator=torch.Generator().manual_seed(0))
+    one_graph = torch.compile(GeluLinear.forward, fullgraph=True, backend="aot_eager")
+    of_gelu = []
+    for forward in (one_graph, GeluLinear.forward):
+        out = forward(layer, x, True)
+        of_gelu.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
+    same = all(torch.equal(traced, eager) for traced, eager in zip(*of_gelu, strict=True))
+    return same and all(torch.equal(ours[name], value) for name, value in eager.items())
 
 
 def whole_model() -> dict[str, float]:

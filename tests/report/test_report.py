@@ -196,7 +196,7 @@ def test_legends_list_what_is_shown(run: Path) -> None:
     assert legend("heldout") == [*every[:2], *every[3:], "unigram model"]
     assert legend("curves") == [*every, "chance"]
     text = Page((run / "report.html").read_text(encoding="utf-8")).text
-    assert "seconds left" not in text and "Waiting for data (share of a step)" in text
+    assert "seconds left" not in text and "Reading data (share of a step)" in text
     assert "Largest memory of a process (GiB)" in text
     (run / "heldout.jsonl").unlink()
     write_lines(run / "metrics.jsonl", [{"step": step, "loss": 3.0, "mlm": 2.0} for step in (1, 2)])

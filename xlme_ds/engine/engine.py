@@ -5,6 +5,7 @@ with which every other engine is compared."""
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
@@ -71,8 +72,8 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
-        # A step that was read ahead, with the result of `_read` or its error.
-        self._ahead: tuple[int, tuple[list[Batch], Tensor] | SharedError] | None = None
+        self._reads_ahead = device.type != "cpu"  # whether a step also reads the rows of the next
+        self._ahead: tuple[int, tuple[list[Batch], Tensor]] | None = None  # the next step, and the result of `_read`
         self._reads_rows = True
         self._counts_rows = True  # false in a pipeline's later stages: the first stage counts the rows
 
@@ -128,11 +129,12 @@ class Engine:
         """Take optimizer step `step`, counted from 0, on the rows of this step. The step is skipped if its gradient
         norm exceeds `norm_limit` or is not finite.
 
-        `detailed` asks for the metrics. The rows of `next_step` are read while a GPU computes. Raises SharedError when
-        any rank cannot read the rows of `step`.
+        `detailed` asks for the metrics. The rows of `next_step` are read while a GPU computes, but not in a pipeline.
+        Raises SharedError when any rank cannot read the rows of `step`.
         """
         self.prepare_step(step)
-        batches, counts = self._take_ahead(step)
+        ahead, self._ahead = self._ahead, None
+        batches, counts = ahead[1] if ahead is not None and ahead[0] == step else self._read(step)
         objective = self.objective.at(step)
         weights = (objective.weights / counts.clamp(min=1)).float()
         if self.device.type != "cpu":
@@ -172,30 +174,15 @@ class Engine:
                 counts += self.objective.counts(batch)
         return counts
 
-    def _read_ahead(self, step: int) -> None:
-        """Keep the result of `_read` for `_take_ahead`, or its error."""
-        try:
-            self._ahead = step, self._read(step)
-        except SharedError as error:
-            self._ahead = step, error
-
-    def _take_ahead(self, step: int) -> tuple[list[Batch], Tensor]:
-        """The result of `_read`, which may have been read ahead; raises SharedError as `_read` does."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != step:
-            return self._read(step)
-        if isinstance(ahead[1], SharedError):
-            raise ahead[1]
-        return ahead[1]
-
     def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
-        """Run the forward and backward pass of every micro-batch, read the rows of `next_step`, and take the update;
-        returns the norm as `_update` does."""
+        """Run the forward and backward pass of every micro-batch, perhaps read the rows of `next_step`, and take the
+        update; returns the norm as `_update` does."""
         self.module.train()
         for batch in batches:
             self._backward(context.loss(self.module(batch), batch))
-        if next_step is not None:  # `_update` waits until the GPU knows the norm, and reading takes less time than that
-            self._read_ahead(next_step)
+        if self._reads_ahead and next_step is not None:  # `_update` has to wait for the norm anyway
+            with suppress(SharedError):  # step `next_step` reads again, and raises it in its turn
+                self._ahead = next_step, self._read(next_step)
         return self._update(context)
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
@@ -306,4 +293,5 @@ class Engine:
 
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
-        return bool(self._all_reduce(torch.tensor(float(flag), device=self.device)) > 0)
+        # On the host: on a GPU the sum would wait until the step before is finished.
+        return bool(self._all_reduce(torch.tensor(float(flag))) > 0)

@@ -31,7 +31,7 @@ _TITLES = {
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
     "peak_fraction": "Share of a matrix product's rate (1 is all of it)",
-    "data_wait": "Waiting for data (share of a step)",
+    "data_wait": "Reading data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
 _UNIGRAM = "unigram_nll"  # prefix of the keys of a unigram model's losses, which are dashed lines in the loss's panel
