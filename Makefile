@@ -1,6 +1,7 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
-# make figures   the CPU figures of docs/results/performance.md on this machine: make figures DATA=DIR, which `data_prep mix` wrote
+# make figures   the CPU figures of docs/results/performance.md on this machine: make figures DATA=DIR CORPUS=DIR (what `xlme prep mix`
+#                wrote, and a folder with mono/)
 # make test      the tests, two files of them at a time
 # make checks    ruff, mypy, import floors, and the site of docs/ in build/site
 #
@@ -36,7 +37,7 @@ pretrain: $(STAMP)
 	@$(VENV)/bin/python -m xlme_ds.quickstart --out runs/quickstart $(if $(FRESH),--fresh)
 
 figures: $(STAMP)
-	@$(VENV)/bin/python -m bench.tokenize --vocab $(or $(DATA),$(error DATA is missing: make figures DATA=DIR))/vocab $(if $(CORPUS),--corpus $(CORPUS))
+	@$(VENV)/bin/python -m bench.tokenize --vocab $(or $(DATA),$(error DATA is missing: make figures DATA=DIR))/vocab --corpus $(or $(CORPUS),$(error CORPUS is missing: make figures DATA=DIR CORPUS=DIR))
 	@$(VENV)/bin/python -m bench.loader --data $(DATA)
 	@$(VENV)/bin/python -m bench.step
 

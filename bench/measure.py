@@ -45,6 +45,8 @@ def by_turns(
     """Call each contender once in every round, so that other work on the machine slows all of them alike. Returns one
     dict per round, from a contender's key to its result. The results of the first `warm_up` rounds are left out; up to
     `rounds` more rounds follow. After `deadline` (in seconds of time.monotonic) no round begins, except the first."""
+    if rounds < 1:
+        raise ValueError(f"--rounds is {rounds}: it must be at least 1")
     turns: list[dict[Key, Any]] = []
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
         turns.append({key: contender() for key, contender in contenders.items()})

@@ -26,6 +26,7 @@ from bench.gpu.steps import run_config, step_tokens, synthetic_engine
 from bench.measure import Figures, by_turns, markdown, memory, show
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
 from bench.workers import Worker
+from xlme_ds.cli import fail
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.io.help import call_from_command_line
@@ -129,6 +130,8 @@ def main() -> None:
     settings = call_from_command_line(StepSettings, "xlme bench step", None, __doc__)
     os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
+    if settings.rounds < 1:
+        fail("xlme bench step", ValueError(f"--rounds is {settings.rounds}: it must be at least 1"))
     figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
     if settings.json:
         show(figures["middle"] if settings.quick else figures, True)

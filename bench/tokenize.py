@@ -1,6 +1,6 @@
 """Compare the speed of our whole stage encode with that of SentencePiece alone.
 
-    xlme bench tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
+    xlme bench tokenize --vocab DIR --corpus DIR [--rounds 5] [--json]
 
 * SentencePiece encodes lines that are in memory, with one call per line, into int32 arrays: no stage can be faster.
 * encode is the whole of `xlme prep encode`, from compressed files to shards with their checksums, on one MPI rank and
@@ -53,7 +53,7 @@ class TokenizeSettings:
     """Arguments of the command."""
 
     vocab: Path  # folder that `xlme prep vocab` wrote
-    corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
+    corpus: Path  # folder with mono/<lang>.txt.xz
     rounds: int = 5  # rounds to measure; each figure is the median over the rounds
     json: bool = False  # print JSON
 

@@ -39,7 +39,7 @@ if [ -z "${XLME_SUBMITTED:-}" ]; then  # the defaults above would be trained
     echo "slurm/finetune.sh: the variables of its submission did not reach this job: submit it with bash, and without --export" >&2
     exit 2
 fi
-cd "$SLURM_SUBMIT_DIR"
+cd "${SLURM_SUBMIT_DIR:?is set by sbatch: submit this script with it, from the folder that contains slurm/}"
 . slurm/job.sh
 split data "$XLME_DATA"
 split settings "$XLME_SETTINGS"

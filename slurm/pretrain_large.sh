@@ -14,7 +14,7 @@
 #SBATCH --kill-on-invalid-dep=yes  # as soon as the data cannot come any more
 #SBATCH --output=%x-%j.out
 set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"
+cd "${SLURM_SUBMIT_DIR:?is set by sbatch: submit this script with it, from the folder that contains slurm/}"
 XLME_RECIPE=${XLME_RECIPE:-large${XLME_ENGINE:+_$XLME_ENGINE}}
 XLME_DATA=${XLME_DATA:-mixed}
 XLME_OUT=${XLME_OUT:-runs/large}

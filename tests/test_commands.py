@@ -58,11 +58,14 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
         ("--gpu=2 finetune", "there is no --gpu: did you mean --gpus?"),
         ("--gpus 0 pretrain", "--gpus 0: it must be a number of processes, at least 1"),
         ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
-        (
-            "--hostfile no-hosts pretrain",
-            "--hostfile no-hosts names no file: leave --hostfile out to use this machine alone",
-        ),
-        ("-H no-hosts --gpus 2 finetune", "-H no-hosts names no file: leave -H out to use this machine alone"),
+        ("--hostfile no-hosts pretrain", "--hostfile no-hosts names no file: leave it out to use this machine alone"),
+        ("-H no-hosts --gpus 2 finetune", "--hostfile no-hosts names no file: leave it out to use this machine alone"),
+        ("--host no-hosts finetune", "--hostfile no-hosts names no file: leave it out to use this machine alone"),
+        ("--gpus 2 xlme pretrain", "unexpected word xlme before pretrain: leave it out"),
+        ("--num_gpus 0 pretrain", "--num_gpus 0: it must be a number of processes, at least 1"),
+        ("--gpus 2 --hostfile pretrain", "an option before pretrain has no value: see `xlme launch --help` and `de"),
+        ("-n 2 pretrain", "unrecognized arguments: -n: see `xlme launch --help` and `deepspeed --help`"),
+        ("--no_ssh pretrain", "several machines need --hostfile FILE, with a line such as `node0 slots=8` for each"),
         ("--gpus 2 --include a:0 pretrain", "--gpus and --include both choose processes: leave one out"),
         ("--num_gpus 3 --gpus 2 pretrain", "--gpus and --num_gpus both choose processes: leave one out"),
         ("--gpus 2 -e a:0 pretrain", "--gpus and -e both choose processes: leave one out"),
@@ -71,12 +74,39 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
 )
 def test_a_mistake_of_a_launch(words: str, message: str) -> None:
     done = xlme("launch", *words.split())
-    assert (done.returncode, done.stderr) == (2, f"xlme launch: error: {message}\n")
+    assert done.returncode == 2 and done.stderr.startswith(f"xlme launch: error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("# none\n\n", "", "hosts names no host: write a line such as `node0 slots=8` for each"),
+        ("a slots=2\nb:8\n", "", "hosts, line 2: `b:8` is not a host and its number of processes, such as"),
+        ("a slots=0\n", "", "hosts, line 1: `a slots=0` is not a host"),
+        ("a slots=2\n\na slots=2\n", "", "hosts, line 3: a is there twice: write one line for each host"),
+        ("a slots=2\nb slots=2\n", "--no_ssh", "--node_rank is -1: with --no_ssh, give each machine the number of it"),
+        ("a slots=2\nb slots=2\n", "--no_ssh --node_rank 2", "hosts, 0 to 1"),
+        ("a slots=2\nb slots=2\n", "--no_ssh --node_rank 1", "--no_ssh needs --master_addr, the address of a, by wh"),
+    ],
+)
+def test_a_mistake_in_a_hostfile(text: str, options: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        command_line(["--hostfile", str(tmp_path / "hosts"), *options.split(), "pretrain"])
+
+
+@pytest.mark.parametrize(("options", "port"), [("", "29500"), ("--master_port 5", "5")])
+def test_machines_without_ssh_meet_at_one_port(options: str, port: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    words = f"--hostfile {tmp_path}/hosts --no_ssh --node_rank 1 --master_addr a {options} pretrain"
+    assert [port for flag, port in pairwise(command_line(words.split())) if flag == "--master_port"][-1] == port
 
 
 @pytest.mark.parametrize("flag", ["--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e"])
 def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
-    for words in ([flag, "a:0"], [f"{flag}=a:0"]):
+    value = "2" if flag.startswith("--num") else "a:0"
+    for words in ([flag, value], [f"{flag}={value}"]):
         with pytest.raises(ValueError, match=rf"--gpus and {' '.join(words).split()[0]} both choose processes"):
             command_line(["--gpus", "2", *words, "pretrain"])
         assert "--num_gpus" not in command_line([*words, "pretrain"]) or flag == "--num_gpus"

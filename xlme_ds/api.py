@@ -25,7 +25,7 @@ from .engine.build import require_engine, with_shared_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, torch_variables
 from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
-from .io.argument_types import check_argument_types
+from .io.argument_types import check_argument_types, require_unicode
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
@@ -41,6 +41,7 @@ from .trained.config_json import is_export
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
+from .trained.weights import WEIGHTS_FILE
 from .validate import validate
 
 MASK = "<mask>"
@@ -115,14 +116,11 @@ def dry_run(
     )
 
 
-def _require_unicode(text: str) -> str:
-    """Return `text`. Raises ValueError if it contains a lone surrogate, with which Python represents a byte that is
-    not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the text has no Unicode character at position {error.start}: decode it as UTF-8") from None
-    return text
+def _weights_stamp(export: Path) -> list[tuple[int, int] | None]:
+    """Time of change and size of the weights of an export's two encoders; None for a file that does not exist."""
+    files = [export / name / WEIGHTS_FILE for name in (".", GENERATOR_FOLDER)]
+    stats = [file.stat() if file.exists() else None for file in files]
+    return [None if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
@@ -175,6 +173,9 @@ class TextModel:
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Loaded here, not at first use, because an unfinished run may delete the checkpoint later.
         self._run = None if is_export(self.folder) else load_run(self.folder)
+        if self._run is None:
+            self._loaded_weights = _weights_stamp(self.folder)
+            _ = self._encoder
 
     def __fspath__(self) -> str:
         """The path of this model; RUN@STEP if it is a checkpoint's, because the run's newest checkpoint may change."""
@@ -224,7 +225,7 @@ class TextModel:
                 f"there is no layer {layer}: choose 0 to {encoder.cfg.discriminator_layers}, or -1 for the last"
             )
         texts = [sentences] if isinstance(sentences, str) else sentences
-        ids = [vocabulary.encode(_require_unicode(text)) for text in texts]
+        ids = [vocabulary.encode(require_unicode(text)) for text in texts]
         vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
@@ -237,7 +238,7 @@ class TextModel:
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
         (encoder, vocabulary), head = self._masked_language_model
-        before, *after = _require_unicode(text).split(MASK)
+        before, *after = require_unicode(text).split(MASK)
         if not after:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         if not 1 <= top <= encoder.cfg.vocabulary:
@@ -260,7 +261,7 @@ class TextModel:
         Raises ValueError if the model has no discriminator.
         """
         (encoder, vocabulary), head = self._discriminator
-        ids = vocabulary.encode(_require_unicode(text))
+        ids = vocabulary.encode(require_unicode(text))
         if MASK in text:
             raise ValueError(f"the text has {MASK}, which only `fill` reads: write words in its place")
         # The first and the last score belong to special tokens, which `ids` does not have.
@@ -272,6 +273,8 @@ class TextModel:
         with `prefix`. Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
+            if _weights_stamp(self.folder) != self._loaded_weights:
+                raise ValueError(f"{self.folder} is no longer the export that was loaded: load it again")
             # A model that is exported as a whole has no head of a single encoder, in the export or in the run.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]

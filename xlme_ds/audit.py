@@ -102,7 +102,7 @@ def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict
     number, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
     attempt counts."""
     last_attempts = np.full(steps, -1)  # by step, the index of the last attempt; -1 if that attempt was not recorded
-    attempts = dict(enumerate(audit_lines(folder / ATTEMPTS)))
+    attempts = dict(enumerate(audit_lines(folder / ATTEMPTS, ("start", "world", "audit"))))
     for attempt, line in attempts.items():
         if line:
             # An attempt is one start of the run, which takes or repeats the steps from `start` on.
@@ -113,7 +113,7 @@ def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict
             raise ValueError(f"{path} does not exist, which has the rows that a process read: restore it")
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
-        for line in filter(None, audit_lines(path)):
+        for line in filter(None, audit_lines(path, ("attempt", "step", "rows"))):
             step = line["step"]
             if not attempts.get(line["attempt"]):  # it was whole: a start that writes only half of it does no step
                 raise ValueError(

@@ -159,8 +159,13 @@ def config_from_file(path: Path) -> RunConfig:
     values = read_values(path)
     if not values.keys().isdisjoint(("task", "tuning")):
         raise ValueError(f"{path} has settings of fine-tuning: name a file with settings of pre-training")
+    if not values:
+        raise ValueError(f'{path} has no settings: name another file, or write at least `recipe = "base"` into it')
     named = values.pop("recipe", None)
-    base = RunConfig(name=path.stem) if named is None else recipe(str(named))
+    try:
+        base = RunConfig(name=path.stem) if named is None else recipe(str(named))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return with_values(base, values, path)
 
 

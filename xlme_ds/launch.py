@@ -1,16 +1,21 @@
 """`xlme launch --gpus 8 pretrain …` runs a command on several processes, which DeepSpeed's launcher starts."""
 
+import io
+import logging
 import os
+import re
 import shlex
 import sys
+from contextlib import redirect_stderr
 from difflib import get_close_matches
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from .cli import fail, program, take_flag
 from .io.arguments import HELP_FLAGS
 from .run_commands import LAUNCHED, child_environment, launch_command
 
+_PORT = 29500  # at which the first machine waits for the others
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
 Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one per GPU, or on N of each machine that a
@@ -19,7 +24,7 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   --gpus N           processes per machine (default: one per GPU); on a machine without GPUs they run on its CPU cores
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N
-                     --master_addr HOST"""
+                     --master_addr HOST, and on all with the same --master_port ({_PORT} if left out)"""
 
 # Options that choose processes. `--gpus` cannot be combined with the others.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
@@ -40,17 +45,74 @@ def command_line(argv: list[str]) -> list[str]:
         raise ValueError(f"--gpus goes before {argv[index]}: xlme launch {right}")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
-    for flag in ("--hostfile", "-H"):
-        _, hostfile = take_flag(options, flag)
-        if hostfile is not None and not Path(hostfile).is_file():
-            raise ValueError(f"{flag} {hostfile} names no file: leave {flag} out to use this machine alone")
     chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
     for flag in (word.partition("=")[0] for word in options if word.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")
+    if options:
+        options = [*options, *_check_options(options, argv[index])]
     return launch_command(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
+
+
+def _check_options(options: list[str], command: str) -> list[str]:
+    """Raise ValueError for options that DeepSpeed's launcher would not understand, for which it would end in a
+    traceback, or with which it would train on this machine alone. Returns the options that have to be added."""
+    logging.disable(logging.WARNING)  # DeepSpeed remarks on a machine without a GPU
+    from deepspeed.launcher.runner import parse_args  # it takes seconds
+
+    logging.disable(logging.NOTSET)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            given, default = parse_args([*options, command]), parse_args([command])
+    except SystemExit:
+        message = said.getvalue().strip().rpartition("error: ")[2]
+        if "user_script" in message:
+            message = f"an option before {command} has no value"
+        raise ValueError(f"{message}: see `xlme launch --help` and `deepspeed --help`") from None
+    if given.user_script != command:
+        raise ValueError(f"unexpected word {given.user_script} before {command}: leave it out")
+    if given.num_gpus == 0:
+        raise ValueError("--num_gpus 0: it must be a number of processes, at least 1")
+    hosts = []
+    if given.hostfile != default.hostfile:
+        hosts = _hosts(Path(given.hostfile))
+    elif given.no_ssh or given.num_nodes > 1:
+        raise ValueError("several machines need --hostfile FILE, with a line such as `node0 slots=8` for each")
+    if not given.no_ssh:
+        return []
+    if not 0 <= given.node_rank < len(hosts):
+        raise ValueError(
+            f"--node_rank is {given.node_rank}: with --no_ssh, give each machine the number of its line in "
+            f"{given.hostfile}, 0 to {len(hosts) - 1}"
+        )
+    if not given.master_addr:
+        raise ValueError(f"--no_ssh needs --master_addr, the address of {hosts[0]}, by which the others can reach it")
+    return ["--master_port", str(given.master_port if given.master_port != default.master_port else _PORT)]
+
+
+def _hosts(hostfile: Path) -> list[str]:
+    """The hosts in a hostfile. Raises ValueError for lines that DeepSpeed's launcher cannot read."""
+    if not hostfile.is_file():
+        raise ValueError(f"--hostfile {hostfile} names no file: leave it out to use this machine alone")
+    hosts: list[str] = []
+    for number, line in enumerate(hostfile.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        match = re.match(r"(\S+)\s+slots=0*([1-9]\d*)\b", line.strip())
+        if match is None:
+            raise ValueError(
+                f"{hostfile}, line {number}: `{line.strip()}` is not a host and its number of processes, such as "
+                "`node0 slots=8`"
+            )
+        if match[1] in hosts:
+            raise ValueError(f"{hostfile}, line {number}: {match[1]} is there twice: write one line for each host")
+        hosts.append(match[1])
+    if not hosts:
+        raise ValueError(f"{hostfile} names no host: write a line such as `node0 slots=8` for each")
+    return hosts
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     prog = program("launch")
     argv = sys.argv[1:] if arguments is None else arguments
-    if not argv or argv[0] in HELP_FLAGS:
+    if not argv or not HELP_FLAGS.isdisjoint(takewhile(lambda word: word not in LAUNCHED, argv)):
         print(USAGE)
         return
     try:

@@ -255,6 +255,19 @@ def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
         assert modes == {(exported / "config.json").stat().st_mode & 0o777}
 
 
+def test_an_export_is_that_which_was_loaded(exported: Path, tmp_path: Path) -> None:
+    """Vectors come from the weights at loading, and heads are not read from other weights."""
+    copy = Path(shutil.copytree(exported, tmp_path / "copy"))
+    loaded, weights = xlme.load(copy), copy / "model.safetensors"
+    vector = xlme.load(exported).encode("a b")
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert np.array_equal(loaded.encode("a b"), vector)
+    with pytest.raises(ValueError, match="copy is no longer the export that was loaded: load it again"):
+        loaded.judge("a b")
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        xlme.load(copy)
+
+
 def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
         model.fill(TEXT)

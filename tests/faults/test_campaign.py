@@ -46,6 +46,8 @@ def test_what_the_audit_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps []"
     path.write_text("\n".join([*lines, lines[-1]]))
     assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps [11, 11]"
+    path.write_text("\n".join([*lines, '{"a": 1}']))
+    assert examine(out, (data,))[0] == [], "a damaged line counts as none"
     last = json.loads(lines[-1])
     last["rows"]["para"][0][1] ^= 1
     path.write_text("\n".join([*lines[:-1], json.dumps(last)]))

@@ -522,7 +522,30 @@ def test_details_of_phases_and_of_what_fits() -> None:
 
 def test_no_layout_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--recipe", "xl_zero3", "--model.vocabulary", "9000000", "--gpu", "a10"]
-    assert printed(capsys, *words)[0].startswith("xl_zero3 on 1 × a10-24g: no layout fits: take more GPUs")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.startswith("xl_zero3 on 1 × a10-24g: no layout fits: take more GPUs")
+
+
+def test_a_budget_chooses_shape_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = ["--budget", "500", "--dollars-per-hour", "2"]
+    for words, said in (
+        (["--model.width", "512", "--train.steps=10"], "--budget chooses --model.width, --train.steps: leave them out"),
+        (["--recipe", "continue_xlmr"], "--budget chooses the model's shape, so the run cannot start from another"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *budget])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_fastest_layout_is_first_however_slow() -> None:
+    """fp32 on eight GPUs, and GPUs of 10 GFLOP/s: speeds that rounding to whole hundreds would make equal."""
+    fp32 = recipe("base")
+    fp32 = replace(fp32, engine=replace(fp32.engine, precision="fp32"))
+    for config, gpu in ((fp32, "h100"), (recipe("base"), "80,0.01")):
+        days = [layout["days"] for layout in plan(config, 8, parse_gpu(gpu), layouts=9)["layouts"]]
+        assert len(days) > 3 and all(first <= next_one * 1.0002 for first, next_one in itertools.pairwise(days)), days
 
 
 def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,7 +578,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_a_budgets_settings_are_those_that_were_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """With the settings of the command line, and from a file."""
     (path := tmp_path / "my run.toml").write_text('recipe = "base"\n[data]\nmono_rows = 64\n', encoding="utf-8")
-    given = ["--config", str(path), "--objective.name", "corrective", "--model.width=896"]
+    given = ["--config", str(path), "--objective.name", "corrective"]
     model = command(capsys, "--budget", "100", *given, "--dollars-per-hour=2")["model"]
     run = parse("plan", PlanSettings, "", shlex.split(model["settings"])).run
     assert (run.data.mono_rows, run.objective.name, run.train.steps) == (64, "corrective", model["steps"])

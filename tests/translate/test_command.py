@@ -196,6 +196,14 @@ def test_its_losses_are_evaluated(run: Path, folder: Path) -> None:
     assert found["languages"]["mt"].keys() == {"de", "en"}
 
 
+def test_lines_of_the_python_function(run: Path) -> None:
+    """An iterator's lines too; a lone surrogate is refused before the model is loaded."""
+    text = ["ein haus", "zwei"]
+    assert xlme.translate.lines(run, iter(text), "de", "en") == xlme.translate.lines(run, text, "de", "en")
+    with pytest.raises(ValueError, match="the text has no Unicode character at position 0: decode it as UTF-8"):
+        xlme.translate.lines("no model", ["\udc80"], "de", "en")
+
+
 def test_what_is_shown_of_the_run(run: Path) -> None:
     """The predictions are in the second sides alone, and its encoder is one as any other."""
     samples = read_json(run / "samples.json", dict)["samples"]
@@ -238,6 +246,8 @@ def test_sentences_alone(config: RunConfig, run: Path, folder: Path) -> None:
     unseen = json.loads((whole / "heldout.jsonl").read_text().splitlines()[-1])
     assert {"ae", "bt", "accuracy_denoising", "accuracy_back", "unigram_nll_mono"} <= unseen.keys()
     assert unseen["loss"] == pytest.approx(0.5 * unseen["bt"]), "the weights of the last step"
+    (evaluated,) = losses(whole, heldout)["models"]
+    assert evaluated["terms"] == {"ae": 0.0, "bt": 0.5, "mt": 1.0}
     samples = read_json(whole / "samples.json", dict)["samples"]
     assert {sample["task"] for sample in samples} == {"mono"} and (whole / "report.html").exists()
     tokens = [token for sample in samples for token in sample["tokens"]]
@@ -541,6 +551,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "bytes": ("--source {folder}/bytes", "{folder}/bytes is not UTF-8 at byte 3: convert it"),
     "penalty": ("--length-penalty nan", "length_penalty is nan: it must be from -10 to 10, such as 1"),
     "no folder": ("--out {folder}/none/out", "--out {folder}/none/out is in no folder that exists: make {folder}/none"),
+    "compressed": ("--out {folder}/wrong.gz", "--out {folder}/wrong.gz would be plain text: leave out .gz"),
+    "source folder": ("--source {folder}/data", "{folder}/data is a folder: name a text file with a sentence per line"),
     "itself": ("--out {folder}/test.de", "--out {folder}/test.de is the source: name another file"),
     "over": (
         "--out {folder}/last.en --reference {folder}/last.en",

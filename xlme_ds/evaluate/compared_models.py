@@ -125,6 +125,9 @@ def load_predictors(models: Models, with_untrained: bool) -> list[ComparedPredic
                 f"{folder} was trained for {run.objective.name} and predicts no tokens: name the run of another "
                 "objective"
             )
+        settings = read_config(folder).get("config") or {}  # an export has none
+        if step := run.step or settings.get("train", {}).get("steps"):
+            objective = objective.at(step - 1)  # with the loss weights of the last step
         model = objective.build(run.model)
         run.load_into(model)
         model = _on_device(model)

@@ -77,3 +77,13 @@ def _name(hint: Any) -> str:
         f"list of {_name(get_args(kind)[0])}s" if get_origin(kind) is Sequence else _TYPES[kind][1] for kind in kinds
     ]
     return " or a ".join(names)
+
+
+def require_unicode(text: str) -> str:
+    """Return `text`. Raises ValueError if it contains a lone surrogate, with which Python represents a byte that is
+    not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text has no Unicode character at position {error.start}: decode it as UTF-8") from None
+    return text

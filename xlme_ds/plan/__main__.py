@@ -42,7 +42,8 @@ class PlanSettings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    """Run the command. The exit code is 1 if no layout fits; a user's mistake ends it with one sentence and exit code
+    2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
@@ -52,13 +53,15 @@ def main(arguments: list[str] | None = None) -> None:
     recipe_arguments = without_flags(arguments, *planner_flags)  # the printed command repeats these
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
-        from .budget import affordable_model  # these modules load torch, and --help should not
+        from .budget import CHOSEN_BY_BUDGET, affordable_model  # these modules load torch, and --help should not
         from .planner import LAYOUT_FLAGS, check_numbers, plan
         from .printed import print_budget, print_details, print_plan
         from .speed import parse_gpu
 
         check_numbers(settings.gpus, settings.utilisation, settings.layouts)
         _check(settings)
+        if settings.budget is not None and (chosen := sorted(flags.intersection(CHOSEN_BY_BUDGET))):
+            raise ValueError(f"--budget chooses {', '.join(chosen)}: leave {'it' if len(chosen) == 1 else 'them'} out")
         gpu = parse_gpu(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
@@ -84,6 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
             print_details(result)
         else:
             print("\n--details prints parameters, operations and memory by part.")
+    if not result.get("layouts", True):  # none fits
+        sys.exit(1)
 
 
 def _check(settings: PlanSettings) -> None:

@@ -21,6 +21,11 @@ RULE = (
 TOKENS_A_PARAMETER = 20
 _MOST_HOURS = 1e12  # GPU-hours: more than anyone has, and few enough that the number of steps is finite
 _PUBLISHED = ("base", "large", "xl")
+# Options whose values `affordable_model` chooses.
+CHOSEN_BY_BUDGET = (
+    "--model.width", "--model.heads", "--model.feed-forward", "--model.discriminator-layers",
+    "--model.generator-layers", "--train.steps", "--optimizer.warmup-steps",
+)  # fmt: skip
 _HEAD_WIDTH = 64  # width of an attention head, equal in all of XLM-E's sizes
 _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 
@@ -32,7 +37,11 @@ def affordable_model(
     each published recipe that `dollars` would buy. `flags`: the command-line options that select `run`. Raises
     ValueError if `dollars` pay for no step or for more than _MOST_HOURS, and if the settings of `run` are wrong in
     themselves or with the shape and steps of that model."""
-    validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1)))  # the real shape is chosen below
+    if run.start.folder:
+        raise ValueError("--budget chooses the model's shape, so the run cannot start from another model's weights")
+    # Shape and steps are chosen below.
+    without_warmup = replace(run.optimizer, warmup_steps=0)
+    validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1), optimizer=without_warmup))
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation

@@ -178,7 +178,7 @@ def _estimate(
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Returns (sort key, rounded costs) of `run`, which is `base` in another layout.
 
-    The key sorts the fastest layouts first. Speeds are rounded to 100 tokens/s; if they are equal, fewer micro-batches
+    The key sorts the fastest layouts first. Speeds are rounded to five digits; if they are equal, fewer micro-batches
     per step come first, and then less memory. Raises ValueError if `run` cannot run on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
@@ -202,7 +202,11 @@ def _estimate(
         "days": _four_digits(rates["days"]),
         "gpu_hours": _four_digits(24 * rates["days"] * layout.gpus),
     }
-    return (round(-rates["tokens_per_s"], -2), layout.accumulation, memory["total"]), costs
+    return (-_five_digits(rates["tokens_per_s"]), layout.accumulation, memory["total"]), costs
+
+
+def _five_digits(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _four_digits(value: float) -> float:
@@ -221,11 +225,11 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
 def _distinct(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first of each group of `layouts` that are equally fast and differ only in the size of the micro-batch. Its
     key `micro_batches` lists all sizes in the group."""
-    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    groups: dict[tuple[str, float], dict[str, Any]] = {}
     for layout in layouts:
         micro_batch = _MICRO_BATCH.search(layout["settings"])
         assert micro_batch
-        key = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
+        key = _MICRO_BATCH.sub("", layout["settings"]), _five_digits(layout["tokens_per_s"])
         groups.setdefault(key, layout | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
     return list(groups.values())
 

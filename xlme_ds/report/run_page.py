@@ -64,7 +64,9 @@ def _page_of(run: RunFiles) -> str:
         gaps=build_from("config.json", lambda: _gaps(run, settings)),
         shares=build_from("languages.json", lambda: _language_shares(run.languages)),
         retrieval=build_from("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=build_from("samples.json", lambda: _sentences(run.samples, run.languages) if run.samples else None),
+        samples=build_from(
+            "samples.json or languages.json", lambda: _sentences(run.samples, run.languages) if run.samples else None
+        ),
         scores=build_from("scores.json", lambda: _scores(run.scores) if run.scores else None),
         settings=flatten({key: value for key, value in run.config_json.items() if key not in ("started", "command")}),
         tasks=_TASKS,

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,17 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, audit: bool) -
     return path
 
 
-def audit_lines(path: Path) -> list[dict[str, Any]]:
+def audit_lines(path: Path, keys: Collection[str] = ()) -> list[dict[str, Any]]:
     """The JSON object in each line of a file of the audit folder; an empty one for a damaged line, such as one that a
-    killed process left half-written. The step of a half-written line was not finished, and is done again."""
+    killed process left half-written, or one that lacks any of `keys`. The step of a half-written line was not finished,
+    and is done again."""
     lines = []
     for text in filter(None, path.read_bytes().split(b"\n")):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
             line = {}
-        lines.append(line if isinstance(line, dict) else {})
+        lines.append(line if isinstance(line, dict) and line.keys() >= set(keys) else {})
     return lines
 
 

@@ -6,7 +6,7 @@ xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..io.argument_types import check_argument_types
+from ..io.argument_types import check_argument_types, require_unicode
 
 __all__ = ["lines"]
 
@@ -18,6 +18,8 @@ def lines(
     """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt,
     which runs on the GPU if there is one.
 
+    A line that is too long for the model is cut without a message.
+
     `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
     longer translations. Raises ValueError for a model without a decoder, an unknown language and a single string.
     """
@@ -25,10 +27,11 @@ def lines(
 
     if isinstance(text, str):
         raise ValueError("the text is one string: give a list of lines")
+    given_lines = [require_unicode(line) for line in text]
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
     languages = translator.language_index(source, "source"), translator.language_index(target, "target")
-    return translate_lines(translator, text, languages, beam, length_penalty).lines
+    return translate_lines(translator, given_lines, languages, beam, length_penalty).lines
 
 
 def __dir__() -> list[str]:

@@ -14,6 +14,7 @@ from ..io.help import call_from_command_line
 if TYPE_CHECKING:
     from .translator import Translator
 
+COMPRESSED = (".gz", ".xz", ".bz2")  # suffixes of the compressed files that a source may be
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
 
 
@@ -67,6 +68,8 @@ def run(settings: TranslateSettings) -> None:
     for path in (settings.source, settings.reference):
         if path is not None and not path.exists():
             raise ValueError(f"{path} does not exist: name a text file with a sentence per line")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a folder: name a text file with a sentence per line")
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):
         raise ValueError(f"{settings.source} has no text: name another --source")
@@ -119,6 +122,8 @@ def _check_outputs(settings: TranslateSettings) -> None:
     both_exist = [(name, path) for name, path in inputs.items() if path and path.exists() and out.exists()]
     if overwritten := [name for name, path in both_exist if out.samefile(path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
+    if out.suffix in COMPRESSED:
+        raise ValueError(f"--out {out} would be plain text: leave out {out.suffix}")
     require_writable_file(out, "--out")
 
 

@@ -62,7 +62,10 @@ def read_lines(path: Path) -> list[str]:
         data = _uncompressed(path)
         text = data.decode("utf-8-sig")  # drops a byte order mark
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
+        raise ValueError(
+            f"{path} is not UTF-8 at byte {error.start}: convert it, or, if it is compressed, uncompress it (.gz, .xz "
+            "and .bz2 are read as they are)"
+        ) from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
