@@ -4,7 +4,7 @@ set -euo pipefail
 # split NAME TEXT: the array NAME becomes the words of TEXT, quoted as for a shell: "--mono '/data/my corpus'".
 split() {
     local lines
-    lines=$(xargs -r printf '%s\n' <<< "$2")
+    lines=$(xargs -r printf '%s\n' <<< "$2") || { echo "close the quotes in: $2" >&2; exit 2; }
     if [ -n "$lines" ]; then mapfile -t "$1" <<< "$lines"; else mapfile -t "$1" < /dev/null; fi
 }
 

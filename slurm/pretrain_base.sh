@@ -15,7 +15,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?is set by sbatch: submit this script with it, from the folder that contains slurm/}"
-XLME_RECIPE=${XLME_RECIPE:-base}
+XLME_RECIPE=${XLME_RECIPE:-base${XLME_ENGINE:+_$XLME_ENGINE}}
 XLME_DATA=${XLME_DATA:-mixed}
 XLME_OUT=${XLME_OUT:-runs/base}
 . slurm/train.sh

@@ -60,13 +60,13 @@ def _check_options(options: list[str], command: str) -> list[str]:
     """Raise ValueError for options that DeepSpeed's launcher would not understand, for which it would end in a
     traceback, or with which it would train on this machine alone. Returns the options that have to be added."""
     logging.disable(logging.WARNING)  # DeepSpeed remarks on a machine without a GPU
-    from deepspeed.launcher.runner import parse_args  # it takes seconds
+    from .engine.deepspeed_compat import parse_launcher_options  # it takes seconds to load
 
     logging.disable(logging.NOTSET)
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            given, default = parse_args([*options, command]), parse_args([command])
+            given, default = (parse_launcher_options([*words, command]) for words in (options, []))
     except SystemExit:
         message = said.getvalue().strip().rpartition("error: ")[2]
         if "user_script" in message:

@@ -200,6 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="try that everything runs, with tiny sizes")
     options = parser.parse_args(arguments)
+    if not (options.minutes > 0 and options.patience > 0):
+        parser.error("--minutes and --patience must be above 0")
     if options.device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
     settings = {"rows": "synthetic, packed", "quick": options.quick, "minutes": options.minutes}

@@ -399,6 +399,10 @@ def test_held_out_losses_by_language(run: Path) -> None:
     drawn = [line.split() for line in re.findall(r'<polyline\npoints="([^"]*)"', html)]
     # Less the unigram model's from 0.25 to -1.25: German 0.25, 0.125 and Swahili -0.1, -1.25, in 46 of 50 units.
     assert drawn == [["2.0,12.7", "98.0,48.0"], ["2.0,2.0", "98.0,5.8"]]
+    lines[1]["terms"]["mrtd"]["sw"] = ""
+    write_lines(run / "heldout_languages.jsonl", lines)
+    with pytest.raises(ValueError, match=r"heldout_languages\.jsonl has .*\(mrtd of sw in step 200 is no number\)"):
+        write_report(run)
     del lines[1]["tokens"]
     write_lines(run / "heldout_languages.jsonl", lines)
     with pytest.raises(ValueError, match=r"heldout_languages\.jsonl has no 'tokens' where the report needs it"):

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import deepspeed
 import torch
+from deepspeed.launcher.runner import parse_args
 from torch import Tensor
 from torch.utils import cpp_extension
 
@@ -205,3 +206,8 @@ def _cut_to_alignment(
                 parts.append(part.clone() if len(part) < alignment else part)
                 part_offsets.append(offset + begin)
     return parts, part_offsets
+
+
+def parse_launcher_options(words: Sequence[str]) -> Any:
+    """What DeepSpeed's launcher understands by the words of its command line. A mistake ends the program (argparse)."""
+    return parse_args(list(words))

@@ -74,10 +74,9 @@ def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Se
     last = records[-1]
     rows = []
     for code, loss in last["terms"][term].items():
-        if others_of_wrong_type := [
-            name for name in (term, *others) if not isinstance(last["terms"].get(name, {}).get(code, 0.0), int | float)
-        ]:
-            raise ValueError(f"{others_of_wrong_type[0]} of {code} in step {last['step']} is no number")
+        for name in (term, *others):
+            if not isinstance(last["terms"].get(name, {}).get(code, 0.0), int | float):
+                raise ValueError(f"{name} of {code} in step {last['step']} is no number")
         losses = [record["terms"][term][code] for record in records if code in record["terms"][term]]
         unigram = last["unigram"].get(task, {}).get(code)
         rows.append(
