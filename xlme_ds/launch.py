@@ -15,7 +15,6 @@ from .cli import fail, program, take_flag
 from .io.arguments import HELP_FLAGS
 from .run_commands import LAUNCHED, child_environment, launch_command
 
-_PORT = 29500  # at which the first machine waits for the others
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
 Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one per GPU, or on N of each machine that a
@@ -24,7 +23,7 @@ hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   --gpus N           processes per machine (default: one per GPU); on a machine without GPUs they run on its CPU cores
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N
-                     --master_addr HOST, and on all with the same --master_port ({_PORT} if left out)"""
+                     --master_addr HOST, and on all with the same --master_port (default: 29500)"""
 
 # Options that choose processes. `--gpus` cannot be combined with the others.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
@@ -63,34 +62,34 @@ def _check_options(options: list[str], command: str) -> list[str]:
     from .engine.deepspeed_compat import parse_launcher_options  # it takes seconds to load
 
     logging.disable(logging.NOTSET)
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with redirect_stderr(said):
-            given, default = (parse_launcher_options([*words, command]) for words in (options, []))
+        with redirect_stderr(stderr):
+            parsed, default = (parse_launcher_options([*words, command]) for words in (options, []))
     except SystemExit:
-        message = said.getvalue().strip().rpartition("error: ")[2]
+        message = stderr.getvalue().strip().rpartition("error: ")[2]
         if "user_script" in message:
             message = f"an option before {command} has no value"
         raise ValueError(f"{message}: see `xlme launch --help` and `deepspeed --help`") from None
-    if given.user_script != command:
-        raise ValueError(f"unexpected word {given.user_script} before {command}: leave it out")
-    if given.num_gpus == 0:
+    if parsed.user_script != command:
+        raise ValueError(f"unexpected word {parsed.user_script} before {command}: leave it out")
+    if parsed.num_gpus == 0:
         raise ValueError("--num_gpus 0: it must be a number of processes, at least 1")
     hosts = []
-    if given.hostfile != default.hostfile:
-        hosts = _hosts(Path(given.hostfile))
-    elif given.no_ssh or given.num_nodes > 1:
+    if parsed.hostfile != default.hostfile:
+        hosts = _hosts(Path(parsed.hostfile))
+    elif parsed.no_ssh or parsed.num_nodes > 1:
         raise ValueError("several machines need --hostfile FILE, with a line such as `node0 slots=8` for each")
-    if not given.no_ssh:
+    if not parsed.no_ssh:
         return []
-    if not 0 <= given.node_rank < len(hosts):
+    if not 0 <= parsed.node_rank < len(hosts):
         raise ValueError(
-            f"--node_rank is {given.node_rank}: with --no_ssh, give each machine the number of its line in "
-            f"{given.hostfile}, 0 to {len(hosts) - 1}"
+            f"--node_rank is {parsed.node_rank}: with --no_ssh, give each machine the number of its line in "
+            f"{parsed.hostfile}, 0 to {len(hosts) - 1}"
         )
-    if not given.master_addr:
+    if not parsed.master_addr:
         raise ValueError(f"--no_ssh needs --master_addr, the address of {hosts[0]}, by which the others can reach it")
-    return ["--master_port", str(given.master_port if given.master_port != default.master_port else _PORT)]
+    return ["--master_port", str(parsed.master_port)]  # by default 29500
 
 
 def _hosts(hostfile: Path) -> list[str]:

@@ -209,5 +209,5 @@ def _cut_to_alignment(
 
 
 def parse_launcher_options(words: Sequence[str]) -> Any:
-    """What DeepSpeed's launcher understands by the words of its command line. A mistake ends the program (argparse)."""
+    """Parse the words of a command line as DeepSpeed's launcher does; a mistake raises SystemExit."""
     return parse_args(list(words))

@@ -27,11 +27,11 @@ def lines(
 
     if isinstance(text, str):
         raise ValueError("the text is one string: give a list of lines")
-    given_lines = [require_unicode(line) for line in text]
+    unicode_lines = [require_unicode(line) for line in text]
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
     languages = translator.language_index(source, "source"), translator.language_index(target, "target")
-    return translate_lines(translator, given_lines, languages, beam, length_penalty).lines
+    return translate_lines(translator, unicode_lines, languages, beam, length_penalty).lines
 
 
 def __dir__() -> list[str]:
