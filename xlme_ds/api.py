@@ -117,10 +117,11 @@ def dry_run(
 
 
 def _weights_stamp(export: Path) -> list[tuple[int, int] | None]:
-    """Time of change and size of the weights of an export's two encoders; None for a file that does not exist."""
+    """Inode and size of the weights of an export's two encoders; None for a file that does not exist. A new export has
+    new files."""
     files = [export / name / WEIGHTS_FILE for name in (".", GENERATOR_FOLDER)]
     stats = [file.stat() if file.exists() else None for file in files]
-    return [None if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in stats]
+    return [None if stat is None else (stat.st_ino, stat.st_size) for stat in stats]
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
