@@ -23,7 +23,7 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import commands, kernels
 from bench.gpu.parity import CASES, ON_A_GPU, parity
 from bench.gpu.steps import Device, busy_and_pauses, measure_matmul, planner_options, run_config, step_tokens
-from bench.measure import listing, markdown, memory
+from bench.measure import by_turns, listing, markdown, memory
 from bench.peers.steps import HuggingFaceStep, MaskedPositions, PlainTorchStep
 from bench.rehearsal import __main__ as rehearsal
 from bench.rehearsal.__main__ import Jobs, Rehearsal, finished_tasks
@@ -241,6 +241,15 @@ def test_a_peers_loss_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None
     few.model.eval()
     for one, other in zip(few._generate(masked.view_as(ids)), (logits, loss), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_no_rounds_are_no_measurement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"--rounds is 0: it must be at least 1"):
+        by_turns({"ours": lambda: 1.0}, 0)
+    monkeypatch.setattr(sys, "argv", ["step", "--rounds", "0"])
+    with pytest.raises(SystemExit) as ended:
+        step_bench.main()
+    assert ended.value.code == 2 and "--rounds is 0: it must be at least 1" in capsys.readouterr().err
 
 
 def test_pauses_between_kernels_by_hand() -> None:

@@ -60,6 +60,16 @@ def test_the_command_prints_it_with_the_overrides() -> None:
     assert wrong.returncode == 2 and "optimizer.warmup_steps" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("# nothing\n", "has no settings: name another file"), ('recipe = "bsae"\n', ": there is no recipe 'bsae'")],
+)
+def test_a_file_without_settings_or_with_an_unknown_recipe_is_named(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"my\.toml ?{said}"):
+        settings("--config", str(tmp_path / "my.toml"))
+
+
 def test_a_runs_config_json_without_settings_is_refused(tmp_path: Path) -> None:
     write_versioned(tmp_path / "config.json", {"config": None})
     with pytest.raises(ValueError, match=r"config\.json has no settings under `config`: restore the file"):

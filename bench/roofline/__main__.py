@@ -249,6 +249,7 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
         engine.train_batch(0, 1e-4, detailed=False)
         counter.counting = True
+        engine.any_rank(False)  # as training asks before every step whether it is to stop
         engine.train_batch(1, 1e-4, detailed=False)
     is_zero3 = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
     return counter, run, counter.module_calls * counter.rates.zero3_call if is_zero3 else 0.0

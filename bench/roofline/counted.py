@@ -71,7 +71,7 @@ GPUS = {"h200": _H200, "h100": _H200.scaled(989e12, 3.35e12), "a100": _H200.scal
 # Measured time / (bytes / memory rate): by this factor an operator is slower than its memory traffic alone.
 _SLOWDOWN = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
-    "xlme_ds::gelu": 1.3, "xlme_ds::gelu_backward": 1.3, "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2,
+    "xlme_ds::gelu": 1.3, "xlme_ds::gelu_backward": 1.2, "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2,
     "embedding_dense_backward": 3.3,
 }  # fmt: skip
 _COMPILED_SHARE = 0.62  # time of inductor's kernels / time of the eager operators that they replace

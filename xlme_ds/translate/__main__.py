@@ -14,7 +14,6 @@ from ..io.help import call_from_command_line
 if TYPE_CHECKING:
     from .translator import Translator
 
-COMPRESSED = (".gz", ".xz", ".bz2")  # suffixes of the compressed files that a source may be
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
 
 
@@ -111,6 +110,8 @@ def run(settings: TranslateSettings) -> None:
 
 
 def _check_outputs(settings: TranslateSettings) -> None:
+    from .translator import COMPRESSED
+
     out = settings.out
     if (out is None) == (settings.pairs is None):
         raise ValueError("--out names a file to write and --pairs a folder: give one of them")

@@ -22,6 +22,7 @@ from .model import TranslationModel
 
 _MAX_PENALTY = 10  # powers of lengths then stay well within the range of floats
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
+COMPRESSED = (".gz", *_STREAMS)  # suffixes of files that are uncompressed
 
 
 class Translator(NamedTuple):
