@@ -1,4 +1,4 @@
-"""The way of a row: the files that docs/architecture.md lists are the ones that a row meets from text to loss."""
+"""The path of a row: the files that docs/architecture.md lists are the ones that a row meets from text to loss."""
 
 import re
 import sys

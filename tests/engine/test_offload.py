@@ -55,7 +55,7 @@ def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: st
 
 
 def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
-    """The run of "Memory levers" in docs/results/performance.md, and the same with one lever each."""
+    """A run whose memory offloading, checkpointing and smaller batches reduce, and the same with one of them each."""
     model = ModelConfig(
         vocabulary=64_000, width=512, heads=8, feed_forward=2048, generator_layers=2, discriminator_layers=8,
         norm="pre", vocabulary_blocks=4,
