@@ -29,7 +29,7 @@ KEY = "quickstart"  # of the record's last evaluation among the texts of the pic
 _STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimensions).*$", re.M)
 _MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
 _AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
-_PIECES = re.compile(r"(?<=:\.2f}"\)  # … ).*$", re.M)
+_PIECES = re.compile(r"(?<=:\.2f}.\)  # … ).*$", re.M)
 _FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+\)")
 _FLAGGED = re.compile(r"replaced \d+ of [\d,]+ tokens, and of the \d+ .*?, \d+ are replacements \(chance: \d+\)")
 
