@@ -152,7 +152,7 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
     assert parse("plan", PlanSettings, "", ["--seed", "3"], branch).run == replace(branch, seed=3)
     with pytest.raises(ValueError, match="--recipe and --branch exclude each other"):
         parse("plan", PlanSettings, "", ["--recipe", "base"], branch)
-    with pytest.raises(ValueError, match="--recipe is missing: name a recipe"):
+    with pytest.raises(ValueError, match=r"--recipe is missing: add --recipe NAME \(or --config FILE\)"):
         settings()
     with pytest.raises(ValueError, match=r"--recipe is missing: did you mean --recipe base\?"):
         settings("base", "--gpus", "8")
@@ -189,7 +189,7 @@ def test_help_shows_the_settings_that_people_set() -> None:
     assert (
         "relative-buckets" not in short and "--engine.deepspeed zero1            auto, a file of ds_configs/" in short
     )
-    assert "Recipes, and the GPU memory they need without offloading:" in short
+    assert "Recipes (memory: without offloading; smaller --data.micro-batch, less):" in short
     assert "their defaults. With --recipe NAME, --help shows that recipe's values.\n" in short
     sources = "usage: xlme pretrain (--recipe NAME | --config FILE | --branch RUN@STEP) "
     assert short.startswith(f"{sources}--data DIR [DIR ...] --out DIR [")

@@ -2,14 +2,14 @@
 
 import xlme_ds as xlme
 
-xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
+train, heldout = "runs/first/data/train", "runs/first/data/heldout"  # `xlme quickstart --out runs/first` writes them
+xlme.pretrain(xlme.recipe("quickstart"), data=train, out="runs/mine", heldout=heldout)
 model = xlme.load("runs/mine")
 model.judge("Everyone has the right to life, liberty and Recht of person.")
-scores = xlme.evaluate.pairs("runs/mine", "heldout")
+scores = xlme.evaluate.pairs("runs/mine", heldout)
 xlme.export.run("runs/mine", "exports/mine")
 
-`mixed` and `heldout` are folders that the command `xlme prep mix` writes. `xlme quickstart --out runs/first` writes two
-that fit this recipe: runs/first/data/train and runs/first/data/heldout.
+The command `xlme prep mix` writes such folders of your own text.
 
 `evaluate`, `export`, `plan`, `finetune`, `recipes` and `translate` are modules: `xlme.plan.run(...)`,
 `xlme.finetune.run(...)`, `xlme.translate.lines(...)`. `load` returns a `TextModel`, `recipe` a `RunConfig`.
@@ -37,10 +37,10 @@ __all__ = [
 
 
 def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
-    """The configuration of a published run, changed by `settings`. `xlme.recipes.SUMMARIES` lists the names.
+    """The settings of a recipe, changed by `settings`. `xlme.recipes.SUMMARIES` lists the recipes.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
-    print(config)  # every setting with its meaning
+    print(config)  # every setting with its meaning; the sections are model, objective, data, optimizer, ...
 
     `name` may also be the path of a file that `--config` takes, such as "runs/mine/config.json".
 
@@ -65,16 +65,16 @@ def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
 
 def pretrain(
     config: "RunConfig", data: Path | str | Sequence[Path | str], out: Path | str, heldout: Path | str | None = None
-) -> Path:
+) -> Path | None:
     """Train `config` on the folder `data`, which `xlme prep mix` wrote, and return the run folder `out`.
 
     If the run has phases (`data.phase_steps`), `data` is a list with one folder for each phase. `heldout` is a folder
     of the same kind, whose text is not trained on.
 
-    The call does in this process what the command `xlme pretrain` does. The process may be one of the ranks that
-    DeepSpeed's or torch's launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, the
-    call saves a checkpoint and returns; outside the main thread it does not handle signals. Raises ValueError for a
-    mistake in the settings or the data.
+    The call does in this process what the command `xlme pretrain` does. To use several GPUs, start your script with
+    `deepspeed` or `torchrun`: every process makes this call. A second call resumes the run. On a signal to stop (Ctrl-C
+    or SIGTERM), the call saves a checkpoint and returns None; outside the main thread it does not handle signals.
+    Raises ValueError for a mistake in the settings or the data.
     """
     from . import api
     from .engine.ranks import SharedError

@@ -32,7 +32,7 @@ COMMANDS = {
     "audit": ("xlme_ds.audit", "check that a run with --train.audit read every row exactly once"),
     "evaluate": (
         "xlme_ds.evaluate.__main__",
-        "score models: retrieval, word alignment, losses, perplexity, similar words",
+        "score models: retrieval, word alignment, losses, perplexity, word embeddings",
     ),
     "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
     "translate": ("xlme_ds.translate.__main__", "translate a file with a model that has a decoder, and score it"),
@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     if name.startswith("-"):
         fail("xlme", _no_command(argv))
     if name not in COMMANDS:
+        if name in ("recipe", "recipes"):
+            fail("xlme", ValueError(f"there is no command {name!r}: `xlme pretrain --help` lists the recipes"))
         fail("xlme", no_such("command", name, COMMANDS))
     try:
         code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
@@ -96,11 +98,11 @@ def _no_command(argv: list[str]) -> ValueError:
     flag = argv[0].partition("=")[0]
     if flag in ("--recipe", "--config") or flag.replace("_", "-") in [name for name, *_ in flags_of(Pretrain)]:
         example = shlex.join(["xlme", "pretrain", *argv])
-        return ValueError(f"{flag} is no command: name a command first, for example {example}")
+        return ValueError(f"{flag} is not a command: name a command first, for example {example}")
     near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1, cutoff=0.7)
     if near:
         return ValueError(f"there is no {flag}: did you mean {near[0]}?")
-    return ValueError(f"{flag} is no command: name a command first (`xlme --help` lists them)")
+    return ValueError(f"{flag} is not a command: name a command first (`xlme --help` lists them)")
 
 
 if __name__ == "__main__":

@@ -56,14 +56,13 @@ def pretrain(
     heldout: Path | str | None = None,
     stop: StopRequest | None = None,
     profiled: int = 0,
-) -> Path:
-    """Train, then write the report page. Collective: every rank must call it.
+) -> Path | None:
+    """Train, write the report page, and return `out`, or None if a signal stopped the run. Collective: every rank must
+    call it.
 
     `data` is a folder, or a list with one folder for each phase of `data.phase_steps`. `stop` is the caller's own
     `StopRequest`, if it has one. `profiled` is the number of steps to profile.
     """
-    # DeepSpeed 0.19.8 calls collectives that torch 2.13 has renamed.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     config = _validated(config, profiled)
     folders, run_folder, heldout_folder = _folders(data), Path(out), None if heldout is None else Path(heldout)
 
@@ -72,12 +71,14 @@ def pretrain(
         return run_page.write_report(run_folder)
 
     stop_request = stop or StopRequest()
-    try:
-        run.pretrain(config, folders, run_folder, heldout_folder, stop_request, report, profiled)
-    finally:
-        if stop is None:
-            stop_request.release()
-    return run_folder
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed calls collectives that torch has renamed
+        try:
+            finished = run.pretrain(config, folders, run_folder, heldout_folder, stop_request, report, profiled)
+        finally:
+            if stop is None:
+                stop_request.release()
+    return run_folder if finished else None
 
 
 def dry_run(
@@ -211,7 +212,7 @@ class TextModel:
     @check_argument_types
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
-        (XLM-E section 4.6). A sentence that is too long for the model is cut without a message.
+        (XLM-E section 4.6). Sentences that are too long for the model are cut, with a warning.
 
         The model reads 64 sentences at a time, sorted by length. The vectors of all layers stay in memory until the
         end: give a large text in parts.
@@ -227,6 +228,9 @@ class TextModel:
             )
         texts = [sentences] if isinstance(sentences, str) else sentences
         ids = [vocabulary.encode(require_unicode(text)) for text in texts]
+        longest = encoder.cfg.max_positions - 2
+        if cut := sum(len(sentence) > longest for sentence in ids):
+            warnings.warn(f"{cut} of {len(ids)} sentences were cut to {longest} tokens", stacklevel=3)
         vectors_ND = sentence_vectors(encoder, ids, languages=self._languages(encoder, language) * len(ids))[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 

@@ -125,10 +125,12 @@ def parse(
         raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
     asks_for_help = not HELP_FLAGS.isdisjoint(rest)
     usage = f"{prog} ({' | '.join(_sources(command))})"
-    if not sources and not asks_for_help:
-        if rest[:1] and rest[0] in RECIPES:
-            raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
-        raise ValueError("--recipe is missing: name a recipe, as in --recipe quickstart, or a file with --config")
+    if not sources and rest[:1] and rest[0] in RECIPES:
+        raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
+    if without_value := [flag for flag in ("--recipe", "--config") if flag in rest]:
+        raise ValueError(f"{without_value[0]} has no value: write one after it")
+    if not sources and not asks_for_help:  # raises
+        checked_arguments(command, rest, {"--recipe": "--recipe NAME (or --config FILE)"}, ["--name"])
     if file_name is not None:
         run = config_from_file(Path(file_name))
     elif recipe_name is not None:
@@ -212,7 +214,7 @@ def _short_help(usage: str, command: type, description: str, run: RunConfig) -> 
             *(_entry(*pair) for pair in options),
             "\n" + _wrap(f"Settings that are often set{values}", "") + "\n",
             *(_entry(*pair) for pair in often_set),
-            "\nRecipes, and the GPU memory they need without offloading:\n",
+            "\nRecipes (memory: without offloading; smaller --data.micro-batch, less):\n",
             *(_wrap(summary, f"  {name:<20} ") for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]
@@ -257,7 +259,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     """Returns (`arguments` without `flag` and its value, the value); the value is None if `arguments` lack the flag or
     the value. Raises ValueError if the flag is given twice."""
     for index, argument in enumerate(arguments):
-        if argument == flag and index + 1 < len(arguments):
+        if argument == flag and index + 1 < len(arguments) and not arguments[index + 1].startswith("--"):
             value, after = arguments[index + 1], arguments[index + 2 :]
         elif argument.startswith(f"{flag}="):
             value, after = argument.removeprefix(f"{flag}="), arguments[index + 1 :]

@@ -340,8 +340,8 @@ class TrainConfig:
     """Length of a run, and intervals of its logs, evaluations and checkpoints, in optimizer steps."""
 
     steps: Count = field(default=125_000, metadata=PRETRAINING_ONLY)
-    """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the finished steps
-    stays the same (schedule wsd before its decay, inverse_sqrt)."""
+    """Optimizer steps of the whole run. A run that has begun can be made longer only with schedule inverse_sqrt, or wsd
+    before its decay."""
     log_every: Count = 10
     """Steps between two lines on the terminal and in `metrics.jsonl`."""
     eval_every: NotNegative[int] = field(default=5_000, metadata=PRETRAINING_ONLY)
@@ -350,7 +350,7 @@ class TrainConfig:
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500
-    """Steps between two checkpoints; a crash loses at most these, and those taken while a checkpoint was written."""
+    """Steps between two checkpoints; a crash loses at most these, and those taken while a checkpoint is written."""
     keep_last: Count = 3
     """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
     keep_every: NotNegative[int] = 25_000

@@ -20,6 +20,8 @@ USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one per GPU, or on N of each machine that a
 hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
 
+  xlme launch --gpus 8 pretrain --recipe base --data mixed --heldout heldout --out runs/base
+
   --gpus N           processes per machine (default: one per GPU); on a machine without GPUs they run on its CPU cores
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      if there is no ssh, start this command on each machine with --no_ssh --node_rank N

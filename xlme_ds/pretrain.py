@@ -28,12 +28,12 @@ class Pretrain:
 
     data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data", metavar="DIR [DIR ...]")]
     """Folder that `xlme prep mix` wrote. If several are given, they are read one after the other (data.phase_steps)."""
-    out: Path
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     branch: Annotated[Path | None, tyro.conf.arg(metavar="RUN@STEP")] = None
     """In place of --recipe: a new run with that run's settings, from its checkpoint of that step."""
-    heldout: Path | None = None
+    heldout: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of `xlme prep mix` with text kept out of training, for evaluation."""
     dry_run: bool = False
     """Check everything, open the data, count memory and operations, and stop: nothing is written."""

@@ -5,12 +5,14 @@
 The file is for --config.
 """
 
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
+from . import __version__
 from .cli import fail, parse, program
 from .config import RunConfig
 from .io.toml import to_toml
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         run = parse(program("config"), PrintedSettings, __doc__ or "", argv).run
         from .validate import validate  # it loads torch, and --help should not
 
-        print(to_toml(validate(run)), end="")
+        print(f"# xlme config {shlex.join(argv)} (xlme_ds {__version__})\n\n{to_toml(validate(run))}", end="")
     except ValueError as error:
         fail("xlme config", error)
 

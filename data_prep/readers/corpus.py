@@ -28,7 +28,7 @@ class TextConfig:
     """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
     or <lang>.parquet (a document per record, its text in the field `text`)."""
     para: Path | None = None
-    """Folder of translation pairs: a-b.txt.zip (OPUS), or X.a-b.a and X.a-b.b, aligned line by line."""
+    """Folder of translation pairs: de-en.txt.zip (OPUS's form), or NAME.de-en.de and NAME.de-en.en, aligned by line."""
     corpus: tuple[str, ...] = ()
     """Corpus descriptions: .toml files, or names of ready ones such as cc100."""
     where: tuple[str, ...] = ()

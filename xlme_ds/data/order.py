@@ -111,6 +111,11 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
         if count % micro_batches:
             most = max(rows)
             needed_by = "" if count == most else f", which data.{TASKS[rows.index(most)]}_rows {most} needs"
+            if count % world:
+                raise ValueError(
+                    f"data.{task}_rows {count} cannot be divided among {world} processes: choose a multiple of {world} "
+                    "rows, or another number of processes"
+                )
             raise ValueError(
                 f"data.{task}_rows {count} does not divide into {world} process{'es' * (world > 1)} × {accumulation} "
                 f"micro-batches of at most data.micro_batch {data.micro_batch} rows{needed_by}: choose a multiple of "

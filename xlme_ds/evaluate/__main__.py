@@ -1,8 +1,8 @@
 """Score models without fine-tuning: `xlme evaluate TEST --model DIR --data DIR`.
 
 The tests are sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out
-text by language, and a comparison of the lookup table's words with their translations. Several models are compared side
-by side. The models run on the GPU if there is one. `xlme evaluate TEST --help` lists a test's flags.
+text by language, and a comparison of words' input embeddings with those of their translations. Several models are
+compared side by side. The models run on the GPU if there is one. `xlme evaluate TEST --help` lists a test's flags.
 """
 
 # Each function imports its test's module itself: the module loads torch, and --help should not.
@@ -112,7 +112,8 @@ def perplexity(
 
 
 def words(options: _Encoder) -> None:
-    """Compare words with their translations in the lookup table: cosine, distance, and correlation with human scores.
+    """Compare the input embeddings of words with those of their translations: cosine, distance, and correlation with
+    human scores.
 
     Its `--data` is a folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or with dictionaries like
     en-de.txt. Subfolders are searched too.

@@ -48,7 +48,8 @@ def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> V
     choices = list(choices)
     near = near_settings(name, choices) or get_close_matches(name, choices, n=1)
     advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"
-    return ValueError(f"there is no {kind} {prefix + name!r}: {advice}")
+    fault = f"{kind} cannot be" if kind.startswith("--") else f"there is no {kind}"
+    return ValueError(f"{fault} {prefix + name!r}: {advice}")
 
 
 def near_settings(key: str, settings: Iterable[str]) -> list[str]:

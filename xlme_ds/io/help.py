@@ -5,14 +5,14 @@ import io
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from inspect import Parameter, isfunction, signature
 from itertools import takewhile
 from operator import or_
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -94,13 +94,20 @@ def wrapped_help(usage: str = "") -> Iterator[None]:
                 print(textwrap.fill(line, width, break_on_hyphens=False) if len(line) > width else line)
 
 
-def checked_arguments(command: Callable[..., Any], arguments: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
+def checked_arguments(
+    command: Callable[..., Any],
+    arguments: Sequence[str],
+    also_missing: Mapping[str, str] = MappingProxyType({}),
+    optional: Sequence[str] = (),
+) -> list[str]:
     """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument is not a flag, for
-    a mistake that `refuse_mistakes` finds, and if a required flag that is not in `optional` is missing."""
+    a mistake that `refuse_mistakes` finds, and if a required flag that is not in `optional` is missing. `also_missing`:
+    flags that the caller misses, with what to write."""
     flags = list(flags_of(command))
     kinds = {flag: kind for flag, kind, _ in flags}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     missing = {flag: shown for flag, _, shown in flags if shown[0] != "[" and flag not in {*given, *optional}}
+    missing = {**also_missing, **missing}
     if arguments and not arguments[0].startswith("-"):
         likely = [flag for flag in (*_INPUTS, *missing) if flag in kinds and flag not in given]
         likely = likely or list(kinds)[: len(kinds) == 1]
@@ -125,7 +132,8 @@ def flags_of(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[
         if is_dataclass(kind):
             yield from flags_of(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
-            shown = flag if kind is bool else f"{flag} {_value_name(kind)}"
+            value = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None) or _value_name(kind)
+            shown = flag if kind is bool else f"{flag} {value}"
             yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"
 
 

@@ -35,6 +35,9 @@ def _section(settings: Any) -> Iterator[str]:
             continue
         choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         about = helps[name] + (f" One of {', '.join(choices)}." if choices else "")
+        default = getattr(type(settings), name, value)  # the class has no attribute for a setting without a default
+        if default != value:
+            about += f" Default: {json.dumps(default)}."
         yield from (f"# {line}" for line in textwrap.wrap(about, 110))
         # JSON and TOML write strings, numbers and lists alike, except infinity and the character U+007F.
         text = "inf" if value == math.inf else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

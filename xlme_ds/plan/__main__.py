@@ -13,7 +13,9 @@ import tyro
 from ..cli import fail, parse, program, without_flags
 from ..config import RunConfig
 
-DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
+DESCRIPTION = """Estimate time, memory and cost of a recipe on GPUs, and list the fastest layouts. Nothing is run.
+
+  xlme plan --recipe base --gpus 8 --gpu h100 --dollars-per-hour 2.5"""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result, settings.gpus or 8)
     else:
-        recipe_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
-        print_plan(result, recipe_flags)
-        if replaced := sorted(flags.intersection(LAYOUT_FLAGS)):
-            print(f"\nThese layouts do not use your {', '.join(replaced)}; --details prints the layout that does.")
+        print_plan(result, shlex.join(recipe_arguments), shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS)))
         if settings.details:
             print_details(result)
         else:

@@ -94,6 +94,8 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[s
         "discriminator_layers": max(2, round(12 * (width / 768) ** 2)),
         "generator_layers": max(1, round(4 * width / 768)),
     }
+    if run.model.body == "xlme" and shape["discriminator_layers"] > 12:  # deeper than Base, as Large and XL
+        shape["norm"] = "pre"
     run = replace(run, model=replace(run.model, **shape))
     row_tokens = run.model.max_positions
     steps = int(flops / flops_per_step(run, row_tokens))

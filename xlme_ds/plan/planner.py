@@ -111,7 +111,9 @@ def check_numbers(gpus: int | None, utilisation: float, layouts: int) -> None:
     if layouts < 1:
         raise ValueError(f"layouts is {layouts}: it must be at least 1")
     if not 1e-6 <= utilisation <= 1:
-        raise ValueError(f"utilisation is {utilisation}: it must be above 0 (1e-6 at least) and at most 1")
+        raise ValueError(
+            f"utilisation is {utilisation}: it must be above 0 (1e-6 at least) and at most 1, as 0.4 for 40%"
+        )
 
 
 def with_precision(gpu: GPU, precision: str) -> GPU:

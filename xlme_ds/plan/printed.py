@@ -11,28 +11,35 @@ from ..cli import format_duration, format_number
 from .speed import DAY
 
 
-def print_plan(result: dict[str, Any], recipe_flags: str) -> None:
-    """Print the fastest layout, its training command with `recipe_flags`, and other layouts."""
-    layouts = result["layouts"]
-    print(_answer(result) + "\n")
-    if layouts:
-        gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
-        machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
-        gpu_flags = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
-        launcher = "" if gpus == 1 else f"launch {gpu_flags} "
-        folders = "--data DATA --heldout HELDOUT --out OUT"
-        print(f"  xlme {launcher}pretrain {recipe_flags} {layouts[0]['settings']} {folders}")
-        if machines > 1:
-            print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts")
-        if smaller := sorted(layouts[0]["micro_batches"], reverse=True)[1:]:
-            sizes = ", ".join(map(str, smaller))
-            need, are = ("needs", "is") if len(smaller) == 1 else ("need", "are")
-            slower = f"{need} less memory and {are} slower (the estimate does not say by how much)"
-            print(f"--data.micro-batch {sizes} {slower}")
-    if layouts[1:]:
-        print("\nother layouts:")
-    for layout in layouts[1:]:
+def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> None:
+    """Print a layout, its training command, and the fastest layouts.
+
+    The layout is that of the run itself, with `own_flags`, if it fits and is nearly as fast as the fastest. Otherwise
+    it is the fastest one, with `recipe_flags`, which set no layout."""
+    layouts, chosen = result["layouts"], _chosen(result)
+    print(_answer(result, chosen) + "\n")
+    if not layouts:
+        return
+    gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
+    machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
+    gpu_flags = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
+    launcher = "" if gpus == 1 else f"launch {gpu_flags} "
+    flags = own_flags if chosen is result else f"{recipe_flags} {chosen['settings']}"
+    print(f"  xlme {launcher}pretrain {flags} --data DATA --heldout HELDOUT --out OUT\n")
+    if machines > 1:
+        print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts.")
+    if chosen is not result:
+        print("The layout of the settings is slower or does not fit; --details prints it.")
+    print("If memory runs out, lower --data.micro-batch: training gets slower.\n\nthe fastest layouts, by estimate:")
+    for layout in layouts:
         print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
+
+
+def _chosen(result: dict[str, Any]) -> dict[str, Any]:
+    """The costs of the layout to train with: `result` itself if it fits and takes at most 2% longer than the fastest,
+    which is less than the error of the estimate; otherwise the fastest layout, or `result` if none fits."""
+    fastest = next(iter(result["layouts"]), result)
+    return result if result["fits"] and result["days"] <= 1.02 * fastest["days"] else fastest
 
 
 def print_details(result: dict[str, Any]) -> None:
@@ -53,20 +60,21 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
     article = "an" if model["network"] == "encoder" else "a"
+    launcher = f"launch --gpus {gpus} " if gpus > 1 else ""
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
-        f"on {gpus} GPU{'s' * (gpus != 1)}): {article} {model['network']} of {format_number(model['parameters'])} "
-        f"parameters on {format_number(model['tokens'])} tokens in {model['steps']:,} steps\n\n"
-        f"  {model['settings']}\n\n{result['rule']}.\n"
-        f"Assumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all,"
-        " no time for transfers.\n",
+        f"on {gpus} GPU{'s' * (gpus != 1)}): {article} {model['network']} of {_count(model['parameters'])} parameters "
+        f"on {_count(model['tokens'])} tokens in {model['steps']:,} steps\n\n"
+        f"  xlme {launcher}pretrain {model['settings']} --data DATA --heldout HELDOUT --out OUT\n\n{result['rule']}.\n"
+        f"Assumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, no time for "
+        "transfers and for logits that are computed again. The learning rate is the recipe's: tune it for this size.\n",
         highlight=False,
         soft_wrap=True,
     )
     rows = [
         (
             name,
-            format_number(cost["parameters"]),
+            _count(cost["parameters"]),
             f"{cost['steps']:,}",
             _round(cost["gpu_hours"]),
             f"${_round(cost['dollars'])}",
@@ -78,20 +86,25 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     console.print(_table("the published recipes, whole", columns, rows))
 
 
-def _answer(result: Mapping[str, Any]) -> str:
-    """The sentence with time, memory, GPU-hours and cost of the fastest layout, or the sentence that no layout
+def _answer(result: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """The sentence with time, memory, GPU-hours and cost of the layout `chosen`, or the sentence that no layout
     fits."""
     hardware = result["hardware"]
     head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
     if not result["layouts"]:
         return head + "no layout fits: take more GPUs, larger ones, or offload"
-    best = result["layouts"][0]
-    hours = _round(best["gpu_hours"])
-    cost = f", ${_round(best['dollars'])}" if "dollars" in best else ""
+    hours = _round(chosen["gpu_hours"])
+    cost = f", ${_round(chosen['dollars'])}" if "dollars" in chosen else ""
+    precision = ", in fp32" if hardware["precision"] == "fp32" else ""
     return (
-        f"{head}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {hours} GPU-hours"
-        f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)"
+        f"{head}{_time(chosen['days'])}, {chosen['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {hours} GPU-hours"
+        f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak{precision})"
     )
+
+
+def _count(number: float) -> str:
+    """Parameters or tokens as text, with B for 10^9, as papers write."""
+    return format_number(number).replace("G", "B")
 
 
 def _time(days: float) -> str:

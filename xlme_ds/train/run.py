@@ -170,8 +170,9 @@ def pretrain(
     stop: StopRequest,
     report: Callable[[dict[str, Tensor]], Path],
     profiled: int = 0,
-) -> None:
+) -> bool:
     """Train `config` on `data` in the run folder `out`, from its newest checkpoint if it has one; collective.
+    Returns whether the run is finished: false after a signal to stop.
 
     `report`: writes the page of a finished run from its weights and returns the page's path; `profiled`: number of
     steps to profile.
@@ -194,7 +195,7 @@ def pretrain(
             if any(all_gather(stop.received is not None)):
                 if rank == 0:
                     print(f"{out}: stopped before the first step; the same command starts again", flush=True)
-                return
+                return False
             if heldout is None:
                 note(
                     "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
@@ -217,3 +218,4 @@ def pretrain(
                 raise
             on_all_ranks(lambda: folder.finish(config.train.steps))
             print(f"{out}: finished; open {page}", flush=True)
+    return finished

@@ -1,8 +1,9 @@
-"""Machine translation: the objective, the decoder, and the function of `xlme translate`.
+"""Translate text with a trained model.
 
 xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +17,7 @@ def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
     """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt,
-    which runs on the GPU if there is one.
-
-    A line that is too long for the model is cut without a message.
+    which runs on the GPU if there is one. Lines that are too long for the model are cut, with a warning.
 
     `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
     longer translations. Raises ValueError for a model without a decoder, an unknown language and a single string.
@@ -31,7 +30,10 @@ def lines(
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
     languages = translator.language_index(source, "source"), translator.language_index(target, "target")
-    return translate_lines(translator, unicode_lines, languages, beam, length_penalty).lines
+    translation = translate_lines(translator, unicode_lines, languages, beam, length_penalty)
+    if translation.cut:
+        warnings.warn(f"lines {', '.join(map(str, translation.cut))} were cut: the model reads no more", stacklevel=3)
+    return translation.lines
 
 
 def __dir__() -> list[str]:
