@@ -345,4 +345,4 @@ def _check_layers(folder: Path, their_cfg: ModelConfig, part: str, origin: Weigh
             f"the model in {folder} has {layers} layers, and the {part} takes {origin.layers}: {origin.remedy}"
         )
     if origin.layers < layers:
-        note(f"the model in {folder} has {layers} layers: the {part} starts from its first {origin.layers}")
+        note(f"the model in {folder} has {layers} layers; the {part} starts from the first {origin.layers}")

@@ -89,5 +89,5 @@ def describe_change(code: str, before: Mapping[str, float], after: Mapping[str, 
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character, {before['unknown']:.1%} of the tokens unknown; now {new:.3f} "
-        f"({new / old - 1 if old else 0:+.1%}) and {after['unknown']:.1%}"
+        f"({round(new / old - 1, 3) + 0.0 if old else 0:+.1%}) and {after['unknown']:.1%}"
     )

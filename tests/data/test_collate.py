@@ -62,15 +62,20 @@ def test_monolingual_rows_have_one_side(layout: str) -> None:
     assert several.positions_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0] and not several.sides_BT.any()
 
 
-def test_languages_of_text_are_those_that_monolingual_rows_use(tmp_path: Path) -> None:
-    """Of the model's list; all of the folder's where the rows are pairs, or nothing was counted."""
+def test_languages_of_text_are_those_that_rows_use(tmp_path: Path) -> None:
+    """Of the model's list, which needs no other; all of the folder's where nothing was counted."""
     codes, shares = ("fr", "sv", "de", "en"), dict.fromkeys(("share_before", "share_after", "repeat"), 0.5)
     counted = {"de": {"used": 3} | shares, "en": {"used": 0} | shares}
-    for task, counts, expected in (("mono", counted, (2,)), ("mono", {}, (2, 3, 0)), ("para", counted, (2, 3, 0))):
+    pairs = {"de-en": {"used": 3} | shares, "en-fr": {"used": 0} | shares}
+    for task, counts, expected in (("mono", counted, (2,)), ("mono", {}, (2, 3, 0)), ("para", pairs, (2, 3))):
         folder = write_data(tmp_path / f"{task}{len(counts)}", 8) / task
         manifest = read_manifest(folder)
         write_manifest(folder, replace(manifest, counts=manifest.counts | {"by_language": counts}))
         assert languages_of_text(RowStore(folder, codes)) == expected
+        with pytest.raises(ValueError, match=r"has text in de, which model\.language_embeddings does not name"):
+            RowStore(folder, ("fr", "en"))
+        if counts is counted:
+            assert languages_of_text(RowStore(folder, ("de",))) == (0,)
 
 
 def test_items_longer_than_the_row_are_refused() -> None:

@@ -202,6 +202,7 @@ def test_a_change_of_segmentation_in_words() -> None:
     assert describe_change("eu", before, after) == (
         "eu: 0.500 tokens a character, 20.0% of the tokens unknown; now 0.400 (-20.0%) and 1.2%"
     )
+    assert "; now 0.500 (+0.0%) and" in describe_change("eu", before, before | {"tokens_per_character": 0.49999})
 
 
 def test_segmentation_is_counted_in_the_first_ten_thousand_lines() -> None:

@@ -74,6 +74,23 @@ def test_held_out_text_of_another_vocabulary(loader: Loader, tmp_path: Path) -> 
         require_fitting_data(loader, model, trained)
 
 
+@pytest.mark.parametrize("other", ["vocabulary", "layout"])
+def test_held_out_text_is_changed_and_not_the_model_that_the_training_data_fit(
+    loader: Loader, tmp_path: Path, other: str
+) -> None:
+    shutil.copytree(loader.folders[0], tmp_path / "heldout")
+    for task in ("mono", "para"):
+        manifest = read_manifest(tmp_path / "heldout" / task)
+        changed = {"settings": manifest.settings | {"layout": "xlme"}}
+        if other == "vocabulary":
+            changed = {"vocabulary_size": manifest.vocabulary_size + 1, "vocabulary_sha256": "1" * 64}
+        write_manifest(tmp_path / "heldout" / task, replace(manifest, **changed))  # type: ignore[arg-type]
+    heldout = Loader(tmp_path / "heldout", DataConfig(4, 4, 4), 1, 0.15)
+    model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
+    with pytest.raises(ValueError, match=rf"heldout does not fit {loader.folders[0]}: encode and mix it with .* xlm$"):
+        require_fitting_data(heldout, model, loader)
+
+
 @pytest.mark.parametrize(
     ("gpu", "in_bf16", "precision"),
     [

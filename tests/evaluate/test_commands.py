@@ -299,10 +299,14 @@ def test_layers_from_the_embeddings_to_the_last_exist(run: Path) -> None:
             load_encoders([run], layer, False)
 
 
-def test_models_whose_folders_have_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
+def test_models_whose_folders_have_one_name_are_named_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = [tmp_path / "a/run", tmp_path / "b/run", tmp_path / "b/other"]
     assert [name for _, name in _with_names(folders)] == [str(folders[0]), str(folders[1]), "other"]
     assert _with_names(str(folders[0])) == [(folders[0], "run")]
+    monkeypatch.chdir(tmp_path)
+    assert _with_names(".") == [(tmp_path.resolve(), tmp_path.name)]
 
 
 def test_untrained_models_differ_by_seed_and_shape(run: Path, tmp_path: Path) -> None:
@@ -432,6 +436,9 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     save_file(weights, broken / "model/model.safetensors")
     assert "is not finite, because the training diverged" in fault("tatoeba", "--model", str(broken), *data)
     assert "has no language with 5 pairs" in fault("pairs", "--model", str(run), "--data", str(tmp_path))
+    for side in ("swh", "eng"):
+        (tatoeba / f"tatoeba.swh-eng.{side}").write_text("kalo\nlomi\n")
+    assert "has fewer than 5 pairs for sw: complete or remove" in fault("tatoeba", "--model", str(run), *data)
     (tatoeba / "tatoeba.nob-eng.nob").write_text("kalo\n")
     out = tmp_path / "out"
     assert "nob-eng.eng has 12 lines" in fault("tatoeba", "--model", str(run), "--out", str(out), *data)

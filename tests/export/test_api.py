@@ -89,6 +89,15 @@ def test_one_string_has_one_vector(model: TextModel) -> None:
     assert model.encode([]).shape == (0, len(one))
 
 
+def test_sentences_that_are_cut_are_counted(model: TextModel) -> None:
+    longest = model._encoder.encoder.cfg.max_positions - 2
+    ids = model._encoder.vocabulary.encode(text := " ".join(["kalo"] * 100))
+    assert len(ids) > longest
+    with pytest.warns(UserWarning, match=f"2 of 3 sentences were cut to {longest} tokens"):
+        vectors = model.encode([text, "kalo", text + " mi"])
+    assert np.array_equal(vectors[0], vectors[2])
+
+
 def test_a_model_says_what_it_is(model: TextModel, run: Path) -> None:
     said, cfg = repr(model), model._encoder.encoder.cfg
     assert str(model.folder) in said and f"{cfg.discriminator_layers} layers of width {cfg.width}" in said

@@ -3,6 +3,7 @@ mistakes."""
 
 import csv
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -355,6 +356,15 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
     found = {model.name for model in read_models([tmp_path]) if model.tatoeba is not None}
     shapes = {"untrained, seed 1, as runs/b/base", "untrained, seed 1, as large"}
     assert found == {"runs/b/base", "large"} | shapes
+
+
+def test_one_model_named_by_several_paths_is_one_row(tmp_path: Path) -> None:
+    (tmp_path / "runs/base").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("runs/base")
+    write_scores(tmp_path / "a", "xnli", {"en": {"accuracy": 50.0}}, model=str(tmp_path / "link"))
+    write_scores(tmp_path / "b", "pawsx", {"en": {"accuracy": 60.0}}, model=os.path.relpath(tmp_path / "runs/base"))
+    (row,) = read_models([tmp_path])
+    assert row.name == "link" and sorted(row.results) == ["pawsx", "xnli"]
 
 
 class Cells(HTMLParser):

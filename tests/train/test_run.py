@@ -206,16 +206,22 @@ def test_a_process_with_work_to_save_stops_when_the_others_have_come(tmp_path: P
 
 TWICE = """
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from tests.engine.worker import tiny
 from xlme_ds.api import pretrain
+from xlme_ds.train.stop import StopRequest
 folder, size = Path(sys.argv[1]), int(sys.argv[2])
 config = tiny(dict(kind="deepspeed", deepspeed="zero3"), 8, steps=5)
 config = replace(config, model=replace(config.model, vocabulary=size))
 for name in ("one", "two"):
-    pretrain(config, folder / "mixed", folder / name)
+    assert pretrain(config, folder / "mixed", folder / name) == folder / name
+stop = StopRequest()
+os.kill(os.getpid(), signal.SIGINT)
+assert pretrain(config, folder / "mixed", folder / "three", stop=stop) is None, "a run that was stopped"
+stop.release()
 assert "RANK" not in os.environ, "what this process starts is not a rank of its runs"
 """
 

@@ -64,11 +64,8 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0)
 
 
 def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
-    """The languages in which monolingual `rows` have text, as indices into `rows.languages`. For pairs, and for a
-    manifest without counts by language, the indices of all languages in the manifest."""
-    counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
-    codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
-    return tuple(rows.languages.index(code) for code in codes)
+    """The languages in which `rows` have text, as indices into `rows.languages`."""
+    return tuple(map(rows.languages.index, rows.languages_of_text()))
 
 
 @compiled(void(readonly(int32, 2), readonly(int64), readonly(int64), readonly(int64), boolean, int64[:, :, ::1], int64))

@@ -219,7 +219,7 @@ class RowStore:
         self.row_tokens: int = self.manifest.settings["row_tokens"]
         self.rows = self.manifest.rows
         self.languages = tuple(languages) or self.manifest.languages
-        missing = [code for code in self.manifest.languages if code not in self.languages]
+        missing = [code for code in self.languages_of_text() if code not in self.languages]
         if not (self.rows and self.row_tokens and all(shard.rows for shard in self.manifest.shards)):
             raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
         if missing:
@@ -228,10 +228,23 @@ class RowStore:
                 f"set model.language_embeddings to {' '.join((*self.languages, *missing))}, or take a model that has "
                 "these languages"
             )
-        # For each index into the manifest's languages, the index of that language in `self.languages`.
-        self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
+        # For each index into the manifest's languages, the index of that language in `self.languages`; -1 for a
+        # language that only the other task's rows have.
+        index_of = {code: index for index, code in enumerate(self.languages)}
+        self._language_indices = np.array([index_of.get(code, -1) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]  # first record of each shard
         self._open_shards: dict[int, IndexedShard] = {}  # by index in the manifest, in the order of opening
+
+    def languages_of_text(self) -> list[str]:
+        """The codes of the languages in which the rows have text; all of the manifest's if it has no counts."""
+        counts = self.manifest.counts["by_language"]
+        texts = [name for name, count in counts.items() if count["used"]]  # of pairs: names such as de-en
+        return [
+            code
+            for code in self.manifest.languages
+            if not counts
+            or any(name == code or name.startswith(f"{code}-") or name.endswith(f"-{code}") for name in texts)
+        ]
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""

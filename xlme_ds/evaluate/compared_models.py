@@ -190,11 +190,13 @@ def _exported_run(folder: Path) -> TrainedRun:
 
 
 def _with_names(models: Models) -> list[tuple[Path, str]]:
-    """Returns (folder, name of its model) for every folder. The name is the last part of the folder's path, or the
-    whole path if another path has the same last part."""
+    """Returns (folder, name of its model) for every folder; of a link, the folder that it points to. The name is the
+    last part of the folder's path, or the whole path if another path has the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, os.PathLike | str) else models)]
-    runs_and_steps = map(run_and_step, folders)
-    last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs_and_steps]
+    for index, (run, step) in enumerate(map(run_and_step, folders)):
+        if run.name != run.resolve().name:
+            folders[index] = Path(f"{run.resolve()}{'' if step is None else f'@{step}'}")
+    last_parts = [folder.name for folder in folders]
     names = [
         last_part if last_parts.count(last_part) == 1 else str(folder)
         for folder, last_part in zip(folders, last_parts, strict=True)

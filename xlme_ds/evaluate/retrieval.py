@@ -69,7 +69,12 @@ def tatoeba(
 ) -> dict[str, Any]:
     """Sentence retrieval on the Tatoeba test set. `data` is a folder with LASER's files, tatoeba.xxx-eng.xxx and
     tatoeba.xxx-eng.eng. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
-    text, compared = read_tatoeba(Path(data)), load_encoders(models, layer, random, which)
+    text = read_tatoeba(Path(data))
+    if few := [language for language, (english, _) in text.items() if len(english) < FEWEST_PAIRS]:
+        raise ValueError(
+            f"{data} has fewer than {FEWEST_PAIRS} pairs for {', '.join(few)}: complete or remove their files"
+        )
+    compared = load_encoders(models, layer, random, which)
     require_languages(compared, {ENGLISH, *text})
     results = []
     for model in compared:

@@ -29,6 +29,7 @@ Predictions = list[list[str]] | list[str]  # one entry per example: the list of 
 WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
 # SQuAD's usual baselines and XTREME use these two values, too.
+PREDICTIONS_FOLDER = "predictions"  # in the run folder
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
 MAX_ANSWER_TOKENS = 30  # length of the longest answer
 
@@ -170,7 +171,7 @@ def score_predictions(
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
     """The path of a language's predictions, relative to the run's folder. The files in `predictions/` have the names
     that XTREME's evaluation expects, such as `xnli/test-de.tsv` and `mlqa/test-de.json`."""
-    return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
+    return Path(PREDICTIONS_FOLDER, task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:

@@ -112,6 +112,7 @@ class _Names:
     """The name of each model that has scores."""
 
     def __init__(self, contents: Iterable[Mapping[str, Any]]):
+        self._first_paths: dict[str, str] = {}  # real path of a model -> the first of the paths that name it
         # (path of a model, whether it is untrained) -> the SHA-256 of each version of its weights that has scores
         self._weights: dict[tuple[str, bool], set[str]] = defaultdict(set)
         # name of an untrained model of `evaluate --random` -> the folders of the trained models whose shape it has
@@ -120,7 +121,7 @@ class _Names:
             models = content.get("models", [content])  # a scores.json is about one model
             entries = models if isinstance(models, list) else []  # `read_models` reports a file of another form
             for scores in (entry for entry in entries if isinstance(entry, dict)):
-                if path := _model_path(scores):
+                if path := self._path(scores):
                     self._weights[path, bool(scores.get("random"))].add(str(scores.get("weights", "")))
                 elif "model" in scores:
                     self._shapes[str(scores["model"])].add(os.path.normpath(str(scores.get("folder", ""))))
@@ -130,12 +131,17 @@ class _Names:
 
     def of(self, scores: Mapping[str, Any], untrained: bool = False) -> str:
         """The name of the model with these scores. `untrained`: fine-tuning began with random weights."""
-        path = _model_path(scores)
+        path = self._path(scores)
         name = self._by_path.get(path, scores["model"]) + (", untrained" if untrained else "")
         if len(self._shapes.get(name, ())) > 1:
             folder = str(scores.get("folder", ""))
             name += f", as {self._by_path.get(os.path.normpath(folder), folder)}"
         return name + _name_suffix("weights", str(scores.get("weights", "")), self._weights[path, untrained])
+
+    def _path(self, scores: Mapping[str, Any]) -> str:
+        """`_model_path`; of several paths of one model, such as a link and a relative path, always the first."""
+        path = _model_path(scores)
+        return path and self._first_paths.setdefault(os.path.realpath(path), path)
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:

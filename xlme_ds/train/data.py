@@ -53,6 +53,11 @@ def require_fitting_data(loader: Loader, model: ModelConfig, training: Loader | 
     with_other_vocabulary = [
         other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
     ]
+    if training is not None and (loader.vocabulary_size, loader.layout) != (model.vocabulary, model.layout):
+        raise ValueError(
+            f"{folder} does not fit {training.folders[0]}: encode and mix it with the same vocabulary and --layout "
+            f"{training.layout}"
+        )
     if loader.vocabulary_size != model.vocabulary:
         raise ValueError(
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, but the model has "

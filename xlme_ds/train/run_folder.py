@@ -236,6 +236,8 @@ class RunFolder:
             reason = " (with another, finished steps would have had another learning rate)"
         elif key.startswith("data.phase"):
             reason = " (with others, finished steps would have read other data)"
+        elif key == "engine.precision":
+            reason = " (without this setting, engine.kind and the processor choose it)"
         elif key == "base":
             reason = " (if --model still trains, name the checkpoint RUN@STEP that this run started from)"
         return f"use the same settings to resume{reason}, or {another}"
