@@ -2,7 +2,7 @@
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
 # make figures   the CPU figures of docs/results/performance.md on this machine: make figures DATA=DIR CORPUS=DIR (what `xlme prep mix`
 #                wrote, and a folder with mono/)
-# make test      the tests, two files of them at a time
+# make test      the tests, three files of them at a time (on two cores, as some only wait)
 # make checks    ruff, mypy, import floors, and the site of docs/ in build/site
 #
 # On Linux a plain package index gives torch with CUDA; point pip at torch's CPU wheels first for the smaller build.
@@ -42,7 +42,7 @@ figures: $(STAMP)
 	@$(VENV)/bin/python -m bench.step
 
 test: $(STAMP)
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 checks: $(STAMP)
 	@$(VENV)/bin/ruff format --check -q .

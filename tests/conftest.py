@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tensorboard.summary.writer import event_file_writer
 
-# Before torch is loaded. Two files run at a time on two cores: threads of theirs would spin while they wait for a core.
+# Before torch is loaded. Several files run at a time: threads of theirs would spin while they wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from xlme_ds.run_commands import LAUNCHER_VARIABLES
@@ -16,13 +16,14 @@ from xlme_ds.run_commands import LAUNCHER_VARIABLES
 # "10" would come before "9".
 event_file_writer._global_uid = event_file_writer.AtomicCounter(10**9)
 
-# Files that take minutes, the longest first: `make test` runs two files at a time, and both ends come together.
+# Files that take minutes, the longest first, so that all workers of `make test` end together. The two that use Slurm
+# are far from each other.
 LONG = (
-    "engine/test_parity", "slurm/test_rehearsal", "plan/test_memory", "finetune/test_run", "e2e/test_resume",
-    "engine/test_elastic", "compare/test_command", "engine/test_offload", "faults/test_campaign",
-    "e2e/test_one_encoder", "slurm/test_jobs", "test_bench_roofline", "e2e/test_quickstart",
-    "engine/test_optimizer_rule", "faults/test_bad_steps", "compare/test_at_scale", "engine/test_sums",
-    "data_prep/test_encode",
+    "slurm/test_rehearsal", "plan/test_memory", "engine/test_parity", "test_bench_gpu", "compare/test_at_scale",
+    "train/test_run", "faults/test_campaign", "finetune/test_run", "e2e/test_tutorial", "slurm/test_jobs",
+    "e2e/test_quickstart", "test_bench_roofline", "models/test_attention_triton", "test_packaging", "test_stdout",
+    "e2e/test_resume", "compare/test_command", "engine/test_offload", "engine/test_elastic", "train/test_branches",
+    "data_prep/test_records", "plan/test_planner", "data_prep/test_encode",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ the command writes.
 A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one model
 or a list. Models run on the GPU if there is one. All functions raise ValueError for unsuitable models and data.
 
-`tatoeba`, `pairs` and `align` score all layers. Their tables show the scores of one, `layer`: 0 is the embeddings, and
+`tatoeba`, `pairs` and `align` score all layers. `layer` only names the one that tables show: 0 is the embeddings, and
 the default is three quarters of the depth. In a run that has two encoders, `which` names the one to score. With
 `random`, untrained models are scored, too, one for each shape, objective, seed and vocabulary among the models.
 

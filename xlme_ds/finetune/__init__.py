@@ -1,6 +1,6 @@
 """Fine-tuning on XTREME's tasks: what `xlme finetune` does, as a function.
 
-xlme.finetune.run("ner", "runs/base", "xtreme/panx", "runs/base-ner")["mean"]
+scores = xlme.finetune.run("ner", "runs/base", "xtreme/panx", "runs/base-ner", learning_rate=7e-6)
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,10 @@ def run(
     """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`, on the GPU
     if there is one.
 
-    Returns the scores of every language, as in `out`/scores.json; None if a signal stopped the run. `tuning`: settings
-    of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their defaults. A second call with the
-    same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
+    Returns the scores as in `out`/scores.json, such as `languages` (the metrics of each language) and `mean` (of each
+    metric, over the languages); None if a signal stopped the run. `tuning`: settings of `xlme finetune --tuning.…`,
+    such as learning_rate, batch, epochs, warmup, dropout and train_languages; all others have their defaults. A second
+    call with the same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
     """
     from ..engine.ranks import SharedError
     from ..train.stop import StopRequest
