@@ -23,7 +23,7 @@ from .layout import ParallelLayout
 from .memory import GIB, peak_memory
 from .speed import GPU, GPUS, HOST_RATE, LINK_EFFICIENCY, UTILISATION, communication_bytes, speed
 
-_MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
+_MICRO_BATCH = re.compile(r"--data\.micro-batch \d+")
 RESERVED = 0.1  # assumed fraction of a GPU's memory for the driver, NCCL and fragmentation
 ACCOUNTING = (
     "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
@@ -62,8 +62,7 @@ def plan(
     layouts: int = 4,
 ) -> dict[str, Any]:
     """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`. Of layouts
-    that are equally fast and differ only in the size of the micro-batch, only the one with the largest size is listed;
-    its key `micro_batches` has all sizes.
+    that are equally fast and differ only in the size of the micro-batch, only the one with the largest size is listed.
 
     By default `gpus` is 1 or, in a pipeline, its number of stages. Raises ValueError if `run` cannot run on `gpus`
     GPUs.
@@ -225,14 +224,11 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
 
 
 def _distinct(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of each group of `layouts` that are equally fast and differ only in the size of the micro-batch. Its
-    key `micro_batches` lists all sizes in the group."""
+    """The first of each group of `layouts` that are equally fast and differ only in the size of the micro-batch."""
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for layout in layouts:
-        micro_batch = _MICRO_BATCH.search(layout["settings"])
-        assert micro_batch
         key = _MICRO_BATCH.sub("", layout["settings"]), _five_digits(layout["tokens_per_s"])
-        groups.setdefault(key, layout | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
+        groups.setdefault(key, layout)
     return list(groups.values())
 
 
