@@ -30,7 +30,7 @@ _STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimens
 _MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
 _AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
 _PIECES = re.compile(r"(?<=:\.2f}.\)  # … ).*$", re.M)
-_FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+\)")
+_FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+…\)")
 _FLAGGED = re.compile(r"replaced \d+ of [\d,]+ tokens, and of the \d+ .*?, \d+ are replacements \(chance: \d+\)")
 
 
@@ -104,7 +104,7 @@ def with_figures(markdown: str, figures: dict[str, Any]) -> str:
     markdown = _MODEL.sub(lambda line: model[line["kind"]], markdown)
     markdown = _AUC.sub(lambda text: f"{text['words']}{mono}{text['between']}{para}", markdown)
     markdown = _FLAGGED.sub(words, _PIECES.sub(pieces, markdown))
-    return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f})", markdown)
+    return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f}…)", markdown)
 
 
 def judged(figures: dict[str, Any]) -> str:
