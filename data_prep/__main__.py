@@ -113,7 +113,7 @@ def _report_error(stage: str, error: BaseException) -> int:
     user_facing = user_facing_error(error)
     if root or not on_all_ranks:
         print_stderr(_message(stage, error, user_facing))
-    code = 2 if isinstance(user_facing, UserError) else 1
+    code = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(user_facing, UserError) else 1
     if not on_all_ranks:
         abort(code)
     return code

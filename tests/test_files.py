@@ -158,6 +158,11 @@ def test_errors_in_words() -> None:
         (OSError(errno.ENAMETOOLONG, "too long", "f"), "f: too long: choose a shorter name"),
         (OSError(errno.EISDIR, "a folder"), "a folder: remove it, or name a file"),
         (OSError(errno.EDOM, "odd", "f"), "f: odd"),
+        (
+            OSError(errno.EACCES, "no", "from", None, "to"),
+            "from: no: give this user the permission, or choose another place",
+        ),
+        (OSError(errno.EROFS, "full", "from", None, "to"), "to: full: choose another output folder"),
     ):
         assert in_words(error) == words
     assert str(no_such("setting", "widht", ("width", "heads"), "model.")) == (

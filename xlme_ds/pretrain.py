@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
         for folder in (*command.data_folders, command.heldout):  # a missing one is reported before torch is loaded
             if folder is not None:
                 require_folder(folder, "name the folder that `xlme prep mix` wrote")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail("xlme pretrain", error)
     from .api import dry_run, pretrain
     from .engine.ranks import SharedError

@@ -627,7 +627,7 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
     [
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: .*No space left on device: make room"),
         (OSError(errno.EIO, "Input/output error"), 1, "error: .*Input/output error: give the same command again"),
-        (KeyboardInterrupt(), 1, "interrupted: the same command continues where this one stopped$"),
+        (KeyboardInterrupt(), 130, "interrupted: the same command continues where this one stopped$"),
         (TypeError("ours"), 1, "Traceback.*\nTypeError: ours$"),
     ],
 )

@@ -600,6 +600,12 @@ def test_a_type_of_numbers_that_torch_does_not_have_is_refused(tmp_path: Path) -
         read_weights(path)
 
 
+def test_a_file_that_cannot_be_opened_is_not_called_missing(tmp_path: Path) -> None:
+    (path := tmp_path / "model.safetensors").symlink_to(path)  # as root, no permission is missing
+    with pytest.raises(OSError, match=r"Too many levels of symbolic links: '.*model\.safetensors'"):
+        read_weights(path)
+
+
 def test_names_types_and_shapes_of_tensors_are_in_their_checksum(tmp_path: Path) -> None:
     path, state = tmp_path / "model.safetensors", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
     save_weights(state, path)

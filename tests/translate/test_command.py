@@ -297,6 +297,10 @@ def test_back_translation_is_resumed_and_read(
     assert (
         "40 pairs; left out: 1 lines too long, 1 without words, 0 with an empty translation" in capsys.readouterr().out
     )
+    (folder / "long.en").write_text(" ".join(["tree"] * 60) + "\n")
+    long_line = f"translate --model {run} --source {folder}/long.en --from en --to de --beam 1 --pairs".split()
+    command([*long_line, str(folder / "no-pairs")])
+    assert "no pair is left: a model that writes empty translations needs more" in capsys.readouterr().err
     synthetic, real = ((folder / "whole" / f"back_de.de-en.{code}").read_text().splitlines() for code in ("de", "en"))
     assert real == lines
     (folder / "again.en").write_text("".join(f"{line}\n" for line in lines))

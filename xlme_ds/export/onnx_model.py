@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
+from ..io.files import errors_naming
 from ..trained.exports import FORMATS
 from .exported_model import Architecture, ExportedModel
 from .settings import ModelType
@@ -69,7 +70,7 @@ def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> Non
     float32_bytes = 4 * sum(parameter.numel() for parameter in loaded.parameters())
     # Silences the warning that torchvision, which is not needed, is missing.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), errors_naming(folder / ONNX_FILE):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             _OnnxWrapper(loaded, outputs).eval(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _OTHER_FOLDER = "choose another output folder"
 _GIVE_PERMISSION = "give this user the permission, or choose another place"
-_RUN_AGAIN = "give the same command again: finished work is kept"
+_RUN_AGAIN = "give the same command again"
 ADVICE = {  # error number -> remedy
     errno.ENOSPC: f"make room there and {_RUN_AGAIN}",
     errno.EDQUOT: f"make room in the quota and {_RUN_AGAIN}",
@@ -36,7 +36,10 @@ def in_words(error: Exception) -> str:
         for part in (path, *path.parents):
             if part.exists() and not part.is_dir():
                 return f"{part} is a file, not a folder: {_OTHER_FOLDER}"
-    place = f"{error.filename}: " if error.filename is not None else ""
+    names = error.filename, error.filename2  # of a copy: source and target
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        names = names[::-1]
+    place = next((f"{name}: " for name in names if name is not None), "")
     advice = ADVICE.get(error.errno or 0)
     return f"{place}{error.strerror}{f': {advice}' if advice else ''}"
 

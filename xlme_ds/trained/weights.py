@@ -54,6 +54,8 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file. Raises ValueError for a file of another format."""
+    with open(path, "rb"):  # raises the error of the system; safe_open calls every file missing that it cannot open
+        pass
     try:
         with safe_open(path, "pt") as file:
             return dict(file.metadata() or {})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cli import note
 from ..io.files import read_versioned, write_text, write_versioned
 from ..io.folders import lock_folder
 from .translator import Translator, translate_lines
@@ -83,3 +84,5 @@ class PairFolder:
             f"{self.path(self.target)}: {len(pairs)} pairs; left out: {too_long} lines too long, "
             f"{empty} without words, {len(lines) - len(pairs) - too_long - empty} with an empty translation"
         )
+        if not pairs:
+            note("no pair is left: a model that writes empty translations needs more training")
