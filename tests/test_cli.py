@@ -132,6 +132,8 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--recipe", "base", "--data.phase-steps", "5", "six"],
          "error: --data.phase-steps six is not a whole number\n"),
         (["plan", "--recipe", "base", "--gpus", "8", "9"], "error: unexpected argument 9: --gpus takes one value\n"),
+        (["plan", "--recipe", "base", "-gpus", "8"], "error: there is no -gpus: did you mean --gpus?\n"),
+        (["config", "--recipe", "base", "--train.steps", "125,000"], "125,000 is not a whole number: write 125000\n"),
         (["prep", "encode", "--mono", "mono", "mono2"], "error: unexpected argument mono2: --mono takes one value\n"),
         (["prep", "encode", "--mono="], "xlme prep encode: error: --mono is empty: write a path after it\n"),
         (["pretrain", "--recipe", "base", "--data", "d", "", "--out", "o"],

@@ -1,4 +1,4 @@
-"""XLM-E pre-training with DeepSpeed. Importing the package loads no torch.
+"""Pre-train, evaluate and use multilingual encoders such as XLM-E. Guides: docs/index.md.
 
 import xlme_ds as xlme
 

@@ -10,9 +10,10 @@ the default is three quarters of the depth. In a run that has two encoders, `whi
 
 In the returned dictionary, `models` has a dictionary for each model. There, except in `words`, `overall` maps the name
 of a score to its mean. In `tatoeba`, `pairs` and `align` this mean is a list of fractions: one for the embeddings, then
-one for each layer. The accuracy from English at layer 9 is
+one for each layer. The accuracy from English is
 
-xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]["en_xx"][9]
+model = xlme.evaluate.pairs("runs/base", "heldout")["models"][0]
+model["overall"]["en_xx"][model["layer"]]
 """
 
 from importlib import import_module

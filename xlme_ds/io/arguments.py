@@ -64,6 +64,8 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
     given: set[str] = set()
     for index, argument in enumerate(before):
         flag, equals, value = argument.partition("=")
+        if re.fullmatch(r"-[a-z][\w.-]+", flag) and f"-{flag.replace('_', '-')}" in kinds:
+            raise ValueError(f"there is no {flag}: did you mean -{flag}?")
         values = [value] if equals else list(takewhile(lambda word: not _FLAG.match(word), before[index + 1 :]))
         if _FLAG.match(argument) and flag not in HELP_FLAGS:
             kind = _kind_of(flag, kinds)
@@ -172,5 +174,7 @@ def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
             value = float(text)
         except ValueError:
             value = float("nan")
+        if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            value = float(text.replace(",", ""))
         advice = f": write {int(value)}" if value.is_integer() else ""
         raise ValueError(f"{text} is not a {'whole ' if kind is int else ''}number{advice}") from None

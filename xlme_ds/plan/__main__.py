@@ -40,7 +40,7 @@ class PlanSettings:
     details: bool = False
     """Print parameters, operations and memory by part too."""
     json: bool = False
-    """Print the same figures as JSON."""
+    """Print JSON: the plan of the settings as they are, and the fastest layouts."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -67,8 +67,16 @@ def main(arguments: list[str] | None = None) -> None:
         gpu = parse_gpu(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            amounts = settings.budget, settings.dollars_per_hour
-            result = affordable_model(settings.run, shlex.join(recipe_arguments), *amounts, gpu, settings.utilisation)
+            own_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
+            result = affordable_model(
+                settings.run,
+                own_flags,
+                settings.budget,
+                settings.dollars_per_hour,
+                settings.gpus or 8,
+                gpu,
+                settings.utilisation,
+            )
         else:
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, settings.layouts)
             if settings.dollars_per_hour is not None:

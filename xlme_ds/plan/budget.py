@@ -9,7 +9,7 @@ from ..config import RunConfig
 from ..counting import count_parameters, flops_per_step
 from ..recipes import RECIPES
 from ..validate import validate
-from .planner import with_precision
+from .planner import plan, with_precision
 from .speed import GPU
 
 RULE = (
@@ -31,11 +31,12 @@ _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 
 
 def affordable_model(
-    run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
+    run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpus: int, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
     """The model in XLM-E's proportions that `dollars` can train on the data and vocabulary of `run`, and the share of
-    each published recipe that `dollars` would buy. `flags`: the command-line options that select `run`. Raises
-    ValueError if `dollars` pay for no step or for more than _MOST_HOURS, and if the settings of `run` are wrong in
+    each published recipe that `dollars` would buy. `layouts` has the fastest layout of the model on `gpus` GPUs, or
+    nothing if none fits. `flags`: the command-line options that select `run`. Raises ValueError if `dollars` pay for no
+    step or for more than _MOST_HOURS, if `run` cannot be divided among the GPUs, and if its settings are wrong in
     themselves or with the shape and steps of that model."""
     if run.start.folder:
         raise ValueError("--budget chooses the model's shape, so the run cannot start from another model's weights")
@@ -70,6 +71,7 @@ def affordable_model(
         "utilisation": utilisation,
         "rule": RULE,
         "model": model | {"settings": f"{flags} {model['settings']}"},
+        "layouts": plan(shaped, gpus, gpu, utilisation, layouts=1)["layouts"],
         "recipes": {name: _recipe_cost(RECIPES[name], dollars, gpu_hours, flops) for name in _PUBLISHED},
     }
 

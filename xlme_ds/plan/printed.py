@@ -29,7 +29,9 @@ def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> Non
     if machines > 1:
         print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts.")
     if chosen is not result:
-        print("The layout of the settings is slower or does not fit; --details prints it.")
+        needs = f"{result['memory_per_gpu_gib']['total']:.1f} GiB a GPU"
+        why = f"takes {_time(result['days'])} with {needs}" if result["fits"] else f"does not fit: it needs {needs}"
+        print(f"The layout of the settings {why}; the command has the fastest one.")
     print("If memory runs out, lower --data.micro-batch: training gets slower.\n\nthe fastest layouts, by estimate:")
     for layout in layouts:
         print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
@@ -61,11 +63,16 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     model, hours = result["model"], result["gpu_hours"]
     article = "an" if model["network"] == "encoder" else "a"
     launcher = f"launch --gpus {gpus} " if gpus > 1 else ""
+    command = "No layout fits: take more GPUs or larger ones."
+    for layout in result["layouts"]:  # at most one
+        folders = "--data DATA --heldout HELDOUT --out OUT"
+        command = f"  xlme {launcher}pretrain {model['settings']} {layout['settings']} {folders}\n\n"
+        command += f"This takes {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU."
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
         f"on {gpus} GPU{'s' * (gpus != 1)}): {article} {model['network']} of {_count(model['parameters'])} parameters "
         f"on {_count(model['tokens'])} tokens in {model['steps']:,} steps\n\n"
-        f"  xlme {launcher}pretrain {model['settings']} --data DATA --heldout HELDOUT --out OUT\n\n{result['rule']}.\n"
+        f"{command}\n\n{result['rule']}.\n"
         f"Assumed: {result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all, no time for "
         "transfers and for logits that are computed again. The learning rate is the recipe's: tune it for this size.\n",
         highlight=False,

@@ -50,7 +50,7 @@ XLME = replace(BASE_ZERO1, name="xlme")
 NO_TRTD = replace(XLME, name="xlme_no_trtd", data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16))
 
 RECIPES = [
-    ("XLM-E Base, 279M parameters (fits a GPU of 80 GB).", _run("base", BASE, micro_batch=64, engine=AUTO)),
+    ("XLM-E Base, 279M parameters (fits a GPU of 40 GB).", _run("base", BASE, micro_batch=64, engine=AUTO)),
     ("XLM-E Large, 840M parameters (fits a GPU of 80 GB).", _run("large", LARGE, micro_batch=32, engine=AUTO)),
     ("XLM-E XL, 2.2B parameters (fits a GPU of 80 GB).", _run("xl", XL, micro_batch=8, engine=AUTO)),
     ("XLM-E Base as base, but in smaller micro-batches and always under ZeRO-1 (fits a GPU of 24 GB).", BASE_ZERO1),

@@ -52,7 +52,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         place = folder if folder.is_dir() else folder.parent
         near = [str(path.parent) for path in sorted(place.glob(f"*/{CONFIG_FILE}"))[:3]]
         advice = f", such as {' or '.join(near)}" if near else ""
-        if not (near or folder.exists() or folder.is_absolute()):
+        may_be_on_hub = len(folder.parts) == 1 or not folder.parent.exists()
+        if may_be_on_hub and not (near or folder.exists() or folder.is_absolute()):
             advice = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
         raise ValueError(f"{folder} {fault}: name the folder of a run or of an export{advice}") from None
 
