@@ -370,7 +370,7 @@ def test_a_translating_model_needs_the_layout(into: str, source: TrainedRun) -> 
 def test_layers_that_are_left_out_are_told(source: TrainedRun, capsys: pytest.CaptureFixture[str]) -> None:
     started("discriminator", source, discriminator_layers=1, **TWO)
     assert capsys.readouterr().err.splitlines() == [
-        f"the model in {source.folder} has 2 layers: the {which} starts from its first 1"
+        f"the model in {source.folder} has 2 layers; the {which} starts from the first 1"
         for which in ("encoder", "decoder")
     ]
     started("discriminator", source, **TWO)

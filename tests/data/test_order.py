@@ -66,7 +66,12 @@ def test_a_micro_batch_is_one_stretch_of_rows() -> None:
         (
             DataConfig(30, 0, 4),
             4,
-            r"data\.mono_rows 30 does not divide into 4 processes × 2 micro-batches.*multiple of 8",
+            r"data\.mono_rows 30 cannot be divided among 4 processes: choose a multiple of 8 rows, or",
+        ),
+        (
+            DataConfig(20, 0, 4),
+            2,
+            r"data\.mono_rows 20 does not divide into 2 processes × 3 micro-batches.*multiple of 6",
         ),
         (
             DataConfig(32, 12, 4),
@@ -74,7 +79,7 @@ def test_a_micro_batch_is_one_stretch_of_rows() -> None:
             r"data\.para_rows 12 .*2 processes × 4 .* rows, which data\.mono_rows 32 needs: choose a multiple of 8",
         ),
         (DataConfig(7, 8, 4), 1, r"data\.mono_rows 7 does not divide into 1 process × 2 .* data\.para_rows 8 needs:"),
-        (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 does not divide into 8 processes × 1 .*multiple of 8"),
+        (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 cannot be divided among 8 processes: .*multiple of 8"),
     ],
 )
 def test_rows_that_do_not_divide(data: DataConfig, world: int, words: str) -> None:

@@ -113,8 +113,8 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
             needed_by = "" if count == most else f", which data.{TASKS[rows.index(most)]}_rows {most} needs"
             if count % world:
                 raise ValueError(
-                    f"data.{task}_rows {count} cannot be divided among {world} processes: choose a multiple of {world} "
-                    "rows, or another number of processes"
+                    f"data.{task}_rows {count} cannot be divided among {world} processes: choose a multiple of "
+                    f"{micro_batches} rows, or another number of processes"
                 )
             raise ValueError(
                 f"data.{task}_rows {count} does not divide into {world} process{'es' * (world > 1)} × {accumulation} "

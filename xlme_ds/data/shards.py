@@ -238,7 +238,7 @@ class RowStore:
     def languages_of_text(self) -> list[str]:
         """The codes of the languages in which the rows have text; all of the manifest's if it has no counts."""
         counts = self.manifest.counts["by_language"]
-        texts = [name for name, count in counts.items() if count["used"]]  # of pairs: names such as de-en
+        texts = [name for name, count in counts.items() if count.get("used", 1)]  # of pairs: names such as de-en
         return [
             code
             for code in self.manifest.languages
