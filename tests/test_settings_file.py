@@ -53,6 +53,13 @@ def test_every_setting_is_below_its_help() -> None:
     assert all(len(line) <= 112 for line in text.split("\n") if line.startswith("#"))
 
 
+def test_the_printed_file_begins_with_its_command_in_one_line() -> None:
+    text = python("-m", "xlme_ds", "config", "--recipe", "base", "--name", "a\nb").stdout
+    assert text.startswith("# xlme config --recipe base --name 'a?b' (xlme_ds ")
+    assert tomllib.loads(text)["name"] == "a\nb" and "# Default: 768." not in text
+    assert "Default: 16." in text, "of data.micro_batch, which the recipe sets to 64"
+
+
 def test_the_command_prints_it_with_the_overrides() -> None:
     done = python("-m", "xlme_ds", "config", "--recipe", "quickstart", "--train.steps", "7000")
     assert tomllib.loads(done.stdout)["train"]["steps"] == 7000, done.stderr

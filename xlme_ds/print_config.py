@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> None:
         run = parse(program("config"), PrintedSettings, __doc__ or "", argv).run
         from .validate import validate  # it loads torch, and --help should not
 
-        print(f"# xlme config {shlex.join(argv)} (xlme_ds {__version__})\n\n{to_toml(validate(run))}", end="")
+        # A comment has one line.
+        command = "".join(letter if letter.isprintable() else "?" for letter in shlex.join(argv))
+        print(f"# xlme config {command} (xlme_ds {__version__})\n\n{to_toml(validate(run))}", end="")
     except ValueError as error:
         fail("xlme config", error)
 

@@ -74,6 +74,11 @@ def test_languages_of_text_are_those_that_rows_use(tmp_path: Path) -> None:
         assert languages_of_text(RowStore(folder, codes)) == expected
         with pytest.raises(ValueError, match=r"has text in de, which model\.language_embeddings does not name"):
             RowStore(folder, ("fr", "en"))
+        if counts is pairs:  # zh is no language of the pair en-zh-Hans
+            more = replace(manifest, languages=(*manifest.languages, "zh", "zh-Hans"))
+            chinese = {"by_language": {"en-zh-Hans": {"used": 3} | shares}}
+            write_manifest(folder, replace(more, counts=manifest.counts | chinese))
+            assert RowStore(folder).languages_of_text() == ["en", "zh-Hans"]
         if counts is counted:
             assert languages_of_text(RowStore(folder, ("de",))) == (0,)
 

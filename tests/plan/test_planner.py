@@ -21,7 +21,7 @@ from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak_memory
 from xlme_ds.plan.planner import _engines, _search, check_numbers, plan
-from xlme_ds.plan.printed import _operations, _recipe_layout, _round, _time, print_budget
+from xlme_ds.plan.printed import _chosen, _operations, _recipe_layout, _round, _time, print_budget
 from xlme_ds.plan.speed import GPU, GPUS, UTILISATION, communication_bytes, parse_gpu, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
@@ -435,6 +435,28 @@ def test_micro_batches_that_are_equally_fast_are_one_layout() -> None:
     assert len(of_first) == 8 and sum(one["settings"] in of_first for one in ways) == 1
 
 
+@pytest.mark.parametrize(("days", "fits", "own"), [(1.02, True, True), (1.021, True, False), (0.5, False, False)])
+def test_the_runs_own_layout_is_taken_where_it_is_nearly_as_fast(days: float, fits: bool, own: bool) -> None:
+    fastest = {"days": 1.0, "fits": True}
+    result = {"days": days, "fits": fits, "layouts": [fastest]}
+    assert _chosen(result) is (result if own else fastest)
+    assert _chosen(alone := {"days": days, "fits": fits, "layouts": []}) is alone
+
+
+def test_a_plan_in_fp32_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "--recipe", "base_zero1", "--gpu", "v100")[0].endswith("(assumed: 40% of peak, in fp32)")
+    assert printed(capsys, "--recipe", "base_zero1", "--gpu", "a100")[0].endswith("(assumed: 40% of peak)")
+
+
+def test_a_layout_that_only_the_settings_have_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Parameters in host memory, which the planner does not try by itself."""
+    offload = ["--engine.deepspeed", "zero3_offload", "--engine.offload-parameters", "cpu"]
+    words = ["--recipe", "xl_zero3", "--engine.offload-optimizer", "cpu", "--gpu", "12,100", *offload]
+    first, _, launched, *_ = printed(capsys, *words)
+    assert "no layout fits" not in first and launched.startswith("  xlme pretrain --recipe xl_zero3 ")
+    assert not plan(parse("plan", PlanSettings, "", words[:4] + offload).run, 1, parse_gpu("12,100"))["layouts"]
+
+
 def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "--recipe", "quickstart")
     assert lines[0].startswith("quickstart on 1 × a100-80g: less than a minute, 0.2 GiB a GPU, under 0.01 GPU-hours")
@@ -543,6 +565,7 @@ def test_a_budget_chooses_shape_and_steps(capsys: pytest.CaptureFixture[str]) ->
     budget = ["--budget", "500", "--dollars-per-hour", "2"]
     for words, said in (
         (["--model.width", "512", "--train.steps=10"], "--budget chooses --model.width, --train.steps: leave them out"),
+        (["--model.norm", "post"], "--budget chooses --model.norm: leave it out"),
         (["--recipe", "continue_xlmr"], "--budget chooses the model's shape, so the run cannot start from another"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -237,14 +237,11 @@ class RowStore:
 
     def languages_of_text(self) -> list[str]:
         """The codes of the languages in which the rows have text; all of the manifest's if it has no counts."""
-        counts = self.manifest.counts["by_language"]
-        texts = [name for name, count in counts.items() if count.get("used", 1)]  # of pairs: names such as de-en
-        return [
-            code
-            for code in self.manifest.languages
-            if not counts
-            or any(name == code or name.startswith(f"{code}-") or name.endswith(f"-{code}") for name in texts)
-        ]
+        counts, codes = self.manifest.counts["by_language"], self.manifest.languages
+        used = {name for name, count in counts.items() if count.get("used", 1)}
+        used_pairs = [pair for pair in product(codes, codes) if "-".join(pair) in used]
+        used = used.union(*used_pairs)
+        return [code for code in codes if not counts or code in used]
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""

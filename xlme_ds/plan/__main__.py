@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
             print_details(result)
         else:
             print("\n--details prints parameters, operations and memory by part.")
-    if not result.get("layouts", True):  # none fits
+    if not (result["layouts"] or result.get("fits")):
         sys.exit(1)
 
 

@@ -24,7 +24,7 @@ _PUBLISHED = ("base", "large", "xl")
 # Options whose values `affordable_model` chooses.
 CHOSEN_BY_BUDGET = (
     "--model.width", "--model.heads", "--model.feed-forward", "--model.discriminator-layers",
-    "--model.generator-layers", "--train.steps", "--optimizer.warmup-steps",
+    "--model.generator-layers", "--model.norm", "--train.steps", "--optimizer.warmup-steps",
 )  # fmt: skip
 _HEAD_WIDTH = 64  # width of an attention head, equal in all of XLM-E's sizes
 _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from

@@ -18,7 +18,7 @@ def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> Non
     it is the fastest one, with `recipe_flags`, which set no layout."""
     layouts, chosen = result["layouts"], _chosen(result)
     print(_answer(result, chosen) + "\n")
-    if not layouts:
+    if not chosen["fits"]:
         return
     gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
     machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
@@ -98,7 +98,7 @@ def _answer(result: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     fits."""
     hardware = result["hardware"]
     head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
-    if not result["layouts"]:
+    if not chosen["fits"]:
         return head + "no layout fits: take more GPUs, larger ones, or offload"
     hours = _round(chosen["gpu_hours"])
     cost = f", ${_round(chosen['dollars'])}" if "dollars" in chosen else ""

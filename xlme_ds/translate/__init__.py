@@ -32,7 +32,8 @@ def lines(
     languages = translator.language_index(source, "source"), translator.language_index(target, "target")
     translation = translate_lines(translator, unicode_lines, languages, beam, length_penalty)
     if translation.cut:
-        warnings.warn(f"lines {', '.join(map(str, translation.cut))} were cut: the model reads no more", stacklevel=3)
+        counted = f"{len(translation.cut)} of {len(unicode_lines)} lines"
+        warnings.warn(f"{counted} were cut to the length that the model reads", stacklevel=3)
     return translation.lines
 
 
