@@ -125,11 +125,11 @@ def parse(
         raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
     asks_for_help = not HELP_FLAGS.isdisjoint(rest)
     usage = f"{prog} ({' | '.join(_sources(command))})"
-    if not sources and rest[:1] and rest[0] in RECIPES:
-        raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
     if without_value := [flag for flag in ("--recipe", "--config") if flag in rest]:
         raise ValueError(f"{without_value[0]} has no value: write one after it")
-    if not sources and not asks_for_help:  # raises
+    if not sources and not asks_for_help:
+        if rest[:1] and rest[0] in RECIPES:
+            raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
         checked_arguments(command, rest, {"--recipe": "--recipe NAME (or --config FILE)"}, ["--name"])
     if file_name is not None:
         run = config_from_file(Path(file_name))

@@ -599,7 +599,9 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     base = found["recipes"]["base"]
     assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
     assert base["gpu_hours"] * base["share"] == pytest.approx(200)
-    assert "(12 h 30 min on 16 GPUs): " in printed(capsys, *words, "--gpus", "16")[0]
+    of_sixteen = printed(capsys, *words, "--gpus", "16")
+    assert "(12 h 30 min on 16 GPUs): " in of_sixteen[0] and of_sixteen[4].startswith("HOSTS is a hostfile of 2 machin")
+    assert of_sixteen[2].startswith("  xlme launch --hostfile HOSTS --gpus 8 pretrain ")
     assert "(8.33 days on 1 GPU): " in printed(capsys, *words, "--gpus", "1")[0]
     lines = printed(capsys, *words)
     (layout,) = found["layouts"]

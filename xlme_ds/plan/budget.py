@@ -67,6 +67,7 @@ def affordable_model(
         "dollars": dollars,
         "gpu_hours": gpu_hours,
         "gpu": gpu.name,
+        "gpus_per_node": gpu.per_node,
         "flops": flops,
         "utilisation": utilisation,
         "rule": RULE,

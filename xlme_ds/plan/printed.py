@@ -20,14 +20,8 @@ def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> Non
     print(_answer(result, chosen) + "\n")
     if not chosen["fits"]:
         return
-    gpus, per_node = result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]
-    machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
-    gpu_flags = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
-    launcher = "" if gpus == 1 else f"launch {gpu_flags} "
     flags = own_flags if chosen is result else f"{recipe_flags} {chosen['settings']}"
-    print(f"  xlme {launcher}pretrain {flags} --data DATA --heldout HELDOUT --out OUT\n")
-    if machines > 1:
-        print(f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts.")
+    print(_command(flags, result["hardware"]["gpus"], result["hardware"]["gpus_per_node"]))
     if chosen is not result:
         needs = f"{result['memory_per_gpu_gib']['total']:.1f} GiB a GPU"
         why = f"takes {_time(result['days'])} with {needs}" if result["fits"] else f"does not fit: it needs {needs}"
@@ -35,6 +29,16 @@ def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> Non
     print("If memory runs out, lower --data.micro-batch: training gets slower.\n\nthe fastest layouts, by estimate:")
     for layout in layouts:
         print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
+
+
+def _command(flags: str, gpus: int, per_node: int) -> str:
+    """The command that trains with `flags` on `gpus` GPUs, and, if they are of several machines, what HOSTS means."""
+    machines = next(number for number in range(1, gpus + 1) if gpus % number == 0 and gpus // number <= per_node)
+    gpu_flags = f"--hostfile HOSTS --gpus {gpus // machines}" if machines > 1 else f"--gpus {gpus}"
+    launcher = "" if gpus == 1 else f"launch {gpu_flags} "
+    hosts = f"HOSTS is a hostfile of {machines} machines; for Slurm, `xlme slurm` writes job scripts."
+    text = f"  xlme {launcher}pretrain {flags} --data DATA --heldout HELDOUT --out OUT\n"
+    return f"{text}\n{hosts}" if machines > 1 else text
 
 
 def _chosen(result: dict[str, Any]) -> dict[str, Any]:
@@ -62,12 +66,10 @@ def print_budget(result: dict[str, Any], gpus: int) -> None:
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
     article = "an" if model["network"] == "encoder" else "a"
-    launcher = f"launch --gpus {gpus} " if gpus > 1 else ""
     command = "No layout fits: take more GPUs or larger ones."
     for layout in result["layouts"]:  # at most one
-        folders = "--data DATA --heldout HELDOUT --out OUT"
-        command = f"  xlme {launcher}pretrain {model['settings']} {layout['settings']} {folders}\n\n"
-        command += f"This takes {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU."
+        command = _command(f"{model['settings']} {layout['settings']}", gpus, result["gpus_per_node"])
+        command += f"\nThis takes {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU."
     console.print(
         f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / gpus)} "
         f"on {gpus} GPU{'s' * (gpus != 1)}): {article} {model['network']} of {_count(model['parameters'])} parameters "
