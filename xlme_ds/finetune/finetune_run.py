@@ -79,10 +79,11 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
         earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
-        predictions_folder = job.out / PREDICTIONS_FOLDER
+        predictions = [job.out / predictions_file(task, source.split, source.language) for source in sets.test]
+        has_results = has_model and all(path.is_file() for path in predictions)
         # A user may have removed both model and checkpoints to save room; a damaged model is never passed over.
         was_removed = not weights.exists() and not checkpoints_of(job.out)
-        if broadcast(earlier is not None and (was_removed or (has_model and predictions_folder.is_dir()))):
+        if broadcast(earlier is not None and (was_removed or has_results)):
             if rank == 0:
                 print(f"{job.scores_file} exists already: nothing to do", flush=True)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
@@ -110,6 +111,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
         # Users submit the folder of predictions as it is, so an earlier call's predictions for other tests must go.
+        predictions_folder = job.out / PREDICTIONS_FOLDER
         on_all_ranks(lambda: shutil.rmtree(predictions_folder) if rank == 0 and predictions_folder.exists() else None)
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
