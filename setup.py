@@ -59,7 +59,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],  # train.wandb
     "dev": [
         "pytest>=8",
-        "pytest-xdist>=3.6",  # make test runs two files of tests at a time
+        "pytest-xdist>=3.6",  # make test runs three files of tests at a time
         "hypothesis>=6",
         "ruff>=0.12",
         "mypy>=1.15",
@@ -94,7 +94,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
     packages=[
         *find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]),
         "ds_configs",

@@ -135,7 +135,7 @@ def picture(page: Path, text: str) -> None:
     """Photograph the head of a report page, in 128 colours, with `text` inside the file."""
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1005", f"--screenshot={shot}"]
+        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1022", f"--screenshot={shot}"]
         subprocess.run(["chromium", *flags, str(page)], check=True, stderr=subprocess.DEVNULL)
         image = Image.open(io.BytesIO(shot.read_bytes())).convert("RGB").quantize(128)
     texts = PngInfo()

@@ -582,11 +582,11 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
     words = ["--a", "1", "--b-c", "2", "3", "--d.b_c", "4", "--b_c=5", "--e"]
     assert cli.without_flags(words, "--b-c", "--e") == ["--a", "1", "--d.b_c", "4"]
     for argv, said in (
-        (["/p/xlme_ds/pretrain.py", "a b"], "python -m xlme_ds.pretrain 'a b'"),
-        (["/p/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
+        (["/p/xlme_ds/pretrain.py", "a b"], "xlme pretrain 'a b'"),
+        (["/p/xlme_ds/evaluate/__main__.py"], "xlme evaluate"),
         (["/p/bin/xlme", "plan"], "xlme plan"),
         (["/p/xlme_ds/.venv/bin/xlme", "plan"], "xlme plan"),
-        (["/p/xlme_ds/xlme_ds/evaluate/__main__.py"], "python -m xlme_ds.evaluate"),
+        (["/p/xlme_ds/xlme_ds/__main__.py", "evaluate"], "xlme evaluate"),
         (["/p/mine.py"], "python mine.py"),
     ):
         monkeypatch.setattr(sys, "argv", argv)

@@ -192,9 +192,7 @@ def test_data_without_pairs(tmp_path: Path) -> None:
     assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
     assert not re.search("tlm|trtd|translation", done.stdout + done.stderr)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (
-        config["command"].startswith("python -m xlme_ds pretrain --recipe quickstart ") and len(config["started"]) == 16
-    )
+    assert config["command"].startswith("xlme pretrain --recipe quickstart ") and len(config["started"]) == 16
     page = (tmp_path / "run" / "report.html").read_text()
     assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
 

@@ -111,13 +111,15 @@ def test_the_cost_of_base(gpus: int) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_the_run_on_one_gpu(page: str) -> None:
-    """Its settings are in a variable of the shell. The plan takes as long as the page says, and a step reads as many
+    """Its settings are in a variable of the shell. The plans take as long as the page says, and a step reads as many
     tokens as ELECTRA-Base's (256 rows of 512)."""
     text = (ROOT / page).read_text(encoding="utf-8")
     (size,) = re.findall(r"^size=\((.*)\)$", text, re.M)
-    first = python("-m", "xlme_ds", "plan", "--recipe", "base", *size.split(), "--gpus", "1", "--gpu", "h100").stdout
-    (time,) = re.findall(r"(\d+ h \d+ min)[^,]* on an H100", text)
-    assert first.startswith(f"base on 1 × h100-80g: {time}, ")
+    ((time, time_of_base),) = re.findall(r"(\d+ h \d+ min) on an H100 \(XLM-E: (\d+ h \d+ min)\)", text)
+    (recipe,) = re.findall(r"^recipe=(\w+) ", text, re.M)
+    for name, told in ((recipe, time), ("base", time_of_base)):
+        plan = python("-m", "xlme_ds", "plan", "--recipe", name, *size.split(), "--gpus", "1", "--gpu", "h100").stdout
+        assert plan.startswith(f"{name} on 1 × h100-80g: {told}, ")
     rows = {key: int(value) for key, value in re.findall(r"--(\S+) (\d+)(?= |$)", size)}
     assert rows["data.mono-rows"] + rows["data.para-rows"] == 256
     mixed = rows["data.mono-rows"] * rows["train.steps"]

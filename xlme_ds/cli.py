@@ -61,13 +61,13 @@ def program(command: str) -> str:
 
 
 def command_line() -> str:
-    """The command line of this process: `xlme …`, `python -m MODULE …` or `python FILE …`."""
+    """The command line of this process: `xlme …`, or `python FILE …` for another program."""
     parts = Path(sys.argv[0]).with_suffix("").parts
     if parts[-1:] == ("xlme",):
         start = ["xlme"]
     elif "xlme_ds" in parts[:-1]:  # the last such part counts: a clone's folder may be called xlme_ds too
         package = len(parts) - 1 - parts[::-1].index("xlme_ds")
-        start = ["python", "-m", ".".join(parts[package:]).removesuffix(".__main__")]
+        start = ["xlme", *(part for part in parts[package + 1 :] if part != "__main__")]
     else:
         start = ["python", Path(sys.argv[0]).name]
     return shlex.join([*start, *sys.argv[1:]])

@@ -290,8 +290,7 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     in_order = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
     shown = [_with_verdicts(sample, threshold) for sample in in_order]
     return {
-        # Pairs come first, because one side of most is English.
-        "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
+        "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in _TASKS},
         "threshold": threshold if replaced else None,
         "totals": sum((sample["counts"] for sample in shown), Counter()),
         "judged": any(token["score"] is not None for token in tokens),
