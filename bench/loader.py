@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bench.measure import Figures, by_turns, measured, show
+from bench.measure import Figures, by_turns, ratio, run_bench
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
 from xlme_ds.data.shards import RowStore
-from xlme_ds.io.help import call_from_command_line
 
 ROWS = 32  # rows of a batch
 ROWS_PER_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
@@ -48,11 +46,16 @@ OURS, PEER = "ours", "datasets"
 class LoaderSettings:
     """Arguments of the command."""
 
-    data: Path  # folder that `xlme prep mix` wrote; its first rows are read
-    rows: int = 16_384  # most rows of each task in a pass, which reads whole batches of 16 rows of each
-    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
-    quick: bool = False  # at most 2,048 rows of each task, three rounds
-    json: bool = False  # print JSON
+    data: Path
+    """Folder that `xlme prep mix` wrote; its first rows are read."""
+    rows: int = 16_384
+    """Most rows of each task in a pass, which reads whole batches of 16 rows of each."""
+    rounds: int = 5
+    """Rounds to measure; each figure is the median over the rounds."""
+    quick: bool = False
+    """At most 2,048 rows of each task, three rounds."""
+    json: bool = False
+    """Print JSON."""
 
 
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
@@ -130,37 +133,33 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
     return batches.reshape(-1, row_tokens)
 
 
-def race(data: Path, rows: int, rounds: int) -> Figures:
+def race(settings: LoaderSettings) -> Figures:
     """Run the passes of our loader and of the peer in turns. Every round gives the ratio of our rate to the peer's; the
     figure is the median over the rounds."""
-    if find_spec("datasets") is None or find_spec("transformers") is None:
-        raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
-    rows = min(rows, *(RowStore(data / task).rows for task in TASKS)) // ROWS_PER_TASK * ROWS_PER_TASK
+    torch.set_num_threads(1)
+    most, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
+    rows = min(most, *(RowStore(settings.data / task).rows for task in TASKS)) // ROWS_PER_TASK * ROWS_PER_TASK
     if rows <= 0:
         raise ValueError(f"a batch needs {ROWS_PER_TASK} rows of each task: raise --rows, or name larger data")
-    tokens = in_training_order(data, rows)
+    tokens = in_training_order(settings.data, rows)
     checksum = int(tokens.sum(dtype="int64"))
     contenders = [(OURS, "lean"), (OURS, "bare"), (PEER, "lean"), (PEER, "bare"), (PEER, "customary")]
     with tempfile.TemporaryDirectory() as scratch:
         stored = Path(scratch) / PEER
         write_rows(stored, tokens)
-        batches = {OURS: partial(our_batches, data, rows), PEER: partial(peer_batches, stored)}
+        batches = {OURS: partial(our_batches, settings.data, rows), PEER: partial(peer_batches, stored)}
         passes = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
         turns = by_turns(passes, rounds)
     medians: Figures = {OURS: {}, PEER: {}}
-    for (name, kind), figures in turns[0].items():
-        medians[name][kind] = {
-            figure: statistics.median(turn[name, kind][figure] for turn in turns) for figure in figures
-        }
-
-    def ratio(ours: str, peer: str, figure: str = "rows_per_s") -> float:
-        return statistics.median(turn[OURS, ours][figure] / turn[PEER, peer][figure] for turn in turns)
-
+    for name, kind in contenders:
+        of_rounds = [turn[name, kind] for turn in turns]
+        medians[name][kind] = {figure: statistics.median(row[figure] for row in of_rounds) for figure in of_rounds[0]}
+    lean = (OURS, "lean"), (PEER, "lean")
     return {
-        "ratio_vs_datasets": ratio("lean", "lean"),
-        "ratio_vs_datasets_in_cpu_time": ratio("lean", "lean", "rows_per_cpu_s"),
-        "ratio_vs_customary": ratio("lean", "customary"),
-        "ratio_vs_bare": ratio("bare", "bare"),
+        "ratio_vs_datasets": ratio(turns, *lean, "rows_per_s"),
+        "ratio_vs_datasets_in_cpu_time": ratio(turns, *lean, "rows_per_cpu_s"),
+        "ratio_vs_customary": ratio(turns, (OURS, "lean"), (PEER, "customary"), "rows_per_s"),
+        "ratio_vs_bare": ratio(turns, (OURS, "bare"), (PEER, "bare"), "rows_per_s"),
         "contenders": medians,
         "rows": len(tokens),
     }
@@ -188,13 +187,5 @@ def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, 
     }  # fmt: skip
 
 
-def main() -> None:
-    """Measure, and print the figures as text or JSON."""
-    settings = call_from_command_line(LoaderSettings, "xlme bench loader", None, __doc__)
-    rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
-    torch.set_num_threads(1)
-    show(measured("bench.loader", partial(race, settings.data, rows, rounds)), settings.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_bench("xlme bench loader", LoaderSettings, __doc__, race)

@@ -1,23 +1,44 @@
-"""Helpers of all benches: they call contenders by turns, read memory use, and print figures with commit and date."""
+"""Helpers of all benches: they run cases in processes, call contenders by turns, read times and memory use, and print
+figures with commit and date."""
 
+import atexit
+import importlib
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
+import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from xlme_ds.cli import fail
+from xlme_ds.io.help import call_from_command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 Figures = dict[str, Any]
 Key = TypeVar("Key")
+
+
+@contextmanager
+def one_sentence(program: str, extra: str = "bench") -> Iterator[None]:
+    """In this block, a user's mistake (ValueError or OSError) or a missing package of the extra `extra` ends the
+    process with one sentence and exit code 2."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(program, ValueError(f'{error.name} is missing: pip install -c constraints.txt -e ".[{extra}]"'))
+    except (ValueError, OSError) as error:
+        fail(program, error)
 
 
 def stamp() -> Figures:
@@ -39,6 +60,20 @@ def memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}: this measurement needs Linux")
 
 
+def timed(work: Callable[[], object]) -> Figures:
+    """Run `work`. Returns its seconds: `wall`, and `cpu`, the CPU time of this process, which other work on the machine
+    disturbs less."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
+def repeat(work: Callable[[], object], times: int) -> None:
+    """Run `work` several times, which are timed together."""
+    for _ in range(times):
+        work()
+
+
 def by_turns(
     contenders: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
 ) -> list[dict[Key, Any]]:
@@ -51,6 +86,11 @@ def by_turns(
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
         turns.append({key: contender() for key, contender in contenders.items()})
     return turns[warm_up:]
+
+
+def ratio(turns: Sequence[Mapping[Key, Figures]], over: Key, under: Key, figure: str) -> float:
+    """Median over the rounds of (figure of contender `over` / figure of contender `under`)."""
+    return statistics.median(turn[over][figure] / turn[under][figure] for turn in turns)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -71,20 +111,98 @@ def listing(figures: Figures, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def measured(program: str, measure: Callable[[], Figures]) -> Figures:
-    """The figures that `measure` returns, and `load_before`, the machine's load average before the call. During the
-    call `sys.stdout` goes to stderr. ValueError or OSError ends the process with one sentence and exit code 2."""
-    load = round(os.getloadavg()[0], 2)
-    try:
+def run_bench(
+    program: str,
+    command: type[Any],
+    description: str | None,
+    measure: Callable[[Any], Figures],
+    text: Callable[[Figures], str] | None = None,
+    parse: Callable[..., Any] = call_from_command_line,
+) -> None:
+    """Read the settings, a dataclass `command`, from the command line, and print the figures that `measure` returns for
+    them, with commit, machine and date: as JSON if `json` is set, otherwise as `text` or, without it, as a listing.
+    JSON and listing have the load average before the measurement. During it, `sys.stdout` goes to stderr."""
+    with one_sentence(program):
+        settings = parse(command, program, None, description)
+        load = round(os.getloadavg()[0], 2)
         with redirect_stdout(sys.stderr):
-            return measure() | {"load_before": load}
-    except (ValueError, OSError) as error:
-        fail(program, error)
-
-
-def show(figures: Figures, as_json: bool, text: Callable[[Figures], str] = listing) -> None:
-    """Print figures as JSON or as text, with commit, machine and date."""
-    if as_json:
-        print(json.dumps(figures | stamp(), indent=1))
+            figures = measure(settings)
+    with_load = figures | {"load_before": load}
+    if settings.json:
+        print(json.dumps(with_load | stamp(), indent=1))
     else:
-        print(text(figures), ", ".join(stamp().values()), sep="\n\n")
+        print(text(figures) if text else listing(with_load), ", ".join(stamp().values()), sep="\n\n")
+
+
+class Worker:
+    """A process that calls `prepare(*arguments)` of a module, and then runs cases with the function that `prepare`
+    returned. The function takes a case, and returns an iterable of the case's rows."""
+
+    def __init__(self, module: str, *arguments: str):
+        self.name = " ".join([module, *arguments])
+        self.connection, theirs = multiprocessing.Pipe()
+        spawn = multiprocessing.get_context("spawn")
+        self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
+        self.process.start()
+        theirs.close()  # so that reading fails when the process ends
+        atexit.register(self.connection.close)  # ends the process: Python waits for it at exit
+        self.loaded = False
+
+    def load(self, seconds: float) -> None:
+        """Wait until `prepare` has returned in the process, at most `seconds`."""
+        with suppress(EOFError):
+            self.loaded = self.loaded or (self.connection.poll(max(seconds, 0)) and self.connection.recv() == {})
+
+    def rows(self, case: Any, seconds: float) -> Iterator[Figures]:
+        """Run a case, and yield its rows as they come. If the process fails or needs more than `seconds`, the last row
+        has `failed`."""
+        if not self.loaded:
+            yield {"failed": "the process of the case did not load"}
+            return
+        until = time.monotonic() + seconds
+        try:
+            self.connection.send(case)
+            while self.connection.poll(max(until - time.monotonic(), 0)):
+                row: Figures = self.connection.recv()
+                if not row:
+                    return
+                yield row
+            yield {"failed": f"no end after {seconds:.0f} s"}
+        except (EOFError, ConnectionError):
+            self.process.join()
+            yield {"failed": f"the process ended with code {self.process.exitcode}"}
+
+    def ask(self) -> Figures:
+        """Run the case None, which has one row; returns the row. Ends the program with an error if the process
+        fails."""
+        self.load(600)
+        (row,) = self.rows(None, 3600)
+        if "failed" in row:
+            sys.exit(f"error: {self.name}: {row['failed']}")
+        return row
+
+    def close(self, kill: bool = False) -> None:
+        """End the process and its children: at once if `kill`, otherwise after at most 10 s. Returns when their memory
+        is free."""
+        assert self.process.pid is not None
+        self.connection.close()
+        self.process.join(0 if kill else 10)
+        with suppress(ProcessLookupError):  # the process has no group yet, or all of the group have ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(connection: Connection, module: str, arguments: tuple[str, ...]) -> None:
+    """Answer each case with its rows, until the parent closes the connection."""
+    os.setsid()
+    os.dup2(2, 1)  # the prints of libraries go to the standard error
+    warnings.simplefilter("ignore")
+    rows_of = importlib.import_module(module).prepare(*arguments)
+    with suppress(EOFError, ConnectionError):
+        connection.send({})
+        while True:
+            for row in rows_of(connection.recv()):
+                connection.send(row)
+            connection.send({})
+    os._exit(0)  # without cleaning up, because the next case waits for the memory

@@ -14,7 +14,6 @@ process's resident set minus the size of the set before the model was built.
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +22,13 @@ from typing import Literal
 import torch
 
 from bench.gpu.steps import run_config, step_tokens, synthetic_engine
-from bench.measure import Figures, by_turns, markdown, memory, show
+from bench.measure import Figures, Worker, by_turns, markdown, memory, ratio, run_bench, timed
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
-from bench.workers import Worker
-from xlme_ds.cli import fail
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.io.help import call_from_command_line
 
 Size = Literal["base", "middle", "tiny"]
+PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
 PRODUCT_FLOPS = 2.0 * 4096**3
 WARM_UP = 2  # rounds that do not count
 
@@ -40,12 +37,15 @@ WARM_UP = 2  # rounds that do not count
 class StepSettings:
     """Arguments of the command."""
 
-    # base: Base with XLM-R's 250,002 pieces; middle: a model of width 384 with 4 + 8 layers and 64,000 pieces; tiny: a
-    # model for tests
     sizes: tuple[Size, ...] = ("base", "middle")
-    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
-    quick: bool = False  # measure only the middle size, in three rounds
-    json: bool = False  # print JSON
+    """base: Base with XLM-R's 250,002 pieces; middle: a model of width 384 with 4 + 8 layers and 64,000 pieces; tiny: a
+    model for tests."""
+    rounds: int = 5
+    """Rounds to measure; each figure is the median over the rounds."""
+    quick: bool = False
+    """Measure only the middle size, in three rounds."""
+    json: bool = False
+    """Print JSON."""
 
 
 def sized(size: Size) -> RunConfig:
@@ -54,13 +54,10 @@ def sized(size: Size) -> RunConfig:
     return run_config("base_zero1", 2, 2, size == "tiny", **(middle if size == "middle" else {}))
 
 
-PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
-
-
 def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
     """Build the contender `name`: ours (DeepSpeed's ZeRO-1 on one process), a peer, or matmul, the bf16 product whose
-    rate serves as the peak. The returned function takes a step, and returns its seconds and, in bytes, the process's
-    peak memory minus its memory before the build."""
+    rate serves as the peak. The returned function takes a step, and returns its times and, in bytes, the process's peak
+    memory minus its memory before the build."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
     one_step: Callable[[], object]
@@ -70,20 +67,13 @@ def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
         one_step = partial(torch.mm, *(torch.randn(4096, 4096).bfloat16() for _ in range(2)))
     else:
         one_step = PEERS[name](run).step
-
-    def step(_: object) -> list[Figures]:
-        begin = time.perf_counter()
-        one_step()
-        return [{"s": time.perf_counter() - begin, "memory": memory("VmHWM") - before}]
-
-    return step
+    return lambda _: [timed(one_step) | {"memory": memory("VmHWM") - before}]
 
 
 def measure(size: Size, rounds: int) -> Figures:
     """Measure ours with one peer at a time: all contenders together would not fit into 24 GB."""
     run = sized(size)
-    flops = flops_per_step(run, run.model.max_positions)
-    tokens = step_tokens(run)
+    flops, tokens = flops_per_step(run, run.model.max_positions), step_tokens(run)
     answers: dict[str, list[Figures]] = {name: [] for name in ("ours", "matmul", *PEERS)}
     ratios = {}
     for peer in PEERS:
@@ -92,8 +82,8 @@ def measure(size: Size, rounds: int) -> Figures:
         for name, worker in workers.items():
             worker.close()
             answers[name] += [turn[name] for turn in turns]
-        ratios[f"ratio_vs_{peer}"] = statistics.median(turn[peer]["s"] / turn["ours"]["s"] for turn in turns)
-    seconds = {name: statistics.median(row["s"] for row in rows) for name, rows in answers.items()}
+        ratios[f"ratio_vs_{peer}"] = ratio(turns, peer, "ours", "wall")
+    seconds = {name: statistics.median(row["wall"] for row in rows) for name, rows in answers.items()}
     peak = PRODUCT_FLOPS / seconds.pop("matmul")
     contenders = {
         name: {
@@ -111,6 +101,23 @@ def measure(size: Size, rounds: int) -> Figures:
     }
 
 
+def measure_sizes(settings: StepSettings) -> Figures:
+    """The figures of each size. With `quick`, they are those of the middle size, without its name if printed as
+    JSON."""
+    if settings.rounds < 1:  # before processes start
+        raise ValueError(f"--rounds is {settings.rounds}: it must be at least 1")
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
+    if not settings.quick:
+        return {size: measure(size, settings.rounds) for size in settings.sizes}
+    middle = measure("middle", 3)
+    return middle if settings.json else {"middle": middle}
+
+
+def tables(figures_of_sizes: Figures) -> str:
+    """The figures of each size as a Markdown table."""
+    return "\n\n".join(table(size, figures) for size, figures in figures_of_sizes.items())
+
+
 def table(size: str, figures: Figures) -> str:
     """Figures of one size as a Markdown table."""
     rows = [
@@ -126,17 +133,8 @@ def table(size: str, figures: Figures) -> str:
 
 
 def main() -> None:
-    """Measure, and print tables or JSON. With `--quick`, the JSON holds only the figures of the middle size."""
-    settings = call_from_command_line(StepSettings, "xlme bench step", None, __doc__)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
-    sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
-    if settings.rounds < 1:
-        fail("xlme bench step", ValueError(f"--rounds is {settings.rounds}: it must be at least 1"))
-    figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
-    if settings.json:
-        show(figures["middle"] if settings.quick else figures, True)
-    else:
-        show(figures, False, lambda all_sizes: "\n\n".join(table(*item) for item in all_sizes.items()))
+    """Measure, and print tables or JSON."""
+    run_bench("xlme bench step", StepSettings, __doc__, measure_sizes, tables)
 
 
 if __name__ == "__main__":

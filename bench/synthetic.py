@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xlme_ds.config import RunConfig
+from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.order import Phase, plan_step
@@ -33,23 +33,19 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
 
 
 def synthetic_batch(
-    rows: tuple[int, int],
-    row_tokens: int,
-    vocabulary: int,
-    seed: int = 0,
-    pseudo_fractions: tuple[float, ...] = (),
-    mask_fraction: float = 0.15,
+    rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0, objective: ObjectiveConfig | None = None
 ) -> Batch:
-    """Make a micro-batch with `rows[task]` rows of each task, masked as in training. With `pseudo_fractions`, each
-    row has a second side whose positions are open: the model fills them (`PseudoSides`)."""
-    rng = np.random.default_rng(seed)
+    """Make a micro-batch with `rows[task]` rows of each task, masked as in training for `objective`. If this has
+    pseudo-parallel sides, each row has a second side whose positions are open: the model fills them (`PseudoSides`)."""
+    objective, rng = objective or ObjectiveConfig(), np.random.default_rng(seed)
     parts = [
         (task, synthetic_rows(rng, count, row_tokens, vocabulary, pairs=task == 1), np.arange(count))
         for task, count in enumerate(rows)
         if count
     ]
-    make_batch = PseudoSides(pseudo_fractions, languages=(0,)).collate if pseudo_fractions else collate
-    return make_batch(parts, seed, mask_fraction=mask_fraction)
+    pseudo = objective.pseudo_fractions
+    make_batch = PseudoSides(pseudo, languages=(0,)).collate if pseudo else collate
+    return make_batch(parts, seed, mask_fraction=objective.mask_fraction)
 
 
 class SyntheticSource:
@@ -58,13 +54,12 @@ class SyntheticSource:
     phases = (Phase(0, 0.0, None),)
 
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
-        self.plan = plan_step(run.data, world)
-        self.row_tokens = row_tokens
+        self.plan, self.row_tokens = plan_step(run.data, world), row_tokens
         # A step of an alternating run has rows of one task only. Every step here has the rows of step 0: task 0.
-        rows = self.plan.rows_per_micro_batch[0], 0 if run.data.alternate else self.plan.rows_per_micro_batch[1]
-        vocabulary, objective = run.model.vocabulary, run.objective
+        mono, para = self.plan.rows_per_micro_batch
+        rows = mono, 0 if run.data.alternate else para
         self.batches = [
-            synthetic_batch(rows, row_tokens, vocabulary, seed, objective.pseudo_fractions, objective.mask_fraction)
+            synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective)
             for seed in range(self.plan.accumulation)
         ]
 

@@ -10,59 +10,47 @@ These contenders take turns. A ratio is the median over the rounds of each round
 UTF-8.
 """
 
+import json
 import lzma
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.measure import ROOT, Figures, by_turns, measured, show
+from bench.measure import ROOT, Figures, by_turns, ratio, run_bench, timed
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
 from data_prep.languages import cc100_code
 from data_prep.parallel import barrier, is_root
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.io.help import call_from_command_line
+from xlme_ds.run_commands import child_environment
 
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # enough tasks for every rank to get one and load the model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
 _ENDING = ".txt.xz"
 
 
-class Seconds(NamedTuple):
-    """The wall time and the CPU time of one piece of work."""
-
-    wall: float
-    cpu: float  # CPU time of one process (rank 0 under MPI), which other work on the machine disturbs less
-
-
 @dataclass(frozen=True)
 class TokenizeSettings:
     """Arguments of the command."""
 
-    vocab: Path  # folder that `xlme prep vocab` wrote
-    corpus: Path  # folder with mono/<lang>.txt.xz
-    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
-    json: bool = False  # print JSON
-
-
-def timed(work: Callable[[], Any]) -> Seconds:
-    """Run `work`, and return its times."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+    vocab: Path
+    """Folder that `xlme prep vocab` wrote."""
+    corpus: Path
+    """Folder with mono/<lang>.txt.xz."""
+    rounds: int = 5
+    """Rounds to measure; each figure is the median over the rounds."""
+    json: bool = False
+    """Print JSON."""
 
 
 def read_lines(mono: Path) -> dict[str, list[str]]:
@@ -89,52 +77,45 @@ def encode_stage(vocab: str, mono: str, scratch: str) -> None:
     barrier()
     seconds = timed(lambda: (encode(EncodeConfig(vocab=Path(vocab), out=encoded, mono=Path(mono))), barrier()))
     if is_root():
-        print(*seconds, flush=True)
+        print(json.dumps(seconds), flush=True)
 
 
-def ratio(turns: Sequence[Mapping[str, Seconds]], slower: str, faster: str, clock: str = "wall") -> float:
-    """Median over the rounds of (time of contender `slower` / time of contender `faster`). `clock` says which time:
-    "wall" or "cpu"."""
-    return round(statistics.median(getattr(turn[slower], clock) / getattr(turn[faster], clock) for turn in turns), 3)
+def encode_seconds(vocab: Path, mono: Path, ranks: int) -> Figures:
+    """Run the stage on `ranks` MPI ranks; returns the times that it prints as its last line."""
+    env = child_environment() | {"OMP_NUM_THREADS": "1"}
+    mpiexec = shutil.which("mpiexec", path=env["PATH"])  # this environment's launcher is preferred to others
+    if mpiexec is None:
+        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
+    with tempfile.TemporaryDirectory() as scratch:
+        python = [sys.executable, "-c", _ENCODE, str(vocab.resolve()), str(mono.resolve()), scratch]
+        command = [mpiexec, "-n", str(ranks), *python]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"encode on {ranks} ranks ended with code {done.returncode}: {done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(settings: TokenizeSettings) -> Figures:
     """Run all contenders in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
     corpus."""
-    # This environment's launcher is preferred to others on the path.
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if mpiexec is None:
-        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
     mono = settings.corpus / "mono"
     by_language, vocabulary = read_lines(mono), Vocabulary(settings.vocab)
     lines = [line for of_language in by_language.values() for line in of_language]
-
-    def encode_seconds(ranks: int) -> Seconds:
-        """Run the stage on `ranks` MPI ranks, and return the times that it prints as its last line."""
-        with tempfile.TemporaryDirectory() as scratch:
-            arguments = [str(settings.vocab.resolve()), str(mono.resolve()), scratch]
-            command = [mpiexec, "-n", str(ranks), sys.executable, "-c", _ENCODE, *arguments]
-            env = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f"encode on {ranks} ranks ended with code {done.returncode}: {done.stderr.strip()}")
-        return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
-
-    encode_one = vocabulary.processor.encode
-    contenders: dict[str, Callable[[], Seconds]] = {
-        "sentencepiece": lambda: timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines]),
-        "encode, one rank": lambda: encode_seconds(1),
-        "encode, two ranks": lambda: encode_seconds(2),
+    segment = vocabulary.processor.encode
+    one_rank, two_ranks = "encode, one rank", "encode, two ranks"
+    contenders: dict[str, Callable[[], Figures]] = {
+        "sentencepiece": lambda: timed(lambda: [np.array(segment(line), dtype=np.int32) for line in lines]),
+        one_rank: partial(encode_seconds, settings.vocab, mono, 1),
+        two_ranks: partial(encode_seconds, settings.vocab, mono, 2),
     }
     turns = by_turns(contenders, settings.rounds, warm_up=0)
-
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     return {
-        "encode_stage_fraction_of_sentencepiece": ratio(turns, "sentencepiece", "encode, one rank"),
-        "encode_stage_fraction_in_cpu_time": ratio(turns, "sentencepiece", "encode, one rank", clock="cpu"),
-        "two_rank_scaling": ratio(turns, "encode, one rank", "encode, two ranks"),
+        "encode_stage_fraction_of_sentencepiece": ratio(turns, "sentencepiece", one_rank, "wall"),
+        "encode_stage_fraction_in_cpu_time": ratio(turns, "sentencepiece", one_rank, "cpu"),
+        "two_rank_scaling": ratio(turns, one_rank, two_ranks, "wall"),
         "megabytes_per_second": {
-            name: round(statistics.median(megabytes / turn[name].wall for turn in turns), 3) for name in contenders
+            name: statistics.median(megabytes / turn[name]["wall"] for turn in turns) for name in contenders
         },
         "languages": len(by_language),
         "lines": len(lines),
@@ -144,11 +125,5 @@ def measure(settings: TokenizeSettings) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure, and print the figures as text or JSON."""
-    settings = call_from_command_line(TokenizeSettings, "xlme bench tokenize", None, __doc__)
-    show(measured("bench.tokenize", partial(measure, settings)), settings.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_bench("xlme bench tokenize", TokenizeSettings, __doc__, measure)

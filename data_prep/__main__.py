@@ -59,6 +59,9 @@ def main(arguments: list[str]) -> int:
         print(_usage())
         return 0
     name = arguments[0]
+    if name.startswith("-"):
+        print(f"xlme prep: error: name a stage first: one of {', '.join(STAGES)}", file=sys.stderr)
+        return 2
     if name not in STAGES:
         print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
         return 2

@@ -50,17 +50,17 @@ def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureF
     "other", [dict(relative_bias="gated"), dict(z_loss=1e-4), dict(dropout=0.1), dict(vocabulary_blocks=3)]
 )
 def test_another_model_is_an_error(other: dict[str, Any]) -> None:
-    with pytest.raises(SystemExit, match="no relative bias: name a run of electra with"):
+    with pytest.raises(ValueError, match="no relative bias: name a run of electra with"):
         Peer(tiny({"kind": "plain"}, 4, **(LIKE_THEIRS | other)))
 
 
 def test_another_rate_of_the_discriminator_is_an_error() -> None:
     run = tiny({"kind": "plain"}, 4, **LIKE_THEIRS)
-    with pytest.raises(SystemExit, match=r"and without .* optimizer\.discriminator_rate"):
+    with pytest.raises(ValueError, match=r"and without .* optimizer\.discriminator_rate"):
         Peer(replace(run, optimizer=replace(run.optimizer, discriminator_rate=0.2)))
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--run", str(tmp_path / "none"), "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert left.value.code == 2 and f"bench.peers.electra: error: {tmp_path}/none" in capsys.readouterr().err
+    assert left.value.code == 2 and f"xlme bench peers.electra: error: {tmp_path}/none" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bench.gpu import __main__ as gpu
 from bench.gpu.parity import CASES, parity
-from bench.gpu.steps import Device
 from bench.roofline.counted import GPUS
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
@@ -21,7 +20,7 @@ from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.models import attention
 
 ROOT = Path(__file__).resolve().parents[1]
-CPU = Device("cpu")
+CPU = torch.device("cpu")
 
 
 def measured(out: Path, *flags: str, first: str = "", code: int = 0) -> dict:

@@ -15,6 +15,7 @@ from bench import loader as bench
 from bench.loader import (
     OURS,
     PEER,
+    LoaderSettings,
     in_training_order,
     one_pass,
     our_batches,
@@ -113,7 +114,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pyt
         for n in range(3)
     ]
     monkeypatch.setattr(bench, "by_turns", lambda passes, rounds: turns)
-    found = race(data, 32, 3)
+    found = race(LoaderSettings(data, 32, 3))
     assert found["ratio_vs_datasets"] == 3 and found["ratio_vs_datasets_in_cpu_time"] == 2
     assert found["ratio_vs_customary"] == 10 and found["ratio_vs_bare"] == 6 and found["rows"] == 64
     assert found["contenders"][OURS]["lean"] == {"rows_per_s": 20, "rows_per_cpu_s": 4}
@@ -122,9 +123,11 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pyt
 
 def test_a_pass_has_the_whole_batches_of_the_data(data: Path) -> None:
     """64 rows of each task: four batches of 16 + 16; of 40 rows two batches, and of 15 none."""
-    assert race(data, 16_384, 1)["rows"] == 2 * 64 and race(data, 40, 1)["rows"] == 2 * 32
+    assert (
+        race(LoaderSettings(data, 16_384, 1))["rows"] == 2 * 64 and race(LoaderSettings(data, 40, 1))["rows"] == 2 * 32
+    )
     with pytest.raises(ValueError, match="needs 16 rows of each task: raise --rows"):
-        race(data, 15, 1)
+        race(LoaderSettings(data, 15, 1))
 
 
 def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,4 +139,4 @@ def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(bench, "our_batches", wrong)
     with pytest.raises(ValueError, match="ours read other rows"):
-        race(data, 16, 1)
+        race(LoaderSettings(data, 16, 1))

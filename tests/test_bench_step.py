@@ -5,10 +5,9 @@ from itertools import count
 import pytest
 import torch
 
-from bench.measure import by_turns
+from bench.measure import Worker, by_turns
 from bench.peers.steps import HuggingFaceStep, PeerStep, PlainTorchStep
 from bench.step import sized
-from bench.workers import Worker
 
 
 @pytest.mark.parametrize("contender", [HuggingFaceStep, PlainTorchStep])
@@ -45,5 +44,5 @@ def test_a_contender_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker("bench.step", "ours", "tiny")
     answers = [worker.ask() for _ in range(2)]
     worker.close()
-    assert all(answer["s"] > 0 for answer in answers) and answers[1]["memory"] >= answers[0]["memory"] > 0
+    assert all(answer["wall"] > 0 for answer in answers) and answers[1]["memory"] >= answers[0]["memory"] > 0
     assert worker.process.exitcode == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.rehearsal.__main__ import Rehearsal
+from bench.rehearsal.__main__ import main as rehearsal
 from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
@@ -54,7 +55,10 @@ def test_unknown_override_names_the_nearest() -> None:
         (["--recipe", "basse", "--data", "d", "--out", "o"], "there is no recipe 'basse': did you mean base?"),
         (["--data", "d", "--out", "o"], "--recipe is missing: add --recipe NAME (or --config FILE)"),
         (["--recipe", "--data", "d", "--out", "o"], "--recipe has no value: write one after it"),
-        ([], "--recipe, --data and --out are missing: add --recipe NAME (or --config FILE) --data DIR [DIR ...] --out"),
+        (
+            [],
+            "--recipe, --data and --out are missing: add --recipe NAME (or --config FILE) --data PATH [PATH ...] --out",
+        ),
         (
             ["--recipe", "quickstart", "--data", "no/such", "--out", "o"],
             "no/such does not exist: name the folder that `xlme prep mix` wrote",
@@ -112,7 +116,10 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         "help version": "xlme_ds",
         "prep": "usage: xlme prep",
     }
-    starts |= {"evaluate": "usage: xlme evaluate [-h] {tatoeba,", "checkpoint": "usage: xlme checkpoint [-h] {list,"}
+    starts |= {
+        "evaluate": "usage: xlme evaluate TEST --flags ",
+        "checkpoint": "usage: xlme checkpoint COMMAND --flags ",
+    }
     starts |= {"help prep mix": "usage: xlme prep mix", "launch --gpus 2 pretrain -h": "usage: xlme pretrain "}
     starts |= {f"{name} --help-all": f"usage: xlme {name} " for name in commands.COMMANDS}
     for words, said in starts.items():
@@ -139,7 +146,7 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["pretrain", "--recipe", "base", "--data", "d", "", "--out", "o"],
          "xlme pretrain: error: --data is empty: write a path after it\n"),
         (["pretrain", "--recipe", "base"],
-         "pretrain: error: --data and --out are missing: add --data DIR [DIR ...] --out DIR\n"),
+         "pretrain: error: --data and --out are missing: add --data PATH [PATH ...] --out PATH\n"),
         (["export", "--out", "o", "--out=p"], "xlme export: error: --out is given twice: leave one out\n"),
         (["plan", "--recipe", "base", "--json", "--no-json"], "error: --json is given twice: leave one out\n"),
         (["config", "--recipe", "base", "--recipe=large"], "error: --recipe is given twice: leave one out\n"),
@@ -262,7 +269,7 @@ def test_options_after_two_dashes_are_of_another_program(capsys: pytest.CaptureF
     words = "--gigabytes 1 --source text -- --output=log --nodes=2"
     assert call_from_command_line(Rehearsal, "rehearsal", words.split()).options == ("--output=log", "--nodes=2")
     with pytest.raises(SystemExit):
-        call_from_command_line(Rehearsal, "rehearsal", ["--help"])
+        rehearsal(["--help"])
     assert "[OPTIONS] [-- SBATCH OPTION ...]\n" in capsys.readouterr().out, "they may be left out"
 
 
@@ -628,8 +635,8 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
     ("words", "required"),
     [
         ("finetune", "--task --model --data --out"),
-        ("translate", "--model --source --from --to"),
-        ("export", "--out"),
+        ("translate", "--model --source --from --to --out --pairs"),
+        ("export", "--run --from-hf --out"),
         ("compare", "--recipes --budgets --data --heldout --out"),
         ("prep mix", "--encoded --vocab --out"),
         ("prep encode", "--vocab --out"),
@@ -641,13 +648,17 @@ def test_help_has_the_required_flags_and_a_command(
 ) -> None:
     with pytest.raises(SystemExit):
         commands.main([*words.split(), "--help"])
-    usage, shown = capsys.readouterr().out.split("[-h] [OPTIONS]")
+    usage, shown = capsys.readouterr().out.split("[OPTIONS]")
     assert re.findall(r"--[\w-]+", usage) == required.split()
-    assert not re.search(r"\{None|\(default: (None|'')?\)|\[\w+ \[|--no-", shown)
-    example = re.search(rf"^xlme {words} (--.*)$", shown, re.M)
+    assert not re.search(r"None|Default: \.|\[\w+ \[|--no-", shown)
+    example = re.search(rf"^  xlme {words} (--.*)$", shown, re.M)
     assert example is not None, shown
     flags = set(re.findall(r"--[\w-]+", example[1]))
-    assert set(required.split()) <= flags <= set(re.findall(r"--[\w-]+", shown.replace(example[0], "")))
+    assert (
+        set(required.split()) - {"--from-hf", "--pairs"}
+        <= flags
+        <= set(re.findall(r"--[\w-]+", shown.replace(example[0], "")))
+    )
 
 
 @pytest.mark.parametrize(
@@ -672,7 +683,7 @@ def test_help_has_what_a_newcomer_needs(words: str, said: str, capsys: pytest.Ca
     with contextlib.suppress(SystemExit):
         commands.main(words.split())
     shown = capsys.readouterr().out
-    assert said in " ".join(shown.replace("│", "").split())
+    assert said in " ".join(shown.split())
     assert "\n\n\n" not in shown and "Returns" not in shown and "\n- `" not in shown
 
 
@@ -680,22 +691,22 @@ def test_help_has_what_a_newcomer_needs(words: str, said: str, capsys: pytest.Ca
 def test_descriptions_are_wrapped(
     words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the boxes below them are; the usage line, and commands to copy, are one line."""
+    """Only the usage line, and commands to copy, are longer than the terminal is wide."""
     monkeypatch.setenv("COLUMNS", "70")
-    with pytest.raises(SystemExit):
+    with contextlib.suppress(SystemExit):
         commands.main([*words.split(), "--help"])
     usage, *shown = capsys.readouterr().out.splitlines()
     assert usage.startswith(f"usage: xlme {words} ")
-    assert all(len(line) <= 70 or line.startswith(f"xlme {words} ") for line in shown)
+    assert all(len(line) <= 70 or line.startswith(f"  xlme {words} ") for line in shown)
 
 
 def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         commands.main(["evaluate", "perplexity", "--help"])
-    usage, shown = capsys.readouterr().out.split("[-h] [OPTIONS]")
+    usage, shown = capsys.readouterr().out.split("[OPTIONS]")
     assert usage == "usage: xlme evaluate perplexity --model PATH [PATH ...] --data PATH "
-    assert shown.count("(required)") == 2 and "--model PATH [PATH ...]" in shown
-    assert not re.search(r"\{None|True|\(default: None", shown)
+    assert shown.count("Required.") == 2 and "--model PATH [PATH ...]" in shown
+    assert not re.search("None|True|False", shown)
 
 
 @pytest.mark.parametrize(

@@ -191,15 +191,14 @@ def test_help_shows_the_settings_that_people_set() -> None:
     short = python("-m", "xlme_ds", "pretrain", "--help", COLUMNS=120).stdout
     assert len(short.splitlines()) < 75 + len(RECIPES) and short.count("\n  --") == 8 + 15
     assert "--train.steps 125000" in short and "--help-all" in short
-    assert short.count("--data DIR [DIR ...] ") == 2 and "  --branch RUN@STEP " in short
-    assert "--heldout DIR " in short and "the loss curve stays the same.\n" in short
-    assert (
-        "relative-buckets" not in short and "--engine.deepspeed zero1            auto, a file of ds_configs/" in short
-    )
+    assert short.count("--data PATH [PATH ...] ") == 2 and "  --branch RUN@STEP " in short
+    assert "--heldout PATH " in short and "the loss curve stays the same.\n" in short
+    assert "relative-buckets" not in short and "  --model.activation-checkpointing off\n" in short
+    assert "--engine.deepspeed zero1          auto, a file of ds_configs/" in short
     assert "Recipes (memory: without offloading; smaller --data.micro-batch, less):" in short
-    assert "their defaults. With --recipe NAME, --help shows that recipe's values.\n" in short
+    assert "their defaults. With --recipe NAME, --help shows that recipe's values:\n" in short
     sources = "usage: xlme pretrain (--recipe NAME | --config FILE | --branch RUN@STEP) "
-    assert short.startswith(f"{sources}--data DIR [DIR ...] --out DIR [")
+    assert short.startswith(f"{sources}--data PATH [PATH ...] --out PATH [")
     narrow = python("-m", "xlme_ds", "plan", "--help", COLUMNS=80).stdout
     assert max(map(len, narrow.splitlines()[1:])) <= 80
     assert "  --gpu NAME " in narrow and "another. Default: a100-80g." in " ".join(narrow.split())
@@ -210,4 +209,4 @@ def test_help_shows_the_settings_that_people_set() -> None:
         assert f" {name} {summary} " in " ".join([*short.split(), ""]), name
     whole = python("-m", "xlme_ds", "pretrain", "--help-all").stdout
     assert "--model.relative-buckets" in whole and len(whole.splitlines()) > 300
-    assert whole.startswith(sources) and "--config FILE: file of settings" in whole
+    assert whole.startswith(sources) and "  --config FILE " in whole

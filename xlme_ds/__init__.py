@@ -85,8 +85,8 @@ def pretrain(
         raise ValueError(str(error)) from None
 
 
-def load(folder: Path | str, device: "str | torch.device" = "cpu") -> "TextModel":
-    """The model of a run folder or of an export's folder, on a `device` of torch, such as cuda.
+def load(folder: Path | str, device: "str | torch.device | None" = None) -> "TextModel":
+    """The model of a run folder or of an export's folder, on a `device` of torch; by default on a GPU if there is one.
 
     model = xlme.load("runs/mine")
     model.encode(["Hello.", "Hallo."])  # vectors of sentences, float32 [2, width]

@@ -44,7 +44,12 @@ COMMANDS = {
         "measure speed and memory; only a clone of the repository has the benchmarks",
     ),
 }
-_GROUPS = ("prep", "launch", "checkpoint", "evaluate", "report", "bench")  # commands that have commands of their own
+_MEMBERS = {  # of the commands that have commands of their own, those whose names say what is meant
+    "prep": ("sample", "minhash", "vocab", "vocap", "encode", "mix", "verify", "stats", "show"),
+    "checkpoint": ("list", "check", "convert", "weights", "average"),
+    "evaluate": ("tatoeba", "pairs", "align", "losses", "perplexity", "words"),
+}
+_GROUPS = (*_MEMBERS, "launch", "report", "bench")  # commands that have commands of their own
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         if name in ("recipe", "recipes"):
             fail("xlme", ValueError(f"there is no command {name!r}: `xlme pretrain --help` lists the recipes"))
+        if group := next((group for group, members in _MEMBERS.items() if name in members), None):
+            fail("xlme", ValueError(f"there is no command {name!r}: did you mean xlme {group} {name}?"))
         fail("xlme", no_such("command", name, COMMANDS))
     try:
         code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
@@ -92,11 +99,14 @@ def _refuse_more(words: list[str], most: int) -> None:
 
 def _no_command(argv: list[str]) -> ValueError:
     """The error for a command line that begins with a flag."""
-    from .io.help import flags_of
+    from .io.help import options_of
     from .pretrain import Pretrain
 
     flag = argv[0].partition("=")[0]
-    if flag in ("--recipe", "--config") or flag.replace("_", "-") in [name for name, *_ in flags_of(Pretrain)]:
+    if named := next((word for word in argv if word in COMMANDS), None):
+        corrected = shlex.join(["xlme", named, *(word for word in argv if word != named)])
+        return ValueError(f"the command comes first: {corrected}")
+    if flag in ("--recipe", "--config") or flag.replace("_", "-") in [option.flag for option in options_of(Pretrain)]:
         example = shlex.join(["xlme", "pretrain", *argv])
         return ValueError(f"{flag} is not a command: name a command first, for example {example}")
     near = ["--version"] if flag in ("-v", "-V") else get_close_matches(flag, ["--version", "--help"], n=1, cutoff=0.7)

@@ -166,9 +166,11 @@ class TextModel:
     """The device that the model runs on."""
 
     @check_argument_types
-    def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
-        """Raises ValueError if `folder` has no model, or torch cannot use the `device`."""
+    def __init__(self, folder: Path | str, device: str | torch.device | None = None):
+        """`device`: by default a GPU if there is one. Raises ValueError if `folder` has no model, or torch cannot use
+        the device."""
         self.folder = Path(folder)
+        device = device or ("cuda" if on_gpu() else "cpu")
         try:
             self.device = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA

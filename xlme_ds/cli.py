@@ -3,21 +3,18 @@ settings file. Prints errors, remarks, progress and numbers in the form that all
 
 import os
 import shlex
-import shutil
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from .config import RunConfig
 from .io.arguments import HELP_FLAGS
 from .io.errors import in_words, no_such
 from .io.stdout import guard_stdout
-from .io.toml import help_of
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, LAUNCHER_VARIABLES
 from .settings_file import read_values, with_values
@@ -26,23 +23,33 @@ Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
 _RANK_0_SECONDS = 30.0  # how long the other ranks wait for rank 0 to find the mistake in the command line too
-_CONFIG_HELP = "file of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
+# (flag, type, name of the value, help, default) of the options that say where the settings come from.
+_SOURCES = (
+    ("--recipe", str, "NAME", "One of the recipes below.", None),
+    (
+        "--config",
+        Path,
+        "FILE",
+        "File of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json.",
+        None,
+    ),
+)
 _OFTEN_SET = (
-    "train.steps",
-    "data.mono_rows",
-    "data.para_rows",
-    "data.micro_batch",
-    "optimizer.learning_rate",
-    "optimizer.warmup_steps",
-    "model.vocabulary",
-    "model.max_positions",
-    "model.activation_checkpointing",
-    "engine.kind",
-    "engine.deepspeed",
-    "start.folder",
-    "train.eval_every",
-    "train.save_every",
-    "seed",
+    "--train.steps",
+    "--data.mono-rows",
+    "--data.para-rows",
+    "--data.micro-batch",
+    "--optimizer.learning-rate",
+    "--optimizer.warmup-steps",
+    "--model.vocabulary",
+    "--model.max-positions",
+    "--model.activation-checkpointing",
+    "--engine.kind",
+    "--engine.deepspeed",
+    "--start.folder",
+    "--train.eval-every",
+    "--train.save-every",
+    "--seed",
 )
 
 
@@ -78,19 +85,17 @@ def run_subcommand(
     functions: Mapping[str, Callable[..., Any]],
     kind: str,
     arguments: list[str] | None,
-    description: str | None = None,
+    description: str,
 ) -> None:
     """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
     A user's mistake ends the process with one sentence and exit code 2. `kind`: the word for such a function in errors,
     such as `command`."""
-    import tyro
-
-    from .io.help import call_from_command_line, wrapped_help
+    from .io.help import call_from_command_line, group_page, summary_of
 
     argv = sys.argv[1:] if arguments is None else arguments
     if not argv or argv[0] in HELP_FLAGS:
-        with wrapped_help():
-            tyro.extras.subcommand_cli_from_dict(dict(functions), prog=prog, description=description, args=["--help"])
+        members = [(name, summary_of(function)) for name, function in functions.items()]
+        print(group_page(prog, kind.upper(), description, members))
     elif argv[0].startswith("-"):
         fail(prog, ValueError(f"name a {kind} first: one of {', '.join(functions)}"))
     elif argv[0] not in functions:
@@ -115,8 +120,9 @@ def parse(
     """
     import tyro
 
-    from .io.help import READABLE, checked_arguments, wrapped_help
+    from .io.help import Option, checked_arguments
 
+    own = [Option(*source) for source in _SOURCES]
     rest, recipe_name = take_flag(without_local_rank(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
@@ -124,40 +130,43 @@ def parse(
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} exclude each other: give only one of them")
     asks_for_help = not HELP_FLAGS.isdisjoint(rest)
-    usage = f"{prog} ({' | '.join(_sources(command))})"
     if without_value := [flag for flag in ("--recipe", "--config") if flag in rest]:
         raise ValueError(f"{without_value[0]} has no value: write one after it")
     if not sources and not asks_for_help:
         if rest[:1] and rest[0] in RECIPES:
             raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
-        checked_arguments(command, rest, {"--recipe": "--recipe NAME (or --config FILE)"}, ["--name"])
+        source = "--recipe NAME (or --config FILE)"
+        _, out = take_flag(rest, "--out")
+        if out is not None and (settings := Path(out) / "config.json").is_file():
+            source = f"--recipe NAME (or --config {settings}, the settings of this run)"
+        checked_arguments(command, rest, [source], ["--name"], own)
     if file_name is not None:
         run = config_from_file(Path(file_name))
     elif recipe_name is not None:
+        if recipe_name not in RECIPES and Path(recipe_name).exists():
+            raise ValueError(f"--recipe {recipe_name} is no recipe: did you mean --config {recipe_name}?")
         run = recipe(recipe_name)
     else:
         run = base or RunConfig(name="custom")
-    if asks_for_help and "--help-all" not in rest:
-        print(_short_help(usage, command, description, run))
+    if asks_for_help:
+        print(_help(prog, command, description, run, everything="--help-all" in rest))
         sys.exit(0)
-    if not asks_for_help:
-        rest = checked_arguments(command, rest, optional=["--name"])  # the settings have a name already
+    rest = checked_arguments(command, rest, optional=["--name"], also=own)  # the settings have a name already
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    with READABLE, wrapped_help():
-        return tyro.cli(
-            command,
-            prog=usage,
-            default=command(**defaults | {"run": run}),
-            args=["--help" if argument == "--help-all" else argument for argument in rest],
-            description=f"{description.rstrip()}\n\n--recipe NAME: one of {', '.join(RECIPES)}.\n\n--config FILE: "
-            + _CONFIG_HELP,
-            config=(tyro.conf.OmitSubcommandPrefixes,),
-        )
+    return tyro.cli(
+        command,
+        prog=prog,
+        default=command(**defaults | {"run": run}),
+        args=rest,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
 
 
 def config_from_file(path: Path) -> RunConfig:
     """The settings in a file. A setting that is not in the file comes from the recipe that the file names; without a
     recipe, it has its default."""
+    if (path / "config.json").is_file():
+        raise ValueError(f"{path} is a folder: did you mean {path / 'config.json'}?")
     values = read_values(path)
     if not values.keys().isdisjoint(("task", "tuning")):
         raise ValueError(f"{path} has settings of fine-tuning: name a file with settings of pre-training")
@@ -171,83 +180,35 @@ def config_from_file(path: Path) -> RunConfig:
     return with_values(base, values, path)
 
 
-def _sources(command: type) -> list[str]:
-    """The options that say where the settings come from; a command line needs one of them."""
-    others = {"branch": "--branch RUN@STEP", "budget": "--budget DOLLARS"}
-    return ["--recipe NAME", "--config FILE", *(others[x.name] for x in fields(command) if x.name in others)]
+def _help(prog: str, command: type, description: str, run: RunConfig, everything: bool) -> str:
+    """The page of a command with the settings of a run: the command's own options, then `everything`, or the settings
+    that are often set; all with their values in `run`."""
+    from .io.help import Option, entries, help_page, options_of, wrap
 
-
-def _short_help(usage: str, command: type, description: str, run: RunConfig) -> str:
-    """Usage, the command's own options, and the settings that are often set, with their values in `run`."""
-    helps = help_of(command)
-    hints = get_type_hints(command, include_extras=True)
-    options = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP.capitalize())]
-    required = ""
-    for field in fields(command):
-        if field.name != "run":
-            hint = hints[field.name]
-            marks = getattr(hint, "__metadata__", ())
-            names_given = [mark.name for mark in marks if getattr(mark, "name", None)]
-            flag = "--" + (names_given or [field.name.replace("_", "-")])[0]
-            value = ""
-            if not isinstance(field.default, bool):
-                value = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), "") or _placeholder(hint)
-            if field.default is MISSING:
-                required += f" {flag} {value}"
-            default = "" if field.default in (MISSING, None, False) else f". Default: {field.default}"
-            options.append((f"{flag} {value}", helps[field.name].rstrip(".") + default))
-    often_set = []
-    for name in _OFTEN_SET:
-        section, _, key = name.rpartition(".")
-        settings = getattr(run, section) if section else run
-        first_sentence = help_of(type(settings))[key].partition(". ")[0]
-        value = getattr(settings, key)
-        shown = "" if isinstance(value, bool) else value or repr(value)
-        often_set.append((f"--{name.replace('_', '-')} {shown}", first_sentence))
-    values = f", with their values in {run.name}:"
+    settings = {option.flag: option for option in options_of(RunConfig, run)}
+    own = [*(Option(*source) for source in _SOURCES)]
+    own += [option for option in options_of(command) if option.flag not in settings]
+    flags = {option.flag: option for option in own}
+    sources = [str(flags[flag]) for flag in ("--recipe", "--config", "--branch", "--budget") if flag in flags]
+    required = [str(option) for option in own if option.default is MISSING]
+    usage = " ".join([prog, f"({' | '.join(sources)})", *required, "[--section.key value ...]"])
+    recipes = "\n".join(
+        ["Recipes (memory: without offloading; smaller --data.micro-batch, less):\n", *entries(SUMMARIES.items())]
+    )
+    if everything:
+        return help_page(usage, description, [*own, *settings.values()], recipes)
+    heading = f"Settings that are often set, with their values in {run.name}:"
     if run.name == "custom":
-        values = ", and their defaults. With --recipe NAME, --help shows that recipe's values."
-    return "\n".join(
-        [
-            f"usage: {usage}{required} [--section.key value ...]\n",
-            *(_wrap(paragraph, "") + "\n" for paragraph in description.strip().split("\n\n")),
-            *(_entry(*pair) for pair in options),
-            "\n" + _wrap(f"Settings that are often set{values}", "") + "\n",
-            *(_entry(*pair) for pair in often_set),
-            "\nRecipes (memory: without offloading; smaller --data.micro-batch, less):\n",
-            *(_wrap(summary, f"  {name:<20} ") for name, summary in SUMMARIES.items()),
-            "\n--help-all lists all settings.",
-        ]
-    )
-
-
-def _placeholder(hint: object) -> str:
-    """The placeholder for the value of an option of type `hint` in its usage, such as `DIR` or `N`."""
-    if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
-    names = {Path: "DIR", int: "N", float: "NUMBER", str: "NAME"}
-    return next(name for type_, name in names.items() if type_.__name__ in str(hint))
-
-
-def _entry(flag: str, about: str) -> str:
-    """An option and its help; the help begins in column 38."""
-    first_line = "" if len(flag) < 36 else f"  {flag}\n"
-    return first_line + _wrap(about.rstrip(".") + ".", f"{'' if first_line else f'  {flag}':<38}")
-
-
-def _wrap(text: str, start: str) -> str:
-    """`text` in lines as wide as the terminal, at most 120 characters. The first line begins with `start`, the others
-    with as many spaces. Indented text, which is a command, is returned unchanged, without `start`."""
-    if text.startswith("  "):
-        return text
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    return textwrap.fill(
-        text,
-        max(width, len(start) + 30),
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_on_hyphens=False,
-    )
+        heading = (
+            "Settings that are often set, and their defaults. With --recipe NAME, --help shows that recipe's values:"
+        )
+    often_set = []
+    for flag in _OFTEN_SET:
+        _, kind, _, text, value = settings[flag]
+        shown = ("on" if value else "off") if kind is bool else value or repr(value)
+        often_set.append((f"{flag} {shown}", text.partition(". ")[0].rstrip(".") + "."))
+    ending = [wrap(heading) + "\n", *entries(often_set), "", recipes, "\n--help-all lists all settings."]
+    return help_page(usage, description, own, "\n".join(ending))
 
 
 def without_local_rank(arguments: list[str]) -> list[str]:

@@ -1,5 +1,5 @@
 """Pre-train a model on one process; `xlme launch --gpus N pretrain …` starts one on each of several GPUs. A second call
-with the same --out resumes the run.
+with the same --out resumes the run. A signal to stop (Ctrl-C, SIGTERM) saves a checkpoint; the exit code is then 0.
 
   xlme pretrain --recipe quickstart --data runs/first/data/train --heldout runs/first/data/heldout --out runs/second
 
@@ -26,14 +26,14 @@ from .train.stop import StopRequest
 class Pretrain:
     """Arguments of the command."""
 
-    data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data", metavar="DIR [DIR ...]")]
+    data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data")]
     """Folder that `xlme prep mix` wrote. If several are given, they are read one after the other (data.phase_steps)."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Path
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     branch: Annotated[Path | None, tyro.conf.arg(metavar="RUN@STEP")] = None
     """In place of --recipe: a new run with that run's settings, from its checkpoint of that step."""
-    heldout: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    heldout: Path | None = None
     """Folder of `xlme prep mix` with text kept out of training, for evaluation."""
     dry_run: bool = False
     """Check everything, open the data, count memory and operations, and stop: nothing is written."""

@@ -1,4 +1,4 @@
-"""Train a small model on sample text: fetch text, prepare it, pre-train, draw the report. `make pretrain` calls it.
+"""Train a small model on sample text: fetch text, prepare it, pre-train, draw the report.
 
 It takes 10 to 15 minutes on two cores. Then open report.html in the run folder. Every stage is a command that a large
 run uses, too; data/prepare.log has the commands of data preparation and their output. Finished stages are skipped.

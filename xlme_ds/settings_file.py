@@ -53,7 +53,11 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path | str,
                 changed[key] = value
                 continue
             if not isinstance(value, dict):
-                kind = f"dictionary or a {hints[key].__name__}" if isinstance(path, str) else "section of settings"
+                kind = (
+                    f"dictionary or an instance of {hints[key].__name__}"
+                    if isinstance(path, str)
+                    else "section of settings"
+                )
                 raise ValueError(f"{path}: {key} is {value!r}, but it must be a {kind}")
             changed[key] = with_values(getattr(settings, key), value, path, f"{key}.")
         else:

@@ -20,7 +20,6 @@ next case runs. After --minutes the bench stops, and reports the remaining cases
 case failed or a kernel differs from its reference.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -28,16 +27,40 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from bench.measure import Figures, markdown, stamp
-from bench.workers import Worker
+from bench.measure import Figures, Worker, markdown, stamp
+from xlme_ds.cli import fail
+from xlme_ds.io.files import write_text
+from xlme_ds.io.help import call_from_command_line
 
-SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
+Section = Literal["matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
 TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds that a section's case may use on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
+
+
+@dataclass(frozen=True)
+class GpuSettings:
+    """Arguments of the command."""
+
+    sections: tuple[Section, ...] = SECTIONS
+    """Sections to measure."""
+    minutes: float = 8.0
+    """The bench stops after this many minutes."""
+    patience: float = 3.0
+    """A case is stopped after this many minutes."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Device to measure; on a CPU only --quick makes sense."""
+    quick: bool = False
+    """Try that everything runs, with tiny sizes."""
+    out: Path = Path("runs/gpu")
+    """Folder of gpu.json and gpu.md."""
+    json: bool = False
+    """Print JSON."""
 
 
 def _step(recipe: str, micro_batch: int, **settings: Any) -> Figures:
@@ -101,10 +124,8 @@ class Report:
             self.figures["machine"] |= row
         else:
             self.figures[section].append(row)
-        for name, text in (("gpu.json", json.dumps(self.figures, indent=1) + "\n"), ("gpu.md", self.markdown())):
-            temporary = self.folder / f"{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.folder / name)
+        write_text(self.folder / "gpu.json", json.dumps(self.figures, indent=1) + "\n")
+        write_text(self.folder / "gpu.md", self.markdown())
         columns = (f"{key} {_short(value)}" for key, value in row.items() if not isinstance(value, list))
         print(f"{section}: {', '.join(columns)}", file=sys.stderr, flush=True)
 
@@ -149,20 +170,18 @@ class Bench:
 
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
-        self.next = Worker("bench.gpu.worker")  # a process for the next case; it already loads its libraries
-        self.shared: Worker | None = None  # the process that runs the cases of all sections in `SHARED`
+        # The process of this case, and one for the next case, which already loads its libraries.
+        self.worker, self.next = Worker("bench.gpu.worker"), Worker("bench.gpu.worker")
+        self.is_used = False  # whether `worker` has run a case
 
     def run(self, section: str, labels: Figures) -> None:
         """Measure one case, and add its rows to the report."""
         if time.monotonic() >= self.deadline:
             return self.report.add(section, labels | _NO_TIME)
-        if self.shared is not None and section not in SHARED:
-            self.shared.close()
-            self.shared = None
-        worker = self.shared
-        if worker is None:
-            worker, self.next = self.next, Worker("bench.gpu.worker")
-        worker.load(self.deadline - time.monotonic())
+        if self.is_used and section not in SHARED:
+            self.renew()
+        self.is_used = True
+        self.worker.load(self.deadline - time.monotonic())
         if section not in SHARED:  # while the next process loads, a step takes 1.2 times as long (measured)
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
@@ -170,59 +189,50 @@ class Bench:
         seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
         case = self.common | {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds}
         failed = False
-        for row in worker.rows(case | labels, limit):
+        for row in self.worker.rows(case | labels, limit):
             failed = failed or "failed" in row
             row = _NO_TIME if "failed" in row and time.monotonic() >= self.deadline else row
             took = {} if section == "machine" else {"took_s": time.monotonic() - begin}
             self.report.add(section, labels | row | took)
             begin = time.monotonic()
-        self.shared = worker if section in SHARED and not failed else None
-        if self.shared is None:
-            worker.close(kill=failed)
+        if failed or section not in SHARED:
+            self.renew(kill=failed)
+
+    def renew(self, kill: bool = False) -> None:
+        """End the process of the last case; the one that has loaded takes its place."""
+        self.worker.close(kill)
+        self.worker, self.next, self.is_used = self.next, Worker("bench.gpu.worker"), False
 
     def end(self) -> None:
-        """End every process."""
-        for worker in (self.next, self.shared):
-            if worker is not None:
-                worker.close(kill=True)
+        """End both processes."""
+        for worker in (self.worker, self.next):
+            worker.close(kill=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Measure, and print Markdown or JSON; returns the exit code."""
     begin = time.monotonic()
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="xlme bench gpu", description=__doc__, formatter_class=layout)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
-    parser.add_argument("--minutes", type=float, default=8.0, help="the bench stops after this many minutes")
-    parser.add_argument("--patience", type=float, default=3.0, help="a case is stopped after this many minutes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to measure")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="try that everything runs, with tiny sizes")
-    options = parser.parse_args(arguments)
-    if not (options.minutes > 0 and options.patience > 0):
-        parser.error("--minutes and --patience must be above 0")
-    if options.device == "cpu":
+    settings = call_from_command_line(GpuSettings, "xlme bench gpu", None, __doc__)
+    if settings.device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
-    settings = {"rows": "synthetic, packed", "quick": options.quick, "minutes": options.minutes}
-    settings |= {"sections": list(options.sections)} | stamp()
-    options.out.mkdir(parents=True, exist_ok=True)
-    work = options.out.resolve() / "work"
+    settings.out.mkdir(parents=True, exist_ok=True)
+    work = settings.out.resolve() / "work"
     shutil.rmtree(work, ignore_errors=True)
-    common = {"device": options.device, "quick": options.quick, "folder": str(work)}
-    report = Report(options.out, settings)
+    rows = {"rows": "synthetic, packed", "quick": settings.quick, "minutes": settings.minutes}
+    report = Report(settings.out, rows | {"sections": list(settings.sections)} | stamp())
+    common = {"device": settings.device, "quick": settings.quick, "folder": str(work)}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below runs
-    bench = Bench(report, common, begin + 60 * options.minutes, 60 * options.patience)
+    bench = Bench(report, common, begin + 60 * settings.minutes, 60 * settings.patience)
     try:
-        for section, labels in cases(options.device == "cuda", options.quick):
-            if section in ("machine", *options.sections):
+        for section, labels in cases(settings.device == "cuda", settings.quick):
+            if section in ("machine", *settings.sections):
                 bench.run(section, labels)
             if "failed" in report.figures["machine"]:
-                parser.error(report.figures["machine"]["failed"])
+                fail("xlme bench gpu", ValueError(report.figures["machine"]["failed"]))
     finally:
         bench.end()
         shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps(report.figures, indent=1) if options.json else report.markdown())
+    print(json.dumps(report.figures, indent=1) if settings.json else report.markdown())
     return 0 if report.ok else 1
 
 

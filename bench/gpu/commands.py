@@ -1,18 +1,17 @@
 """Runs every command that touches a GPU on a small text, and compares killed and resumed runs with undisturbed ones."""
 
-import contextlib
-import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
+from xlme_ds.report.run_files import read_records
 from xlme_ds.run_commands import child_environment
 
 # A killed run has STEPS steps in all, saves a checkpoint every SAVE_EVERY steps, and is killed after STEPS_BEFORE_KILL.
@@ -22,6 +21,7 @@ RUNS = {  # name of a run that is killed -> recipe and settings
     "not compiled": "--recipe quickstart --model.compile none",
     "modern": "--recipe modern_base --model.generator-layers 2",
 }
+ROW_TOKENS = {False: 256, True: 64}  # whether the bench is quick -> tokens of a row
 TAGS = ("NOUN", "VERB", "ADJ", "ADV", "DET")
 _API = """import sys, xlme_ds
 model = xlme_ds.load(sys.argv[1])
@@ -56,16 +56,12 @@ def write_text(folder: Path) -> None:
         (folder / "tags" / f"{name}.tsv").write_text("\n".join(tagged))
 
 
-def _row_tokens(quick: bool) -> int:
-    return 64 if quick else 256
-
-
 def _settings(rows: int, quick: bool) -> str:
     """Command-line options of a small model, whose heads have size 64 as in Base. A step has one micro-batch, with
     `rows` rows of each task. If `quick`, heads and micro-batches are smaller."""
     width, rows = (32, 2) if quick else (256, rows)
     return (
-        f"--model.vocabulary 1000 --model.max-positions {_row_tokens(quick)} --model.width {width} --model.heads 4 "
+        f"--model.vocabulary 1000 --model.max-positions {ROW_TOKENS[quick]} --model.width {width} --model.heads 4 "
         f"--model.feed-forward {4 * width} --model.discriminator-layers 2 --model.init-std 0.05 "
         f"--optimizer.warmup-steps 2 --data.mono-rows {rows} --data.para-rows {rows} --data.micro-batch {rows}"
     )
@@ -78,7 +74,7 @@ def prepare(folder: Path, quick: bool) -> None:
     write_text(folder / "text")
     corpora = f"--mono {folder}/text/mono --para {folder}/text/para"
     vocab = f"--vocab {folder}/vocab"
-    mix = f"mix {vocab} --row-tokens {_row_tokens(quick)}"
+    mix = f"mix {vocab} --row-tokens {ROW_TOKENS[quick]}"
     stages = [
         f"vocab {corpora} --size 1000 --sentences 4000 --out {folder}/vocab",
         f"encode --mono {folder}/text/mono --sentences {vocab} --out {folder}/encoded/alone",
@@ -94,29 +90,27 @@ def prepare(folder: Path, quick: bool) -> None:
     (folder / "done").touch()
 
 
-def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at the same time
-    env = child_environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
-    with log.open("a") as file:
-        return subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
-
-
-def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
-    """Run a command, and kill it at `deadline` (time.monotonic). Returns its `seconds`, and either `said`, the end of
-    its output, or `failed`, the reason of its failure. If `deadline` is past, returns only `left_out`."""
+def _run(arguments: Sequence[str], log: Path, deadline: float, killed: Callable[[], bool] = lambda: False) -> Figures:
+    """Run a command, until it ends or `killed()` is true, at most until `deadline` (time.monotonic). Returns its
+    `seconds`, and either `said`, the end of its output, or `failed`, the reason of its failure. If `deadline` is past,
+    returns only `left_out`."""
     begin = time.monotonic()
     if begin > deadline:
         return {"left_out": "the time of this section is up"}
-    process = _start(arguments, log)
-    try:
-        process.wait(deadline - begin)
-    except subprocess.TimeoutExpired:
+    threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at the same time
+    env = child_environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
+    with log.open("a") as file:
+        process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
+    while process.poll() is None and time.monotonic() < deadline and not killed():
+        time.sleep(0.005)
+    seconds = {"seconds": time.monotonic() - begin}
+    if process.poll() is None:
         process.kill()
         process.wait()
-        return {"failed": f"no end after {deadline - begin:.0f} s", "seconds": time.monotonic() - begin}
+        return {"failed": f"no end after {deadline - begin:.0f} s"} | seconds
     output = " / ".join(log.read_text(errors="replace").split("\n")[-4:]).strip(" /")
     failed = {"failed": f"exit code {process.returncode}: {output[-600:]}"}
-    return (failed if process.returncode else {"said": output[-160:]}) | {"seconds": time.monotonic() - begin}
+    return (failed if process.returncode else {"said": output[-160:]}) | seconds
 
 
 def _xlme(arguments: str) -> list[str]:
@@ -180,49 +174,38 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
     prepare(folder / "data", quick)
     (folder / "resume").mkdir(parents=True)
 
-    def train(name: str, run: Path) -> tuple[list[str], Path]:
+    def train(name: str, run: Path, killed: Callable[[], bool] = lambda: False) -> Figures:
         arguments = (
             f"pretrain {RUNS[name]} {_settings(8, quick)} --engine.deepspeed zero1 --train.steps {STEPS} "
             f"--train.log-every 1 --train.save-every {SAVE_EVERY} --data {folder}/data/xlme_train --out {run}"
         )
-        return _xlme(arguments), run.with_suffix(".log")
+        return _run(_xlme(arguments), run.with_suffix(".log"), deadline, killed)
 
     def kill_and_resume(name: str, run: Path) -> tuple[int, Figures]:
-        process = _start(*train(name, run))
-        while process.poll() is None and len(_steps(run)) < STEPS_BEFORE_KILL and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        return len(_steps(run)), _run(*train(name, run), deadline)
+        metrics = run / "metrics.jsonl"
+        train(name, run, lambda: len(read_records(metrics)) >= STEPS_BEFORE_KILL)
+        return len(read_records(metrics)), train(name, run)
 
     with ThreadPoolExecutor(2 * len(runs)) as pool:
         started = []
         for name in runs:
             alone, killed = (folder / "resume" / f"{name.replace(' ', '_')}_{end}" for end in ("alone", "killed"))
-            undisturbed = pool.submit(_run, *train(name, alone), deadline)
-            started.append((name, alone, killed, undisturbed, pool.submit(kill_and_resume, name, killed)))
+            results = pool.submit(train, name, alone), pool.submit(kill_and_resume, name, killed)
+            started.append((name, alone, killed, *results))
         for name, alone, killed, undisturbed, resumed in started:
             step, result = resumed.result()
-            results = {"alone": undisturbed.result(), "resumed": result}
-            failed = [f"{end}: {result}" for end, result in results.items() if "said" not in result]
+            results_by_end = {"alone": undisturbed.result(), "resumed": result}
+            failed = [f"{end}: {result}" for end, result in results_by_end.items() if "said" not in result]
             row = {"failed": "; ".join(failed)} if failed else _compared(alone, killed)
             yield {"run": name, "killed_after_step": step} | row
-
-
-def _steps(run: Path) -> list[Figures]:
-    """The lines of a run's metrics.jsonl, one per step. A last line that is not complete yet is left out."""
-    steps = []
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            steps.append(json.loads(line))
-    return steps
 
 
 def _compared(alone: Path, killed: Path) -> Figures:
     """Compare the undisturbed run `alone` with the run `killed`. In the row returned, `ok` says whether they have the
     same losses, gradient norms and weights."""
     alone_steps, killed_steps = (
-        {line["step"]: (line["loss"], line["grad_norm"]) for line in _steps(run)} for run in (alone, killed)
+        {line["step"]: (line["loss"], line["grad_norm"]) for line in read_records(run / "metrics.jsonl")}
+        for run in (alone, killed)
     )
     different = [step for step in alone_steps if alone_steps[step] != killed_steps.get(step)]
     weights = [(run / "model" / "model.safetensors").read_bytes() for run in (alone, killed)]

@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.steps import Device
-from bench.measure import Figures, by_turns
-from xlme_ds.models.attention import item_bounds
+from bench.gpu.steps import seconds_of
+from bench.measure import Figures, by_turns, repeat
+from bench.synthetic import synthetic_batch
+from xlme_ds.models.attention import Gate, TorchBias, item_bounds, toeplitz
 from xlme_ds.models.tiles import TILINGS_FILE, Tiling
 
 SHAPE = 64, 12, 512, 64  # rows (half hold one item, half several), heads, tokens, size of a head
@@ -45,16 +46,12 @@ def candidate_tilings(kernel: str) -> list[Tiling]:
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
     max_scores_per_warp = 2048 if kernel == "_forward" else 1024
     max_tile_length = 64 if kernel == "_backward_queries" else 128  # the most queries, and the most keys
-    candidates = (
+    return [
         Tiling(queries, keys, warps, stages)
         for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))
-    )
-    return [
-        form
-        for form in candidates
-        if 256 <= form.queries * form.keys // form.warps <= max_scores_per_warp
-        and (form.keys if kernel == "_backward_keys" else form.queries) >= 16 * form.warps
-        and max(form.queries, form.keys) <= max_tile_length
+        if 256 <= queries * keys // warps <= max_scores_per_warp
+        and (keys if kernel == "_backward_keys" else queries) >= 16 * warps
+        and max(queries, keys) <= max_tile_length
     ]
 
 
@@ -71,11 +68,8 @@ def inputs(
     def numbers(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(half).to(device)
 
-    rng = np.random.default_rng(0)
-    segments = np.ones((rows, tokens), dtype=np.int64)
-    for row in segments[rows // 2 :]:  # several items of about 60 tokens
-        row[:] = np.searchsorted(np.cumsum(rng.integers(30, 90, tokens)), np.arange(tokens), side="right") + 1
-    first, end = item_bounds(torch.from_numpy(segments).to(device))
+    segments_BT = synthetic_batch((rows // 2, rows - rows // 2), tokens, 1000).segments_BT
+    first, end = item_bounds(segments_BT.to(device))
     distance = numbers(heads, 2 * tokens - 1)
     gate = numbers(size), numbers(size), numbers(heads)
     return {
@@ -85,107 +79,94 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """Three functions of one kernel, whose inputs are fixed. Each function takes a form."""
+    """A kernel in one form, with its inputs."""
 
-    run: Callable[[Tiling], None]
-    buffers: Callable[[Tiling], Sequence[Tensor]]  # the tensors that the kernel writes
-    results: Callable[[Tiling], Sequence[Tensor]]  # the kernel's results, in the order in which `expected` has them
+    run: Callable[[], object]
+    buffers: Sequence[Tensor]  # the tensors that the kernel writes
+    results: Callable[[], Sequence[Tensor]]  # the kernel's results, in the order in which `expected` has them
 
-    def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
+    def errors(self, exact: Sequence[Tensor]) -> list[float]:
         """max|error| / max|reference| of each result; NaN if the kernel left a number of the result unwritten."""
-        for buffer in self.buffers(form):
+        for buffer in self.buffers:
             buffer.fill_(math.nan)
-        self.run(form)
-        pairs = zip(self.results(form), exact, strict=True)
+        self.run()
+        pairs = zip(self.results(), exact, strict=True)
         return [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
 
 
-def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
-    """The `Launch` of each kernel, by its name. A backward kernel reads the outputs of the kernels before it."""
+def launches(tensors: dict[str, Any]) -> dict[str, Callable[[Tiling], Launch]]:
+    """By the name of each kernel, a function that returns its `Launch` in a form. A backward kernel reads the outputs
+    of the kernels before it."""
     from xlme_ds.models import attention_triton as kernels
 
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
-    heads, tokens = qkv.shape[3], qkv.shape[1]
+    tokens, heads = qkv.shape[1], qkv.shape[3]
+    out = kernels._empty_outputs(qkv, gate[0])
+    kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
+    delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
+    passed = *out[1:], tensors["grad"], delta
 
     def largest_offset(form: Tiling) -> int:  # the largest distance of a tile from the diagonal, in tiles
         return -(-tokens // form.queries) - 1
 
-    out = kernels._empty_outputs(qkv, gate[0])
-    kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
-    passed = *out[1:], tensors["grad"]
-    delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
+    def forward(form: Tiling) -> Launch:
+        run = partial(kernels._launch, kernels._forward, qkv, *gate, *bounds, *out, tiling=form)
+        return Launch(run, out, lambda: out[:1])
 
-    @functools.cache
-    def parts(form: Tiling) -> tuple[Tensor, ...]:  # each block of a kernel writes a part of the parameters' gradients
-        return kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
+    def queries(form: Tiling) -> Launch:
+        # Each block of a kernel writes a part of the parameters' gradients.
+        _, _, far, gates, scale = kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
+        arguments = qkv, *gate, *bounds, out[0], *passed, grad_qkv, gates, scale, far
+        run = partial(kernels._launch, kernels._backward_queries, *arguments, near=tokens, tiling=form)  # all are near
+        grad_q = grad_qkv[:, :, 0]
+        results = lambda: (grad_q, gates.sum((0, 1, 2)), scale.sum((0, 2)))  # noqa: E731
+        return Launch(run, (delta, grad_q, far, gates, scale), results)
 
-    def forward(form: Tiling) -> None:
-        kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, tiling=form)
+    def keys(form: Tiling) -> Launch:
+        run = partial(kernels._launch, kernels._backward_keys, qkv, *bounds, *passed, grad_qkv, gated=True, tiling=form)
+        return Launch(run, (grad_qkv[:, :, 1:],), lambda: grad_qkv.unbind(2)[1:])
 
-    def queries(form: Tiling) -> None:
-        _, _, grad_far, grad_gates, grad_scale = parts(form)
-        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, tiling=form)  # no key is this far away
+    def distances(form: Tiling) -> Launch:
+        near = largest_offset(form)
+        _, grad_d, *_ = kernels._empty_gradients(qkv, gate[0], bounds[0], near, form)
+        arguments = kernels._backward_distances, qkv, *bounds, *passed, grad_d
+        run = partial(kernels._launch, *arguments, gated=True, near=near, tiling=form)
+        no_far = grad_d.new_zeros(heads, 2)
+        return Launch(run, (grad_d,), lambda: (kernels._by_distance(grad_d.sum(0), no_far, near, tokens),))
 
-    def keys(form: Tiling) -> None:
-        kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, tiling=form)
-
-    def distances(form: Tiling) -> None:
-        tensors = qkv, *bounds, *passed, delta, parts(form)[1]
-        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=largest_offset(form), tiling=form)
-
-    def query_results(form: Tiling) -> Sequence[Tensor]:
-        *_, grad_gates, grad_scale = parts(form)
-        return grad_qkv[:, :, 0], grad_gates.sum((0, 1, 2)), grad_scale.sum((0, 2))
-
-    def distance_results(form: Tiling) -> Sequence[Tensor]:
-        grad_d = parts(form)[1].sum(0)
-        return (kernels._by_distance(grad_d, grad_d.new_zeros(heads, 2), largest_offset(form), tokens),)
-
-    return {
-        "_forward": Launch(forward, lambda form: out, lambda form: out[:1]),
-        "_backward_queries": Launch(queries, lambda form: (delta, grad_qkv[:, :, 0], *parts(form)[2:]), query_results),
-        "_backward_keys": Launch(keys, lambda form: (grad_qkv[:, :, 1:],), lambda form: grad_qkv.unbind(2)[1:]),
-        "_backward_distances": Launch(distances, lambda form: parts(form)[1:2], distance_results),
-    }
+    return dict(zip(KERNELS, (forward, queries, keys, distances), strict=True))
 
 
 def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
-    """Each kernel's results, computed in float64 from the formulas, one row at a time."""
-    names = ("update", "reset", "scale", "distance")
-    u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
-    rows, tokens, _, _, size = tensors["qkv"].shape
-    position = torch.arange(tokens, device=d.device)
-    distance_index = position[None, :] - position[:, None] + tokens - 1
-    sums = {name: torch.zeros_like(value) for name, value in zip(names, (u, r, w, d), strict=True)}
-    outs, grads = [], []
-    for n in range(rows):
-        qkv = tensors["qkv"][n].double().requires_grad_()
-        q, k, v = qkv.permute(1, 2, 0, 3)
-        alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
-        gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
-        seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
-        scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, distance_index], -math.inf)
-        out = (scores.softmax(-1) @ v).transpose(0, 1)
-        *parameter_gradients, qkv_gradient = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
-        for gradient_sum, gradient in zip(sums.values(), parameter_gradients, strict=True):
-            gradient_sum += gradient
-        outs.append(out.detach())
-        grads.append(qkv_gradient)
-    grad_q, grad_k, grad_v = torch.stack(grads).unbind(2)
-    gates = torch.stack([sums["update"], sums["reset"]])
+    """Each kernel's results, from the model's attention in float64 on the CPU."""
+    qkv, distance, grad = (tensors[name].double().cpu() for name in ("qkv", "distance", "grad"))
+    gate = Gate(qkv.shape[3], qkv.shape[4]).double()
+    for parameter, value in zip(gate.parameters(), tensors["gate"], strict=True):
+        parameter.data = value.double().cpu()
+    inputs = [qkv.requires_grad_(), *gate.parameters(), distance.requires_grad_()]
+    bias = TorchBias(None, toeplitz(distance), tensors["first"].cpu())  # tokens of an item have the same first token
+    out = bias.attend(qkv, gate, 0.0, None)
+    gradients = torch.autograd.grad(out, inputs, grad)
+    results = [part.to(tensors["qkv"].device) for part in (out.detach(), *gradients)]
+    out, grad_qkv, grad_update, grad_reset, grad_scale, grad_distance = results
+    grad_q, grad_k, grad_v = grad_qkv.unbind(2)
     return {
-        "_forward": [torch.stack(outs)], "_backward_queries": [grad_q, gates, sums["scale"]],
-        "_backward_keys": [grad_k, grad_v], "_backward_distances": [sums["distance"]],
+        "_forward": [out], "_backward_queries": [grad_q, torch.stack([grad_update, grad_reset]), grad_scale],
+        "_backward_keys": [grad_k, grad_v], "_backward_distances": [grad_distance],
     }  # fmt: skip
+
+
+@functools.cache
+def _launches_here() -> dict[str, Callable[[Tiling], Launch]]:
+    torch.set_num_threads(1)
+    return launches(inputs(torch.device("cuda"), *SHAPE))
 
 
 def _compile(kernel: str, form: Tiling) -> Figures:
     """Compile a form into the cache that all processes share. Returns an empty dict, or `left_out` with a message if
     the form needs more memory or threads than the GPU has, or `failed` with a message after any other error."""
     try:
-        torch.set_num_threads(1)
-        launches(_process_inputs)[kernel].run(form)
+        _launches_here()[kernel](form).run()
         torch.cuda.synchronize()
     except Exception as error:
         message = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
@@ -193,48 +174,39 @@ def _compile(kernel: str, form: Tiling) -> Figures:
     return {}
 
 
-_process_inputs: dict[str, Any] = {}  # filled once by each process that compiles
-
-
-def _make_inputs() -> None:
-    _process_inputs.update(inputs(torch.device("cuda"), *SHAPE))
-
-
-def _launch_repeatedly(run: Callable[[], object]) -> None:
-    for _ in range(LAUNCHES):
-        run()
-
-
-def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
+def _medians(device: torch.device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Median milliseconds of one launch, for each of `runs`. The runs take turns."""
-    launched = {key: partial(device.once, partial(_launch_repeatedly, run)) for key, run in runs.items()}
+    launched = {key: partial(seconds_of, device, partial(repeat, run, LAUNCHES)) for key, run in runs.items()}
     turns = by_turns(launched, rounds, warm_up=0)
-    return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
+    return {key: 1000 * statistics.median(turn[key] for turn in turns) / LAUNCHES for key in runs}
 
 
-def autotune(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
+def autotune(device: torch.device, seconds: float, table: Path) -> Iterator[Figures]:
     """Yield a row of figures for every form, and one for torch's attention. Forms whose turn comes after `seconds` are
     not run; their rows say so.
 
     If every kernel has a winner, writes a copy of the package's table of forms to `table`, with the winners as the
     entry of this GPU's compute capability.
     """
-    started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
+    started, tensors = time.monotonic(), inputs(device, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in candidate_tilings(kernel)]
-    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _make_inputs) as pool:
+    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
     exact, kernels = expected(tensors), launches(tensors)
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}  # matrix products
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
         rows: dict[Tiling, Figures] = {form: compiled[kernel, form] for form in candidate_tilings(kernel)}
+        runs = {}
         for form in [form for form, row in rows.items() if not row]:
             if time.monotonic() - started > seconds:
                 rows[form] |= {"left_out": "no time"}
-            else:
-                errors = kernels[kernel].errors(form, exact[kernel])
-                rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
-        runs = {form: partial(kernels[kernel].run, form) for form, row in rows.items() if row.get("ok")}
+                continue
+            launch = kernels[kernel](form)
+            errors = launch.errors(exact[kernel])
+            rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
+            if rows[form]["ok"]:
+                runs[form] = launch.run
         times = _medians(device, runs, 5)
         for form, ms in times.items():
             rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT_FLOPS / ms / 1e9}
@@ -250,16 +222,14 @@ def autotune(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
     yield torch_attention(device, tensors)
 
 
-def torch_attention(device: Device, tensors: dict[str, Any]) -> Figures:
+def torch_attention(device: torch.device, tensors: dict[str, Any]) -> Figures:
     """Median milliseconds of torch's own attention without bias and mask: forward, and forward with backward."""
-    q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
+    qkv = [part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2)]
     grad = tensors["grad"].transpose(1, 2).contiguous()
-
-    def forward() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
+    forward = partial(F.scaled_dot_product_attention, *qkv)
 
     def forward_backward() -> object:
-        return torch.autograd.grad(forward(), (q, k, v), grad)
+        return torch.autograd.grad(forward(), qkv, grad)
 
     forward_backward()
     times = _medians(device, {"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)

@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
-from bench.gpu.steps import DTYPES, Device
+from bench.gpu.steps import DTYPES
 from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
@@ -43,62 +44,50 @@ MODERN = replace(
 )  # fmt: skip
 
 
-def parity(case: Case, device: Device, dtype: str) -> Figures:
+def parity(case: Case, device: torch.device, dtype: str) -> Figures:
     """Run `case` on the device and on the CPU in float64. Returns the figures of the tensor whose error is largest
     relative to its bound; `ok`, whether all tensors are within their bounds; and `compared`, the number of tensors."""
     reference = case(torch.device("cpu"), torch.float64)
     errors = []
-    for key, value in case(device.torch, DTYPES[dtype]).items():
-        bound = BOUNDS[dtype] if value.is_floating_point() else INTEGERS
-        errors.append((_error(value.detach().cpu(), reference[key].detach()), bound, key))
+    for name, value in case(device, DTYPES[dtype]).items():
+        value, exact = value.detach().cpu(), reference[name].detach()
+        if value.is_floating_point():
+            difference = float((value.double() - exact).abs().max()) / (float(exact.abs().max()) or 1.0)
+            errors.append((difference, BOUNDS[dtype], name))
+        else:
+            errors.append((float((value != exact).double().mean()), INTEGERS, name))
     error, bound, worst = max(errors, key=lambda item: item[0] / item[1])
     ok = all(error <= bound for error, bound, _ in errors)  # false for a NaN
     return {"worst": worst, "error": error, "bound": bound, "ok": ok, "compared": len(errors)}
 
 
-def _error(value: Tensor, reference: Tensor) -> float:
-    if not value.is_floating_point():
-        return float((value != reference).double().mean())
-    scale = float(reference.abs().max()) or 1.0
-    return float((value.double() - reference).abs().max()) / scale
+def twice(case: Case) -> Case:
+    """A case that runs a second time, and raises RuntimeError if that gives other bits."""
 
-
-def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    for seed, parameter in enumerate(module.parameters()):
-        parameter.data = random_numbers(tuple(parameter.shape), seed, std, device, dtype).data
-    return module
-
-
-def _repeatable(compute: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors that `compute` returns. With Triton's kernels, `compute` is called a second time. Raises RuntimeError
-    if the two calls return different tensors."""
-    tensors = compute()
-    if kernels == "triton":
-        again = compute()
+    def run(device: torch.device, dtype: torch.dtype) -> Tensors:
+        tensors, again = case(device, dtype), case(device, dtype)
         if not all(torch.equal(tensors[name], again[name]) for name in tensors):
             raise RuntimeError(
                 "a second run on the same inputs gave other bits: a resumed training run would not repeat the losses "
                 "of an uninterrupted one"
             )
-    return tensors
+        return tensors
+
+    return run
 
 
 def layer(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
     """A layer with gated bias, block-diagonal mask and padding. `kernels` is the setting `model.kernels`."""
-    cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
-    module = _fill_module(TransformerLayer(SMALL), 0.1, device, dtype)
-    table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
+    module, table = TransformerLayer(SMALL), RelativePositionTable(SMALL.heads, 32, 128)
+    for part, std in ((module, 0.1), (table, 0.5)):
+        for seed, parameter in enumerate(part.parameters()):
+            parameter.data = random_numbers(tuple(parameter.shape), seed, std, device, dtype).data
     x_BTD = random_numbers((3, 192, SMALL.width), 9, 1.0, device, dtype)
     rows = [{1: 70, 2: 50, 3: 60, 0: 12}, {1: 192}, {1: 1, 2: 100, 3: 91}]  # segment -> tokens; 0 is padding
     segments = [[segment for segment, count in row.items() for _ in range(count)] for row in rows]
-    segments_BT = torch.tensor(segments, device=device)
-    inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
-
-    def forward_and_backward() -> Tensors:
-        out_BTD = module(x_BTD, attention_bias(cfg, segments_BT, table(192), dtype))
-        return with_gradients({"output": out_BTD}, inputs)
-
-    return _repeatable(forward_and_backward, kernels)
+    cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
+    out_BTD = module(x_BTD, attention_bias(cfg, torch.tensor(segments, device=device), table(192), dtype))
+    return with_gradients({"output": out_BTD}, {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())})
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -119,32 +108,27 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
 def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
     """The masked head, with its table in one block and in three: losses, gradients, predictions and samples. The
     uniform random numbers of the samples are equal on all devices."""
-    outputs: Tensors = {}
-    for blocks in (1, 3):
-        tensors = _repeatable(partial(_masked_head, device, dtype, kernels, blocks), kernels)
-        outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
-    return outputs
-
-
-def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks: int) -> Tensors:
-    hidden, table = (
-        random_numbers((300, 144), 1, 1.0, device, dtype),
-        random_numbers((3000, 144), 2, 0.2, device, dtype),
-    )
-    bias = random_numbers((3000,), 3, 0.5, device, dtype)
     g = torch.Generator().manual_seed(4)
     targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
-    head = vocabulary_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
-    cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
-    high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
-    low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-    tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
-    outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
-    tensors["uniforms outside their sample's share of the CDF"] = outside
-    # In bf16 a CPU rounds the logits. The rounding moves the borders of tokens in the CDF so far that samples differ.
-    if dtype != torch.bfloat16 or device.type == "cuda":
-        tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
-    return tensors
+    outputs: Tensors = {}
+    for blocks in (1, 3):
+        hidden = random_numbers((300, 144), 1, 1.0, device, dtype)
+        table = random_numbers((3000, 144), 2, 0.2, device, dtype)
+        bias = random_numbers((3000,), 3, 0.5, device, dtype)
+        head = vocabulary_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+        cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
+        low, high = (
+            F.pad(cdf, (1, 0)).gather(1, head.sample_M[:, None] + end).squeeze(1) for end in (0, 1)
+        )  # the sample's share of the CDF
+        tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+        outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
+        tensors["uniforms outside their sample's share of the CDF"] = outside
+        # In bf16 a CPU rounds the logits. The rounding moves the borders of tokens in the CDF so far that samples
+        # differ.
+        if dtype != torch.bfloat16 or device.type == "cuda":
+            tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
+        outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
+    return outputs
 
 
 def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tensors:
@@ -172,6 +156,6 @@ CASES: dict[str, Case] = {
     "whole model, modern": partial(electra, cfg=MODERN),
 }
 ON_A_GPU: dict[str, Case] = {  # without a GPU these cases would run torch's kernels again
-    "layer in Triton kernels, twice": partial(layer, kernels="triton"),
-    "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
+    "layer in Triton kernels, twice": twice(partial(layer, kernels="triton")),
+    "masked head in Triton kernels, twice": twice(partial(masked_head, kernels="triton")),
 }

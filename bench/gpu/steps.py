@@ -7,16 +7,17 @@ import platform
 import statistics
 import time
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.measure import Figures, by_turns
-from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert, PeerStep
+from bench.measure import Figures, by_turns, repeat, timed
+from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
@@ -40,7 +41,6 @@ PEERS = {
     "Hugging Face's ELECTRA, compiled": Compiled,
     "ModernBERT, no generator": ModernBert,
 }
-
 PLANNER_NAMES = {  # torch's name of a GPU -> its name in `xlme plan --gpu`
     "NVIDIA H200": "h200",
     "NVIDIA H100 80GB HBM3": "h100-80g",
@@ -50,63 +50,56 @@ PLANNER_NAMES = {  # torch's name of a GPU -> its name in `xlme plan --gpu`
 }
 
 
-@dataclass(frozen=True)
-class Device:
-    """The device of a measurement: `kind` is cuda (the first visible GPU) or cpu."""
-
-    kind: str
-
-    @property
-    def torch(self) -> torch.device:
-        """torch's device."""
-        return torch.device(self.kind)
-
-    def machine(self) -> Figures:
-        """Names and sizes of the device, and versions of the libraries."""
-        versions: Figures = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-        }
-        if self.kind == "cpu":
-            return {"device": f"CPU, {platform.machine()}"} | versions
-        gpu = torch.cuda.get_device_properties(0)
-        return {
-            "device": gpu.name,
-            "gpus": f"{torch.cuda.device_count()} visible, one used",
-            "memory_gib": round(gpu.total_memory / GIB, 1),
-            "compute_capability": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": gpu.multi_processor_count,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        } | versions
-
-    def seconds(self, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
-        """Median seconds of `run` over `rounds` runs, after `warm_up` runs that do not count."""
-        for _ in range(warm_up):
-            run()
-        return statistics.median(self.once(run) for _ in range(rounds))
-
-    def once(self, run: Callable[[], object]) -> float:
-        """The seconds of one run. On a GPU this is the time between two events in its stream."""
-        if self.kind == "cpu":
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1000
+def machine(device: torch.device) -> Figures:
+    """Names and sizes of the device, and versions of the libraries."""
+    versions: Figures = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    if device.type == "cpu":
+        return {"device": f"CPU, {platform.machine()}"} | versions
+    gpu = torch.cuda.get_device_properties(device)
+    return {
+        "device": gpu.name,
+        "gpus": f"{torch.cuda.device_count()} visible, one used",
+        "memory_gib": round(gpu.total_memory / GIB, 1),
+        "compute_capability": f"{gpu.major}.{gpu.minor}",
+        "multiprocessors": gpu.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    } | versions
 
 
-def measure_matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
+def failure(error: Exception) -> Figures:
+    """The row of what did not run: with `out_of_memory`, `left_out` (a library is not installed) or `failed`."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return {"out_of_memory": str(error).split(". ")[0]}
+    if isinstance(error, ModuleNotFoundError):
+        return {"left_out": f"not installed: {error.name}"}
+    return {"failed": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def seconds_of(device: torch.device, run: Callable[[], object]) -> float:
+    """The seconds of one run. On a GPU this is the time between two events in its stream."""
+    if device.type == "cpu":
+        return float(timed(run)["wall"])
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+def median_seconds(device: torch.device, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
+    """Median seconds of `run` over `rounds` runs, after `warm_up` runs that do not count."""
+    turns = by_turns({"run": partial(seconds_of, device, run)}, rounds, warm_up)
+    return statistics.median(turn["run"] for turn in turns)
+
+
+def measure_matmul(device: torch.device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
     """Rate in TFLOP/s of the product [M, K] × [K, N] of normal random numbers (zeros would run faster)."""
     m, k, n = shape
-    a, b = (torch.randn(size, device=device.torch).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
+    a, b = (torch.randn(size, device=device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
     products = 10  # timed together
-    seconds = device.seconds(lambda: [torch.mm(a, b) for _ in range(products)], rounds) / products
+    seconds = median_seconds(device, partial(repeat, lambda: torch.mm(a, b), products), rounds) / products
     return {"tflops": 2 * m * k * n / seconds / 1e12}
 
 
@@ -132,17 +125,18 @@ def synthetic_engine(run: RunConfig) -> Engine:
     return build_engine(run, source, None)
 
 
-def _steps_in_a_row(engine: Engine, count: int = STEPS_TOGETHER) -> None:
-    for _ in range(count):
-        engine.train_batch(0, RATE, detailed=False, next_step=0)
+def training_step(engine: Engine) -> Callable[[], object]:
+    """A function that takes one step, and reads the next step's rows meanwhile, as training does."""
+    return partial(engine.train_batch, 0, RATE, detailed=False, next_step=0)
 
 
-def measure_step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
+def measure_step(run: RunConfig, device: torch.device, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps. `tflops` counts the operations of `flops_per_step`, which leaves
     recomputation out."""
     row_tokens = run.model.max_positions
     engine = synthetic_engine(run)
-    seconds = device.seconds(lambda: _steps_in_a_row(engine), rounds, warm_up=1) / STEPS_TOGETHER
+    steps = partial(repeat, training_step(engine), STEPS_TOGETHER)
+    seconds = median_seconds(device, steps, rounds, warm_up=1) / STEPS_TOGETHER
     metrics = engine.train_batch(0, RATE, detailed=True).metrics
     padding = torch.cat([batch.segments_BT for batch in engine.loader.micro_batches(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
@@ -151,11 +145,11 @@ def measure_step(run: RunConfig, device: Device, rounds: int, matmul_tflops: flo
         "tflops": tflops,
         "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
         "seconds_per_step": seconds,
-        "peak_memory_gib": torch.cuda.max_memory_allocated() / GIB if device.kind == "cuda" else None,
+        "peak_memory_gib": torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else None,
         "planned_memory_gib": sum(peak_memory(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],
-    } | planner_options(device.machine()["device"], tflops)
+    } | planner_options(machine(device)["device"], tflops)
 
 
 def planner_options(device: str, tflops: float) -> Figures:
@@ -170,7 +164,7 @@ def step_tokens(run: RunConfig) -> int:
     return (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
 
 
-def compare_peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
+def compare_peers(device: torch.device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
     """Yield a row with the tokens/s of our step, and a row for each peer's step. The steps take turns. If a peer fails,
     its row says so, and the others run.
 
@@ -183,59 +177,52 @@ def compare_peers(device: Device, rounds: int, quick: bool, seconds: float) -> I
     rows = 2 if quick else 64
     ours, run = "ours, by default", run_config("base_zero1", rows, rows, quick)
     tokens = STEPS_TOGETHER * step_tokens(run)
-    engine = synthetic_engine(run)
-    runs: dict[str, Callable[[], object]] = {ours: lambda: _steps_in_a_row(engine)}
+    our_step = training_step(synthetic_engine(run))
+    runs: dict[str, Callable[[], object]] = {ours: partial(repeat, our_step, STEPS_TOGETHER)}
     runs[ours]()  # not measured: it compiles the model
     for name, peer in PEERS.items():
         try:
-            steps = partial(_peers_steps, peer(run, device.torch))
+            steps = partial(repeat, peer(run, device).step, STEPS_TOGETHER)
             steps()
             runs[name] = steps
-        except torch.cuda.OutOfMemoryError as error:
-            yield {"step": name, "out_of_memory": str(error).split(". ")[0]}
         except Exception as error:
-            yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    turns = by_turns({name: partial(device.once, steps) for name, steps in runs.items()}, 2 * rounds, 0, deadline)
+            yield {"step": name} | failure(error)
+    contenders = {name: partial(seconds_of, device, steps) for name, steps in runs.items()}
+    turns = by_turns(contenders, 2 * rounds, 0, deadline)
     rates = {name: tokens / statistics.median(turn[name] for turn in turns) for name in runs}
     for name, rate in rates.items():
         slowest = tokens / max(turn[name] for turn in turns)
         yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[ours] / rate}
 
 
-def _peers_steps(peer: PeerStep) -> None:
-    for _ in range(STEPS_TOGETHER):
-        peer.step()
-
-
-def profile_step(run: RunConfig, device: Device, top: int = 45) -> Figures:
+def profile_step(run: RunConfig, device: torch.device, top: int = 45) -> Figures:
     """A profile of a step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
     the sum of all kernels' times (`total_ms`), the longest pauses between kernels, and at which lines of code the host
     waited for the GPU. Times and counts are means of `STEPS_PROFILED` steps in a row; the pauses are of all of them."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
-    engine = synthetic_engine(run)
-    seconds = device.seconds(lambda: _steps_in_a_row(engine), rounds=3, warm_up=1) / STEPS_TOGETHER
-    waits = host_waits(lambda: _steps_in_a_row(engine, 1), device)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    step = training_step(synthetic_engine(run))
+    seconds = median_seconds(device, partial(repeat, step, STEPS_TOGETHER), rounds=3, warm_up=1) / STEPS_TOGETHER
+    waits = host_waits(step, device)
     with profile(activities=activities) as recorded:
-        _steps_in_a_row(engine, STEPS_PROFILED)
-    times: dict[str, tuple[float, float]] = {}
-    spans = []
+        repeat(step, STEPS_PROFILED)
+    times, spans = defaultdict(list), []  # microseconds of each call, by kernel; (start, end, kernel)
     for event in recorded.events():
         if getattr(event, "is_user_annotation", False):  # the kernels in its time range have events of their own
             continue
-        if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
-            spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()
-            before, calls = times.get(event.name, (0.0, 0.0))
-            times[event.name] = before + spent / STEPS_PROFILED, calls + 1 / STEPS_PROFILED
-            spans.append((event.time_range.start, event.time_range.end, event.name))
-    total = sum(spent for spent, _ in times.values())
+        if device.type == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
+            span = event.time_range
+            times[event.name].append(event.self_cpu_time_total if device.type == "cpu" else span.elapsed_us())
+            spans.append((span.start, span.end, event.name))
+    total = sum(map(sum, times.values())) / STEPS_PROFILED
     kernels = [
-        {"name": name[:110], "ms": spent / 1000, "share": spent / total, "calls": calls}
-        for name, (spent, calls) in sorted(times.items(), key=lambda item: -item[1][0])[:top]
-    ]
+        {"name": name[:110], "ms": sum(spent) / 1000 / STEPS_PROFILED, "share": sum(spent) / STEPS_PROFILED / total,
+         "calls": len(spent) / STEPS_PROFILED}
+        for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]
+    ]  # fmt: skip
     busy, pauses = busy_and_pauses(spans)
     return {
         "step_ms": 1000 * seconds, "busy_ms": busy / 1000 / STEPS_PROFILED, "total_ms": total / 1000,
-        "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "pauses": pauses[:20],
+        "launches": len(spans) / STEPS_PROFILED, "kernels": kernels, "pauses": pauses[:20],
         "host_waits": waits,
     }  # fmt: skip
 
@@ -253,12 +240,11 @@ def busy_and_pauses(spans: Sequence[tuple[float, float, str]]) -> tuple[float, l
     return busy, sorted(pauses, key=lambda pause: -float(pause["ms"]))
 
 
-def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:
+def host_waits(run: Callable[[], object], device: torch.device) -> dict[str, int] | str:
     """Returns how often `run` made the host wait for the GPU, by line of code, as torch's synchronisation check finds
     it. On the CPU, returns a remark in place of the counts."""
-    if device.kind == "cpu":
+    if device.type == "cpu":
         return "not on the CPU"
-    counts: dict[str, int] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -266,8 +252,5 @@ def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | st
             run()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for warning in caught:
-        if "synchroniz" in str(warning.message):
-            line = f"{'/'.join(warning.filename.split('/')[-3:])}:{warning.lineno}"
-            counts[line] = counts.get(line, 0) + 1
-    return counts
+    waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
+    return Counter(f"{'/'.join(wait.filename.split('/')[-3:])}:{wait.lineno}" for wait in waits)

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
+from bench.gpu import steps
 from bench.gpu.commands import RUNS, resume, smoke
 from bench.gpu.kernels import autotune
 from bench.gpu.parity import CASES, ON_A_GPU, parity
-from bench.gpu.steps import Device, compare_peers, measure_matmul, measure_step, profile_step, run_config
 from bench.measure import Figures
 
 # (M, K, N) of the matrix products. The last one is in the feed-forward part of Base, for 32 rows of 512 tokens.
@@ -22,45 +22,40 @@ LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 
 def rows(case: Figures) -> Iterator[Figures]:
-    """Measure a case, and yield its rows of figures. If the case fails, its last row has `out_of_memory`, `left_out`
-    (a library is not installed) or `failed`."""
+    """Measure a case, and yield its rows of figures. If the case fails, its last row says how (`failure`)."""
     try:
-        yield from _rows(case, Device(case["device"]), case["quick"])
-    except torch.cuda.OutOfMemoryError as error:
-        yield {"out_of_memory": str(error).split(". ")[0]}
-    except ModuleNotFoundError as error:
-        yield {"left_out": f"not installed: {error.name}"}
+        yield from _rows(case, torch.device(case["device"]), case["quick"])
     except Exception as error:  # if one case fails, the other cases must still be measured
-        yield {"failed": f"{type(error).__name__}: {error}"[:2000]}
+        yield steps.failure(error)
 
 
-def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
+def _rows(case: Figures, device: torch.device, quick: bool) -> Iterator[Figures]:
     section, seconds, rounds, folder = case["section"], case["seconds"], 2 if quick else 5, Path(case["folder"])
+    on_gpu = device.type == "cuda"
     if section == "machine":
-        absent = device.kind == "cuda" and not torch.cuda.is_available()
         reason = "torch sees no GPU here: use --device cpu --quick to try the program"
-        yield {"failed": reason} if absent else device.machine()
+        yield {"failed": reason} if on_gpu and not torch.cuda.is_available() else steps.machine(device)
     elif section == "matmul":
         for shape in ((128, 128, 128),) if quick else SHAPES:
-            yield {"shape": "×".join(map(str, shape))} | measure_matmul(device, case["dtype"], shape, rounds)
+            yield {"shape": "×".join(map(str, shape))} | steps.measure_matmul(device, case["dtype"], shape, rounds)
     elif section == "parity":
         yield parity((CASES | ON_A_GPU)[case["case"]], device, case["dtype"])
     elif section == "peers":
-        yield from compare_peers(device, rounds, quick, seconds)
+        yield from steps.compare_peers(device, rounds, quick, seconds)
     elif section == "kernels":
         yield from autotune(device, seconds, folder.parent / "tilings.json")
     elif section == "smoke":
         yield from smoke(folder, seconds, quick)
     elif section == "resume":
-        yield from resume(folder, seconds, list(RUNS) if device.kind == "cuda" else ["default"], quick)
+        yield from resume(folder, seconds, list(RUNS) if on_gpu else ["default"], quick)
     else:
         micro_batch = case["micro_batch"]
         step_rows = 2 if quick else 16 if case["recipe"].startswith("xl_") else ROWS
-        run = run_config(case["recipe"], max(step_rows, micro_batch), micro_batch, quick, **case["settings"])
+        run = steps.run_config(case["recipe"], max(step_rows, micro_batch), micro_batch, quick, **case["settings"])
         if section == "profile":
-            yield profile_step(run, device)
+            yield steps.profile_step(run, device)
         else:
-            yield {"rows": run.data.mono_rows} | measure_step(run, device, rounds, case["matmul_tflops"])
+            yield {"rows": run.data.mono_rows} | steps.measure_step(run, device, rounds, case["matmul_tflops"])
 
 
 def prepare() -> Callable[[Figures], Iterator[Figures]]:

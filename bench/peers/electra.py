@@ -8,12 +8,11 @@ evaluate` and `xlme finetune` can score OUT like RUN. Model, losses, gradients a
 ours.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_config, map_layers, map_modules
-from xlme_ds.cli import fail
+from bench.measure import one_sentence
+from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_networks, map_layers, map_modules
 from xlme_ds.config import ObjectiveConfig, RunConfig
-from xlme_ds.data.batch import Batch
-from xlme_ds.data.rows import TASKS
+from xlme_ds.data.batch import Batch, sum_by_task
+from xlme_ds.io.folders import require_new
+from xlme_ds.io.help import call_from_command_line
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.data import open_loader
@@ -42,38 +42,45 @@ SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as t
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ElectraSettings:
+    """Arguments of the command."""
+
+    run: Path
+    """Folder of a run of ours."""
+    data: Path
+    """Data of that run."""
+    out: Path
+    """A new folder."""
+    every: int = 50
+    """Steps between printed losses."""
+
+
 class Peer(HuggingFacePeer):
     """transformers' generator and discriminator, with the initial weights of a run of ours."""
 
     def __init__(self, run: RunConfig):
-        from transformers import ElectraForMaskedLM, ElectraForPreTraining
-
         cfg, ours = run.model, run.objective
         like_theirs = ObjectiveConfig(mask_fraction=ours.mask_fraction, discriminator_weight=ours.discriminator_weight)
         if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg or run.optimizer.discriminator_rate != 1:
-            raise SystemExit(
-                "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
-                "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
+            raise ValueError(
+                "transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of electra "
+                "with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
                 "temperature, readable tokens, vocabulary blocks and optimizer.discriminator_rate"
             )
         if run.start.folder:
-            raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
+            raise ValueError("this run began with another run's weights: name a run without --start.folder")
         self.run = run
         # With a padding id, transformers would give the embedding of that id no gradient; our model gives it one.
-        settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
-        self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
-        self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
-        table = self.generator.electra.embeddings.word_embeddings.weight
-        self.generator.generator_lm_head.weight = table
-        self.discriminator.electra.embeddings.word_embeddings.weight = table
+        self.generator, self.discriminator = electra_networks(cfg, layer_norm_eps=cfg.norm_epsilon, pad_token_id=None)
         self.objective = objective_of(run.objective)
         our_model = self.objective.build(cfg)
         initialise(our_model, run.seed, cfg.init_std)
         super().__init__(_by_our_names(self.generator, self.discriminator), our_model.state_dict(), run.optimizer)
 
-    def losses(self, batch: Batch) -> list[Tensor]:
-        """The losses [MLM, TLM, MRTD, TRTD] of a micro-batch: float32 scalars that have gradients, each a sum over
-        tokens (XLM-E equations (1) to (5))."""
+    def losses(self, batch: Batch) -> Tensor:
+        """The losses [MLM, TLM, MRTD, TRTD] of a micro-batch: float32 [4] with gradients, each a sum over tokens (XLM-E
+        equations (1) to (5))."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
         other_item_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
         bias_B1TT = other_item_B1TT * torch.finfo(torch.float32).min
@@ -91,16 +98,15 @@ class Peer(HuggingFacePeer):
         nll_M = F.cross_entropy(logits_MV, tokens[chosen_M], reduction="none")
         replaced = (corrupted != tokens).float()
         replaced_losses = F.binary_cross_entropy_with_logits(replaced_logits, replaced, reduction="none")
-        task_N, not_padding_N = batch.task_B.repeat_interleave(shape[1]), batch.segments_BT.flatten() > 0
-        generator = [nll_M[task_N[chosen_M] == task].sum() for task in range(len(TASKS))]
-        return generator + [replaced_losses[not_padding_N & (task_N == task)].sum() for task in range(len(TASKS))]
+        at, task_N = batch.segments_BT.flatten() > 0, batch.task_B.repeat_interleave(shape[1])  # at: no padding
+        return torch.cat([sum_by_task(nll_M, task_N[chosen_M]), sum_by_task(replaced_losses[at], task_N[at])])
 
     def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
         """Train on a step's micro-batches. Returns the mean losses [MLM, TLM, MRTD, TRTD]."""
         counts = torch.stack([self.objective.counts(batch) for batch in batches]).sum(0).clamp(min=1)
         weight, means = self.run.objective.discriminator_weight, torch.zeros(len(counts))
         for batch in batches:
-            mlm, tlm, mrtd, trtd = losses = torch.stack(self.losses(batch)) / counts
+            mlm, tlm, mrtd, trtd = losses = self.losses(batch) / counts
             (mlm + tlm + weight * (mrtd + trtd)).backward()
             means += losses.detach()
         self.update(rate)
@@ -123,19 +129,11 @@ def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, print the losses as a JSON object every K steps, and write the weights."""
-    parser = argparse.ArgumentParser(prog="xlme bench peers.electra", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
-    parser.add_argument("--data", type=Path, required=True, help="data of that run")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder")
-    parser.add_argument("--every", type=int, default=50, metavar="K", help="steps between printed losses")
-    options = parser.parse_args(arguments)
-    if (options.out / MODEL_FOLDER).exists():
-        parser.error(f"{options.out} has a model already: choose a new folder")
-    try:
+    options = call_from_command_line(ElectraSettings, "xlme bench peers.electra", arguments, __doc__)
+    with one_sentence("xlme bench peers.electra"):
+        require_new(options.out / MODEL_FOLDER)
         run = read_run_config(options.run)
         peer, loader = Peer(run), open_loader(run, options.data)
-    except (ValueError, OSError) as error:
-        fail("bench.peers.electra", error)
     for step in range(run.train.steps):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         means = peer.step(loader.micro_batches(step), rate)

@@ -14,15 +14,26 @@ PeerParameters = dict[str, Sequence[nn.Parameter]]
 """The name of our parameter -> the peer's parameters that, concatenated in this order, equal our parameter."""
 
 
-def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:
-    """transformers' configuration of one of our networks, without dropout."""
-    from transformers import ElectraConfig
+def electra_networks(cfg: ModelConfig, **settings: Any) -> tuple[Any, Any]:
+    """transformers' generator and discriminator without dropout; both, and the generator's head, have one token
+    embedding. `settings` are transformers'."""
+    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-    return ElectraConfig(
-        vocab_size=cfg.vocabulary, embedding_size=cfg.width, hidden_size=cfg.width, num_hidden_layers=layers,
-        num_attention_heads=cfg.heads, intermediate_size=cfg.feed_forward, max_position_embeddings=cfg.max_positions,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **settings,
-    )  # fmt: skip
+    networks = []
+    layers_of = {ElectraForMaskedLM: cfg.generator_layers, ElectraForPreTraining: cfg.discriminator_layers}
+    for network, layers in layers_of.items():
+        config = ElectraConfig(
+            vocab_size=cfg.vocabulary, embedding_size=cfg.width, hidden_size=cfg.width, num_hidden_layers=layers,
+            num_attention_heads=cfg.heads, intermediate_size=cfg.feed_forward,
+            max_position_embeddings=cfg.max_positions, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            **settings,
+        )  # fmt: skip
+        networks.append(network(config))
+    generator, discriminator = networks
+    table = generator.electra.embeddings.word_embeddings.weight
+    generator.generator_lm_head.weight = table
+    discriminator.electra.embeddings.word_embeddings.weight = table
+    return generator, discriminator
 
 
 class HuggingFacePeer:
@@ -61,7 +72,7 @@ def map_modules(parts: PeerParameters, name: str, *modules: nn.Module) -> None:
 
 def map_layers(parts: PeerParameters, encoder: str, bert: Any) -> None:
     """Record the parameters of `bert`, an encoder of BERT or ELECTRA, under the names of our `encoder`: positions,
-    input norm, and layers with their cross-attention, if they have one."""
+    input norm, and layers without cross-attention."""
     parts[f"{encoder}.positions"] = [bert.embeddings.position_embeddings.weight]
     map_modules(parts, f"{encoder}.input_norm", bert.embeddings.LayerNorm)
     for index, layer in enumerate(bert.encoder.layer):
@@ -73,9 +84,3 @@ def map_layers(parts: PeerParameters, encoder: str, bert: Any) -> None:
         map_modules(parts, f"{prefix}.up", layer.intermediate.dense)
         map_modules(parts, f"{prefix}.down", layer.output.dense)
         map_modules(parts, f"{prefix}.feed_forward_norm", layer.output.LayerNorm)
-        cross = getattr(layer, "crossattention", None)
-        if cross is not None:
-            map_modules(parts, f"{prefix}.cross_attention.query", cross.self.query)
-            map_modules(parts, f"{prefix}.cross_attention.key_value", cross.self.key, cross.self.value)
-            map_modules(parts, f"{prefix}.cross_attention.output", cross.output.dense)
-            map_modules(parts, f"{prefix}.cross_norm", cross.output.LayerNorm)

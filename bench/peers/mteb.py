@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from xlme_ds.cli import fail
+from bench.measure import one_sentence
 from xlme_ds.evaluate.output import ResultTable, percent, terminal
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
 from xlme_ds.io.help import call_from_command_line
@@ -52,10 +52,8 @@ def tasks_of(folder: Path) -> list[Any]:
     known_languages = {language for pair in flores.hf_subsets for language in pair.split("-")}
     files = {path.stem: path for path in sorted(folder.rglob("*.devtest")) if path.stem in known_languages}
     sentences = {language: split_lines(path.read_bytes(), path) for language, path in files.items()}
-    for first_language, second_language in pairwise(sentences):
-        require_same_length(
-            sentences[first_language], files[first_language], sentences[second_language], files[second_language]
-        )
+    for one, other in pairwise(sentences):
+        require_same_length(sentences[one], files[one], sentences[other], files[other])
     flores.dataset = {"devtest": Dataset.from_dict(sentences)}
     pairs = {"-".join(languages) for languages in permutations(sentences, 2)} | set(tatoeba.dataset)
     for task in (tatoeba, flores):
@@ -67,37 +65,29 @@ def tasks_of(folder: Path) -> list[Any]:
     return tasks
 
 
-def table(model: Path, results: list[Any]) -> ResultTable:
-    """A table with a row for each task: means over the task's language pairs."""
-    rows = []
-    for result in results:
-        pairs = [pair_scores for split in result.scores.values() for pair_scores in split]
-        means = [percent(fmean(pair_scores[measure] for pair_scores in pairs)) for measure in ("accuracy", "f1")]
-        rows.append([result.task_name, str(len(pairs)), *means])
-    note = "each sentence is matched with the other language's nearest one by cosine; mteb's main score is F1"
-    columns = ["task", "pairs of languages", "accuracy", "F1"]
-    return ResultTable(f"{model}: mteb's bitext mining (%)", columns, rows, [note])
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    options = call_from_command_line(Bitext, "xlme bench peers.mteb", arguments, __doc__)
+    program = "xlme bench peers.mteb"
+    options = call_from_command_line(Bitext, program, arguments, __doc__)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
-    try:
+    with one_sentence(program, "mteb"):
         tasks = tasks_of(options.data)
         if not (options.model / "modules.json").exists():
             raise ValueError(f"{options.model} is no folder of `xlme export`: name one by --model")
-    except ModuleNotFoundError:
-        fail("bench.peers.mteb", ValueError('mteb is missing: pip install -c constraints.txt ".[mteb]"'))
-    except (ValueError, OSError) as error:
-        fail("bench.peers.mteb", error)
     import mteb
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(str(options.model), trust_remote_code=True)
     results = list(mteb.evaluate(encoder, tasks, cache=None, co2_tracker=False, show_progress_bar=False).task_results)
-    table(options.model, results).show(terminal(120))
+    note = "each sentence is matched with the other language's nearest one by cosine; mteb's main score is F1"
+    columns = ["task", "pairs of languages", "accuracy", "F1"]
+    table = ResultTable(f"{options.model}: mteb's bitext mining (%)", columns, notes=[note])
+    for result in results:  # means over the task's pairs of languages
+        pairs = [pair_scores for split in result.scores.values() for pair_scores in split]
+        means = [percent(fmean(pair_scores[measure] for pair_scores in pairs)) for measure in ("accuracy", "f1")]
+        table.rows.append([result.task_name, str(len(pairs)), *means])
+    table.show(terminal(120))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         for result in results:

@@ -3,14 +3,13 @@
 B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import electra_config
+from bench.peers.hugging_face import electra_networks
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import ModelConfig, RunConfig
 
@@ -18,9 +17,14 @@ RATE = 1e-4
 CPU = torch.device("cpu")
 
 
-class PeerStep(ABC):
+class PeerStep:
     """The customary training step, with float32 weights, bf16 by autocast, and torch's fused AdamW. `run` sets the
-    weight λ of the discriminator's loss and the limit of the gradient norm."""
+    weight λ of the discriminator's loss and the limit of the gradient norm.
+
+    A subclass has three methods: `_build` builds the networks with initial weights; `_generate`, from ids [B, T] with
+    <mask> at the masked positions, returns (logits [M, V] of these positions, the generator's loss); `_discriminate`
+    returns the discriminator's logits [B, T].
+    """
 
     def __init__(self, run: RunConfig, device: torch.device = CPU):
         self.run, self.device = run, device
@@ -28,19 +32,6 @@ class PeerStep(ABC):
         with device:
             self.model = self._build(run.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-
-    @abstractmethod
-    def _build(self, cfg: ModelConfig) -> nn.Module:
-        """Build the networks with initial weights."""
-
-    @abstractmethod
-    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (logits [M, V] of the masked positions, the generator's loss). `masked_BT` has <mask> at these
-        positions."""
-
-    @abstractmethod
-    def _discriminate(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's logits [B, T]."""
 
     def loss(self) -> Tensor:
         """The generator's loss plus λ times the discriminator's loss."""
@@ -69,10 +60,7 @@ class HuggingFaceStep(PeerStep):
     and the library computes the logits of all positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
-        from transformers import ElectraForMaskedLM, ElectraForPreTraining
-
-        self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers))
-        self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers))
+        self.generator, self.discriminator = electra_networks(cfg)
         self.discriminator.electra.embeddings = self.generator.electra.embeddings
         return nn.ModuleList([self.generator, self.discriminator])
 
@@ -88,11 +76,6 @@ class HuggingFaceStep(PeerStep):
 
 class MaskedPositions(HuggingFaceStep):
     """Hugging Face's ELECTRA with logits only at the masked positions."""
-
-    def _build(self, cfg: ModelConfig) -> nn.Module:
-        networks = super()._build(cfg)
-        self.generator.generator_lm_head.weight = self.generator.electra.embeddings.word_embeddings.weight
-        return networks
 
     def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
         chosen_M = self.batch.masked_M

@@ -15,26 +15,26 @@ Unless --keep is given, text and encoded shards are deleted as soon as nothing n
 """
 
 import json
-import os
 import random
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from bench.measure import ROOT, listing, markdown, stamp
+from bench.measure import ROOT, listing, markdown, one_sentence, stamp
 from bench.rehearsal.text import check_planted, files
-from xlme_ds.cli import fail
+from xlme_ds.audit import examine
 from xlme_ds.io.files import write_json
 from xlme_ds.io.help import call_from_command_line
+from xlme_ds.report.run_files import read_records
+from xlme_ds.run_commands import child_environment
 
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
@@ -49,24 +49,33 @@ TRAINING = (
     "--data.mono-rows 8 --data.para-rows 8 --data.micro-batch 2 --engine.precision fp32 --optimizer.warmup-steps 4 "
     "--train.steps 20 --train.log-every 1 --train.save-every 4 --train.audit"
 )
+_USAGE = "xlme bench rehearsal --gigabytes NUMBER --source PATH [OPTIONS] [-- SBATCH OPTION ...]"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
     """Settings of a rehearsal."""
 
-    gigabytes: float  # 10^9 bytes of text before compression
-    source: Path  # folder of real text, with mono/ and para/, that the synthetic text resembles
-    out: Path = Path("runs/rehearsal")  # folder on a file system that all nodes share
-    ids: int | None = None  # size of vocap's vocabulary; by default 2,500,000 per gigabyte of text, at most 524,288
-    rows: int = 10_000_000  # rows of each task that mix writes
-    sentences: int = 1_000_000  # most lines of each language that vocap reads; vocab samples ten times as many in all
-    keep: bool = False  # delete neither text nor encoded shards
-    kills: bool = True  # whether each stage that can resume is killed, and training interrupted
-    # options of sbatch, after --
-    options: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- SBATCH OPTION ...]")] = (
+    gigabytes: float
+    """10^9 bytes of text before compression."""
+    source: Path
+    """Folder of real text, with mono/ and para/, that the synthetic text resembles."""
+    out: Path = Path("runs/rehearsal")
+    """Folder on a file system that all nodes share."""
+    ids: int | None = None
+    """Size of vocap's vocabulary; by default 2,500,000 per gigabyte of text, at most 524,288."""
+    rows: int = 10_000_000
+    """Rows of each task that mix writes."""
+    sentences: int = 1_000_000
+    """Most lines of each language that vocap reads; vocab samples ten times as many in all."""
+    keep: bool = False
+    """Delete neither text nor encoded shards."""
+    kills: bool = True
+    """Kill each stage that can resume, and interrupt training."""
+    options: tyro.conf.Positional[tuple[str, ...]] = (
         "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
     )  # fmt: skip
+    """Options of sbatch."""
 
     @property
     def vocabulary(self) -> int:
@@ -119,9 +128,7 @@ KILL_METHODS = [BatchJob.kill_rank, BatchJob.kill_step]  # the stages use them i
 def slurm(*command: str, **variables: object) -> str:
     """Run one of Slurm's commands with environment `variables`; returns its output. Raises ValueError if sbatch
     fails."""
-    env = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", str(ROOT)))
-    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    env |= {name: str(value) for name, value in variables.items()}
+    env = child_environment() | {name: str(value) for name, value in variables.items()}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode and command[0] == "sbatch":
         raise ValueError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -160,13 +167,14 @@ class Jobs:
         self,
         name: str,
         script: Sequence[object],
-        out: Path | None = None,
+        out: Path,
         kill: Callable[[BatchJob], None] | None = None,
         ready: Callable[[], bool] = lambda: True,
+        delay: float = 0.0,
         **variables: object,
     ) -> None:
-        """Run a script as a job with environment `variables`. When `ready()` is true, call `kill` on the job, once.
-        Stores the job's seconds, the number of files in `out`, and the name of the `kill` function.
+        """Run a script as a job with environment `variables`. `delay` seconds after `ready()` has become true, call
+        `kill` on the job, once. Stores the job's seconds, the number of files in `out`, and the name of `kill`.
 
         Raises ValueError if the job fails.
         """
@@ -178,11 +186,12 @@ class Jobs:
             job, kills = BatchJob(int(slurm(*words, OMP_NUM_THREADS=1, **variables).strip().split(";")[0])), []
             while (state := job.field("JobState")) not in END_STATES:
                 if self.rehearsal.kills and kill and not kills and ready():
+                    time.sleep(delay)
                     kills.append(job.restart(kill))
                 time.sleep(0.2)
             if state != "COMPLETED":
                 raise ValueError(f"job {job.number} ended as {state}: see {str(log).replace('%j', str(job.number))}")
-            written = sum(path.is_file() for path in out.rglob("*")) if out else 0
+            written = sum(path.is_file() for path in out.rglob("*"))
             return {"seconds": time.time() - begin, "files": written, "kills": kills}
 
         self.once("stages", name, work)
@@ -190,18 +199,11 @@ class Jobs:
     def stage(self, name: str, *flags: object, out: Path) -> None:
         """Run a stage of data preparation. A stage that can resume is killed once, a random time after it has finished
         its first task."""
-        stage_index, finished_before = len(self.done["stages"]), finished_tasks(out)
+        kill = KILL_METHODS[len(self.done["stages"]) % len(KILL_METHODS)] if name in RESUMABLE else None
+        finished_before = finished_tasks(out)
         delay = random.Random(name).random() * min(30 * self.rehearsal.gigabytes, 600)
-
-        def ready() -> bool:
-            if finished_tasks(out) == finished_before:
-                return False
-            time.sleep(delay)
-            return True
-
-        kill = KILL_METHODS[stage_index % len(KILL_METHODS)] if name in RESUMABLE else None
-        written = [] if name == "verify" else ["--out", out]
-        self.job(name, ["slurm/stage.sh", name, *flags, *written], out, kill, ready)
+        script = ["slurm/stage.sh", name, *flags, *([] if name == "verify" else ["--out", out])]
+        self.job(name, script, out, kill, lambda: finished_tasks(out) != finished_before, delay)
 
     def text(self) -> None:
         """Run the job that writes the corpus. The job's ranks divide the files among themselves."""
@@ -216,24 +218,10 @@ class Jobs:
         out = self.out / "run"
         # The last options of sbatch count: 8 rows are enough for two processes, not for all ranks of the data stages.
         places = ["--nodes=1-2", "--ntasks-per-node=1", "--gpus-per-node=1"]
-        script = [*places, "slurm/pretrain_base.sh", *TRAINING.split()]
-        script += ["--model.vocabulary", str(self.rehearsal.vocabulary)]
-
-        def ready() -> bool:
-            log = out / "metrics.jsonl"
-            return log.exists() and log.read_text().count("\n") >= STOP_AT
-
-        self.job("train", script, out, BatchJob.save_and_requeue, ready,
+        model = ["--model.vocabulary", self.rehearsal.vocabulary]
+        self.job("train", [*places, "slurm/pretrain_base.sh", *TRAINING.split(), *model], out,
+                 BatchJob.save_and_requeue, lambda: len(read_records(out / "metrics.jsonl")) >= STOP_AT,
                  XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")  # fmt: skip
-
-
-def audit(run: Path, mixed: Path) -> str:
-    """Run `xlme_ds.audit` on the training, and return its report. Raises ValueError if the audit fails."""
-    command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(run), "--data", str(mixed)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(f"{run}: {(done.stdout + done.stderr).strip()[-400:]}")
-    return done.stdout.strip()
 
 
 def prepare(rehearsal: Rehearsal) -> Jobs:
@@ -267,8 +255,15 @@ def prepare(rehearsal: Rehearsal) -> Jobs:
 def run(rehearsal: Rehearsal) -> dict[str, Any]:
     """Rehearse everything; returns the contents of OUT/rehearsal.json."""
     jobs, out = prepare(rehearsal), rehearsal.out
+
+    def audit() -> str:
+        faults, summary = examine(out / "run", (out / "mixed",))
+        if faults:
+            raise ValueError(f"{out / 'run'}: {'; '.join(faults)[:400]}")
+        return f"{summary}: each was read once"
+
     jobs.train()
-    jobs.once("checks", "audit", lambda: audit(out / "run", out / "mixed"))
+    jobs.once("checks", "audit", audit)
     return jobs.done
 
 
@@ -283,14 +278,11 @@ def report(done: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rehearse, and print the table; a user's mistake ends it with one sentence and exit code 2."""
-    rehearsal = call_from_command_line(Rehearsal, "xlme bench rehearsal", arguments, __doc__)
-    rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
-    try:
+    rehearsal = call_from_command_line(Rehearsal, "xlme bench rehearsal", arguments, __doc__, _USAGE)
+    with one_sentence("xlme bench rehearsal"):
         if shutil.which("sbatch") is None:
             raise ValueError("there is no sbatch here: start the rehearsal on a login node of a Slurm cluster")
-        print(report(run(rehearsal)))
-    except (ValueError, OSError) as error:
-        fail("bench.rehearsal", error)
+        print(report(run(replace(rehearsal, out=rehearsal.out.resolve()))))
 
 
 if __name__ == "__main__":

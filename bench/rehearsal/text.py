@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -71,13 +71,8 @@ class TextFile:
 
     @property
     def path(self) -> str:
-        """The path below the output folder."""
+        """The path below the output folder. The counts of the file's planted lines are in planted/PATH.json."""
         return f"{self.corpus}/{self.name}.{'txt' if self.corpus == 'cc100' else 'tsv'}.xz"
-
-
-def note_of(file: TextFile, out: Path) -> Path:
-    """The path of a file's note, which has the counts of the file's planted lines."""
-    return out / "planted" / f"{file.path}.json"
 
 
 def files(gigabytes: float, source: Path) -> list[TextFile]:
@@ -107,8 +102,7 @@ class Language:
         split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
         letters_in_script, all_letters = count_letters(distinct, scripts_of(language))
-        has_one_script = letters_in_script == all_letters
-        self.words = [word for word, keep in zip(distinct, has_one_script, strict=True) if keep]
+        self.words = list(compress(distinct, letters_in_script == all_letters))
         kept_words = set(self.words)
         self.lines = [[word for word in line if word in kept_words] for line in split]
         self.occurrences = list(chain.from_iterable(self.lines))
@@ -153,7 +147,10 @@ class Planter:
         if draw < _DUPLICATES and self._earlier:
             sides = self.rng.choice(self._earlier)
         else:
-            sides = self._fresh()
+            index, least = self.rng.randrange(len(self.languages[0].lines)), (_MIN_LINE_BYTES, 3)
+            sides = [language.line(self.rng, index, least[len(self.languages) - 1]) for language in self.languages]
+            if len(sides) == 2 and sides[0].lower() == sides[1].lower():
+                sides[1] += "x"  # only planted pairs have equal sides
             if draw < _DUPLICATES + _DAMAGED:
                 damage = self.rng.choice(self.damage)
             else:
@@ -163,23 +160,13 @@ class Planter:
             sides = ["".join(self.rng.choices(ascii_lowercase, k=8))]
         elif damage == "script":
             sides = [self.foreign]
-        elif damage == "empty_side":
-            sides = [sides[0], ""]
-        elif damage == "identical_sides":
-            sides = [sides[0], sides[0]]
+        elif damage in ("empty_side", "identical_sides"):
+            sides = [sides[0], sides[0] if damage == "identical_sides" else ""]
         text = "\t".join(sides)
         if damage == "" or damage in _REPAIRED:
             self.hashes.append(hash(text + "\ufffd" * (damage == "invalid_utf8")))  # the text after the repair
         score = b"" if len(sides) == 1 else b"\t1.01" if damage == "score" else b"\t1.17"
         return text.encode() + _REPAIRED.get(damage, b"") + score
-
-    def _fresh(self) -> list[str]:
-        index = self.rng.randrange(len(self.languages[0].lines))
-        min_bytes = _MIN_LINE_BYTES if len(self.languages) == 1 else 3
-        sides = [language.line(self.rng, index, min_bytes) for language in self.languages]
-        if len(sides) == 2 and sides[0].lower() == sides[1].lower():
-            sides[1] += "x"  # only planted pairs have equal sides
-        return sides
 
     def blocks(self, size: int) -> Iterator[list[bytes]]:
         """Yield blocks of records, at least `size` bytes in all. In monolingual text, an empty line ends a document."""
@@ -194,32 +181,29 @@ class Planter:
             yield block
 
 
-def _read_mono(file: TextFile, max_lines: int) -> list[Language]:
-    """Read the first `max_lines` lines of a monolingual source; returns its language, as the only entry."""
-    with lzma.open(file.source, "rt", encoding="utf-8") as stream:
-        lines = [line.strip() for line in islice(stream, max_lines)]
-    return [Language([line for line in lines if len(line.encode()) > _MIN_LINE_BYTES], file.name)]
-
-
-def _read_pairs(file: TextFile, max_pairs: int) -> list[Language]:
-    """Read the first `max_pairs` pairs; returns both languages. Their lines at the same index translate each other."""
+def read_languages(file: TextFile, lines: int) -> list[Language]:
+    """Read at most the first `lines` lines or pairs of a source; returns its language, or both. In pairs, lines at the
+    same index translate each other."""
     codes = file.name.split("-")
+    if file.corpus == "cc100":
+        with lzma.open(file.source, "rt", encoding="utf-8") as stream:
+            texts = [line.strip() for line in islice(stream, lines)]
+        return [Language([line for line in texts if len(line.encode()) > _MIN_LINE_BYTES], file.name)]
     with zipfile.ZipFile(file.source) as archive:
         names = [next(name for name in archive.namelist() if name.endswith(f".{code}")) for code in codes]
-        sides = [archive.read(name).decode().split("\n")[:max_pairs] for name in names]
+        sides = [archive.read(name).decode().split("\n")[:lines] for name in names]
     pairs = [(a.strip(), b.strip()) for a, b in zip(*sides, strict=False) if 2 < len(a) < 400 and 2 < len(b) < 400]
-    return [Language(lines, code) for lines, code in zip(zip(*pairs, strict=True), codes, strict=True)]
+    return [Language(side, code) for side, code in zip(zip(*pairs, strict=True), codes, strict=True)]
 
 
 def write_text(file: TextFile, out: Path) -> None:
     """Write a file and its note. Their bytes depend only on `file` and its source."""
-    path, note = out / file.path, note_of(file, out)
+    path, note = out / file.path, out / "planted" / f"{file.path}.json"
     if note.exists():
         return
     for folder in (path.parent, note.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    read = _read_mono if file.corpus == "cc100" else _read_pairs
-    languages = read(file, 2_000 + file.text_bytes // 100)  # enough lines that a small file repeats few of them
+    languages = read_languages(file, 2_000 + file.text_bytes // 100)  # enough that a small file repeats few of them
     foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
     planter = Planter(random.Random(file.path), languages, _DAMAGE[file.corpus], foreign)
     with atomic_write(path) as stream:
@@ -238,7 +222,7 @@ def check_planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[
         name = "-".join(map(cc100_code, file.name.split("-")))
         counts = read_manifest(encoded / task).counts["by_language"][name]
         counted = Counter({"lines": counts[lines_key]}) + Counter(counts[dropped_key]) + Counter(counts["repaired"])
-        expected = Counter[str](json.loads(note_of(file, text).read_text()))
+        expected = Counter[str](json.loads((text / "planted" / f"{file.path}.json").read_text()))
         dropped_by_tokens = sum(counted.pop(reason, 0) for reason in BY_TOKENS)
         total["dropped for their tokens"] += dropped_by_tokens
         missing = expected["exact_duplicates"] - counted["exact_duplicates"]

@@ -8,13 +8,12 @@ micro-batch. `bench/roofline/counted.py` describes the count and its limits. The
 the CPU, and the package triton for the Triton kernels.
 """
 
-import bench.roofline.fake_cuda  # isort: skip  # before torch
+import bench.roofline.fake_cuda  # noqa: F401  # isort: skip  # before torch
 
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -35,14 +34,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.measure import markdown, show
+from bench.measure import Figures, markdown, run_bench
 from bench.roofline.counted import GPUS, TOTALS, Formula, OperationCounter
 from bench.synthetic import SyntheticSource
-from xlme_ds.cli import fail, parse
+from xlme_ds.cli import parse
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import build_data_parallel_engine
-from xlme_ds.engine.engine import Engine
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import GROUP_SIZE, tiling_of
 from xlme_ds.objectives import objective_of
@@ -62,30 +60,6 @@ class Settings:
     """Number of micro-batches of a process in a step."""
     json: bool = False
     """Print the figures as JSON."""
-
-
-class _Gpu(CPU_Accelerator):
-    """The accelerator that DeepSpeed sees: one fake GPU."""
-
-    on_synchronize = staticmethod(lambda: None)
-
-    def device_name(self, device_index: int | None = None) -> str:
-        return "cuda"
-
-    def current_device_name(self) -> str:
-        return "cuda:0"
-
-    def current_device(self) -> int:
-        return 0
-
-    def device(self, device_index: int | None = None) -> torch.device:
-        return torch.device("cuda", 0)
-
-    def communication_backend_name(self) -> str:
-        return "fake"
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        self.on_synchronize()
 
 
 class _EfficientAttention(TorchFunctionMode):
@@ -146,12 +120,12 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
     return flops, moved, 3 + bias_kernels, "attention_backward"
 
 
-def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of multiplying the hidden states by the embedding table. One kernel for each block of the table writes
-    sums over groups of logits."""
-    hidden_MD, blocks = args[:2]
+def _head_product(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The cost of multiplying the hidden states by blocks of the embedding table, with one kernel for each block. The
+    kernels write sums over groups of logits, or, in the backward pass, the gradient of the logits and its sums."""
+    hidden_MD, blocks = args[0], [args[1]] if isinstance(args[1], torch.Tensor) else args[1]
     table_size = sum(block.numel() for block in blocks)
-    moved = 2.0 * (hidden_MD.numel() + table_size) + 4.0 * sum(tensor.numel() for tensor in out[:2])
+    moved = 2.0 * (hidden_MD.numel() + table_size) + sum(tensor.numel() * tensor.element_size() for tensor in out[:2])
     return 2.0 * len(hidden_MD) * table_size, moved, len(blocks), "masked_head"
 
 
@@ -160,14 +134,6 @@ def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
     group of the most likely id."""
     multiplications = args[0].numel() * GROUP_SIZE
     return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
-
-
-def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of a kernel that multiplies the hidden states by a tile of the table, and writes the gradient of the
-    resulting logits."""
-    hidden_MD, rows_CD = args[:2]
-    moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
-    return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "masked_head"
 
 
 def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[str, Formula]:
@@ -197,9 +163,9 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     return {
         "xlme_ds::attend": partial(_attention, share, False),
         "xlme_ds::attend_backward": partial(_attention, share, True),
-        "xlme_ds::masked_head_group_sums": _group_sums,
+        "xlme_ds::masked_head_group_sums": _head_product,
         "xlme_ds::masked_head_sample": _sample,
-        "xlme_ds::masked_head_gradient": _logit_gradient,
+        "xlme_ds::masked_head_gradient": _head_product,
         # `derive_seeds` and `dropped` compute SplitMix64 with integer operations of torch. Each operation of `dropped`
         # reads and writes 2 bytes per element. The seeds of `derive_seeds` are too few to count.
         "xlme_ds::derive_seeds": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
@@ -207,28 +173,26 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     }
 
 
-@contextlib.contextmanager
-def _pretended(gpus: int) -> Iterator[None]:
-    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes. A process can do this only once."""
+def _pretend(gpus: int, on_synchronize: Callable[[], None]) -> None:
+    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes, until this process ends. DeepSpeed calls
+    `on_synchronize` where it waits for the GPU."""
     os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    set_accelerator(_Gpu())
+    gpu: Any = CPU_Accelerator()
+    gpu.device_name = lambda device_index=None: "cuda"
+    gpu.current_device_name, gpu.current_device = lambda: "cuda:0", lambda: 0
+    gpu.device = lambda device_index=None: torch.device("cuda", 0)
+    gpu.communication_backend_name = lambda: "fake"
+    gpu.synchronize = lambda device_index=None: on_synchronize()
+    set_accelerator(gpu)
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # no other rank exists
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
-    original_apply, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
+    nn.Module._apply = _unchanged  # type: ignore[assignment, method-assign]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
-    try:
-        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention():
-            yield
-    finally:
-        nn.Module._apply = original_apply  # type: ignore[method-assign]
-        dist.destroy_process_group()
 
 
-def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
-    """Count the second step, because the first step also creates the optimizer's state. Returns (counter, the run as
-    counted, seconds that the host needs to call the modules). The seconds are 0 without ZeRO-3."""
-    if not bench.roofline.fake_cuda.READY:
-        raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
+def figures(settings: Settings) -> Figures:
+    """Count the second step, because the first step also creates the optimizer's state. Returns the step's figures. A
+    process can do this only once."""
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
@@ -239,48 +203,29 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
     counter = OperationCounter(
         GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part
     )
-    counter.compiled = run.model.compile != "none"
-    _Gpu.on_synchronize = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
+    counter.counting, counter.compiled = False, run.model.compile != "none"
     eager = replace(run, model=replace(run.model, compile="none"))
-    with _pretended(gpus), counter:
-        counter.counting = False
-        engine = build_data_parallel_engine(eager, objective_of(run.objective), _fill, source, None)
-        _name_phases(engine, counter)
+    _pretend(gpus, lambda: counter.wait("DeepSpeed's synchronize"))
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention(), counter:
+        engine: Any = build_data_parallel_engine(eager, objective_of(run.objective), _fill, source, None)
+        # Two phases are counted apart: while the engine reads a batch, and its update.
+        engine._read = partial(counter.in_phase, "reading", engine._read)
+        engine._update = partial(counter.in_phase, "optimizer", engine._update)
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
         engine.train_batch(0, 1e-4, detailed=False)
         counter.counting = True
         engine.any_rank(False)  # as training asks before every step whether it is to stop
         engine.train_batch(1, 1e-4, detailed=False)
-    is_zero3 = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
-    return counter, run, counter.module_calls * counter.rates.zero3_call if is_zero3 else 0.0
-
-
-def _name_phases(engine: Engine, counter: OperationCounter) -> None:
-    """Count two phases apart: as "reading" the operators that run while the engine reads a batch, as "optimizer" those
-    of the engine's update."""
-
-    def named(name: str, method: Any, *arguments: Any) -> Any:
-        counter.phase = name
-        try:
-            return method(*arguments)
-        finally:
-            counter.phase = ""
-
-    engine._read = partial(named, "reading", engine._read)  # type: ignore[method-assign]
-    engine._update = partial(named, "optimizer", engine._update)  # type: ignore[method-assign]
-
-
-def figures(settings: Settings) -> dict[str, Any]:
-    """Count a step, and return its figures."""
-    counter, run, host_seconds = count(settings)
     totals = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
-    seconds = max(totals["ms"] / 1e3, host_seconds)
-    tokens = sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
-    step_flops = flops_per_step(run, run.model.max_positions) / settings.gpus
+    is_zero3 = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
+    # Under ZeRO-3 the host needs longer than the GPU if modules are small.
+    seconds = max(totals["ms"] / 1e3, counter.module_calls * counter.rates.zero3_call * is_zero3)
+    tokens = sum(run.data.mean_rows) * run.model.max_positions / gpus
+    step_flops = flops_per_step(run, run.model.max_positions) / gpus
     return {
         "recipe": run.name,
         "gpu": settings.gpu,
-        "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
+        "rows": [run.data.mono_rows // gpus, run.data.para_rows // gpus],
         "tokens_per_s": tokens / seconds,
         "fraction_of_peak": step_flops / seconds / counter.rates.sheet_bf16,
         "milliseconds": 1e3 * seconds,
@@ -294,7 +239,7 @@ def figures(settings: Settings) -> dict[str, Any]:
     }
 
 
-def text(counted: dict[str, Any]) -> str:
+def text(counted: Figures) -> str:
     """The figures as text: a Markdown table of the parts, the slowest first, and then sentences."""
     rows = sorted(counted["by_part"].items(), key=lambda item: -item[1]["ms"])
     cells = [
@@ -312,16 +257,12 @@ def text(counted: dict[str, Any]) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Count and print; a user's mistake ends it with one sentence and exit code 2."""
-    try:
-        settings = parse("xlme bench roofline", Settings, __doc__ or "", arguments or sys.argv[1:])
-        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs to the standard output
-            counted = figures(settings)
-    except ValueError as error:
-        fail("bench.roofline", error)
-    show(counted, settings.json, text)
-
-
 if __name__ == "__main__":
-    main()
+    run_bench(
+        "xlme bench roofline",
+        Settings,
+        __doc__,
+        figures,
+        text,
+        parse=lambda command, program, _, about: parse(program, command, about, sys.argv[1:]),
+    )

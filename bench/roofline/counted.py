@@ -142,6 +142,14 @@ class OperationCounter(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
 
+    def in_phase(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `method`, whose operators are counted as the phase `name`."""
+        self.phase = name
+        try:
+            return method(*arguments)
+        finally:
+            self.phase = ""
+
     def wait(self, reason: str) -> None:
         """Count one wait of the host for the GPU, at the innermost line of xlme_ds or DeepSpeed on the stack."""
         if not self.counting:
@@ -171,11 +179,10 @@ class OperationCounter(TorchDispatchMode):
             return
         if name in _WAITS:
             self.wait(name)
-        from_or_to_host = any(not tensor.is_cuda for tensor in (*inputs, *outputs))
-        if name in ("_to_copy", "copy_") and from_or_to_host:
-            non_blocking = kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))
-            if not non_blocking:
-                self.wait("a copy between host and GPU")
+        between_devices = not all(tensor.is_cuda for tensor in (*inputs, *outputs))
+        non_blocking = kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))
+        if name in ("_to_copy", "copy_") and between_devices and not non_blocking:
+            self.wait("a copy between host and GPU")
         if func.is_view or name in _NO_KERNEL or name.startswith(("prim::", "c10d::")):
             return
         if name in self.formulas:
@@ -234,7 +241,7 @@ def bytes_moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     changed = [argument.name for argument in schema if argument.alias_info is not None and argument.alias_info.is_write]
     written = [tensor for name_of_argument in changed for tensor in _tensors(values.get(name_of_argument))]
     inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
-    new = [tensor for tensor in outputs if not _is_in(tensor, written)]
+    new = [tensor for tensor in outputs if not any(tensor is other for other in written)]
     write_bytes = sum(map(_bytes, new)) + sum(map(_bytes, written))
     if name in _GATHERS:
         return 2 * write_bytes + sum(map(_bytes, inputs[1:]))
@@ -244,12 +251,8 @@ def bytes_moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     if name == "embedding_dense_backward":
         return 3 * _bytes(inputs[0]) + _bytes(outputs[0]) + 8 * _bytes(inputs[1])
     overwritten = written if name in _OVERWRITES or func._schema.overload_name == "out" else []
-    read_bytes = sum(_bytes(tensor) for tensor in inputs if not _is_in(tensor, overwritten))
-    return (write_bytes + read_bytes) * (2 if name.startswith("cum") else 1)
-
-
-def _is_in(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
-    return any(tensor is other for other in tensors)
+    read = [tensor for tensor in inputs if not any(tensor is other for other in overwritten)]
+    return (write_bytes + sum(map(_bytes, read))) * (2 if name.startswith("cum") else 1)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -33,10 +33,7 @@ def _compiled(torch: Path) -> Path:
     return library
 
 
-def _load() -> bool:
-    """Register the guard and the hooks, if torch needs them. Returns False if torch is imported already: too late."""
-    if "torch" in sys.modules:  # torch looks for hooks only during its import
-        return False
+if "torch" not in sys.modules:  # torch looks for hooks only during its import
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     torch = Path(spec.origin).parent
@@ -46,7 +43,3 @@ def _load() -> bool:
             for path in sorted((torch / "lib").glob(pattern)):
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))
-    return True
-
-
-READY = _load()

@@ -47,3 +47,4 @@ trainer.train()
 model.max_seq_length = longest
 model.save_pretrained(out)
 shutil.copy(Path(source) / "sentencepiece.bpe.model", out)  # so that xlme reads the folder, too
+print(out)

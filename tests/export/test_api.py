@@ -149,7 +149,7 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
     assert all(getattr(xlme, name) is value for name, value in classes.items())
     assert "lambda" not in str(inspect.signature(xlme.RunConfig)) and "base" in xlme.recipes.SUMMARIES
     assert all(getattr(xlme, name).__doc__ for name in shown)
-    assert dir(xlme.recipes) == ["RECIPES", "SUMMARIES", "recipe"]
+    assert dir(xlme.recipes) == ["RECIPES", "SUMMARIES"]
     assert [dir(getattr(xlme, name)) for name in sorted(modules)] == [
         ["align", "losses", "pairs", "perplexity", "tatoeba", "words"], ["from_hf", "run"], ["run"], ["run"], ["lines"]
     ]  # fmt: skip
@@ -197,7 +197,7 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
         xlme.recipe(written)
     for settings, said in (
         ({"model": {"heads": 7}}, "^model.width 768 is not a multiple of model.heads 7: "),
-        ({"train": 500}, "^xlme.recipe: train is 500, but it must be a dictionary or a TrainConfig$"),
+        ({"train": 500}, "^xlme.recipe: train is 500, but it must be a dictionary or an instance of TrainConfig$"),
     ):
         with pytest.raises(ValueError, match=said):
             xlme.recipe("base", **settings)

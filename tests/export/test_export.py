@@ -351,8 +351,8 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, *arguments: str) -> st
 
 def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     no = tmp_path / "no"
-    assert "either --run DIR or --from-hf DIR" in refusal(capsys, no)
-    assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
+    assert "either --run PATH or --from-hf PATH" in refusal(capsys, no)
+    assert "either --run PATH or --from-hf PATH" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
     assert "missing does not exist: name" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
     assert f"{exported} is an export (a Hugging Face folder), not a run" in refusal(capsys, no, "--run", str(exported))
     said = refusal(capsys, no, "--from-hf", str(run))
@@ -395,7 +395,7 @@ def test_what_to_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     """One model, of a run or in Hugging Face's form, and all that its card shows."""
     no, which = tmp_path / "no", "--which works only with --run, because XLM-R has one encoder: leave --which out"
     for given in ([], ["--run", str(run), "--from-hf", str(run)]):
-        assert refusal(capsys, no, *given) == "name what to export: either --run DIR or --from-hf DIR"
+        assert refusal(capsys, no, *given) == "name what to export: either --run PATH or --from-hf PATH"
     assert refusal(capsys, no, "--from-hf", str(run), "--which", "encoder") == which
     copy = shutil.copytree(run, tmp_path / "copy")
     scores = {"format": 1, "step": 2, "layers": [0], "pairs": {}, "before": {"overall": {}}}

@@ -175,7 +175,7 @@ def forms() -> dict[str, list[float]]:
     table = json.loads(TILINGS_FILE.read_text())
     every = {(kernel, tuple(form)) for sizes in table.values() for of in sizes.values() for kernel, form in of.items()}
     order = sorted(every, key=lambda one: (KERNELS.index(one[0]), one[1]))  # each reads what the ones before it wrote
-    return {f"{kernel} {form}": launched[kernel].errors(Tiling(*form), exact[kernel]) for kernel, form in order}
+    return {f"{kernel} {form}": launched[kernel](Tiling(*form)).errors(exact[kernel]) for kernel, form in order}
 
 
 def kept() -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, map_layers
+from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, map_layers, map_modules
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.translate.decoder import decoder_layers
@@ -77,6 +77,12 @@ def _by_our_names(model: Any) -> PeerParameters:
     for side, bert in (("encoder", model.encoder), ("decoder", model.decoder.bert)):
         parts[f"{side}.languages"] = [bert.embeddings.token_type_embeddings.weight]
         map_layers(parts, side, bert)
+    for index, layer in enumerate(model.decoder.bert.encoder.layer):
+        prefix, cross = f"decoder.layers.{index}", layer.crossattention
+        map_modules(parts, f"{prefix}.cross_attention.query", cross.self.query)
+        map_modules(parts, f"{prefix}.cross_attention.key_value", cross.self.key, cross.self.value)
+        map_modules(parts, f"{prefix}.cross_attention.output", cross.output.dense)
+        map_modules(parts, f"{prefix}.cross_norm", cross.output.LayerNorm)
     return parts
 
 

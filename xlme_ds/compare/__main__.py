@@ -10,6 +10,7 @@ settings and data have not changed.
 """
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
+    if setting := next((word for word in options[:separator] if re.match(r"--[a-z]+\.", word)), None):
+        fail("xlme compare", ValueError(f"{setting} is a setting of xlme pretrain: write such settings last, after --"))
     settings = call_from_command_line(CompareSettings, program("compare"), options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])

@@ -1,4 +1,4 @@
-"""Score models without fine-tuning: `xlme evaluate TEST --model DIR --data DIR`.
+"""Score models without fine-tuning: `xlme evaluate TEST --model PATH --data PATH`.
 
 The tests are sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out
 text by language, and a comparison of words' input embeddings with those of their translations. Several models are

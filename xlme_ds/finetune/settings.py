@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise, product
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_type_hints
+from typing import Annotated, Literal, Self
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from ..cli import take_flag, without_flags
 from ..config import (
@@ -27,8 +26,7 @@ from ..config import (
     UpToOne,
 )
 from ..io.arguments import negative, positive
-from ..io.help import call_from_command_line, readable_option
-from ..io.toml import help_of
+from ..io.help import Option, call_from_command_line
 from ..settings_file import read_values
 from ..train.run_folder import flatten
 from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask
@@ -142,36 +140,28 @@ _PRETRAINING_FLAGS = [
     for setting in fields(config_type)
     if setting.metadata == PRETRAINING_ONLY
 ]
-_REGISTRY = ConstructorRegistry()
-_NARROWED_SETTINGS = {  # name of a setting with fewer values than in pre-training -> its type and help
-    "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
-    "deepspeed": (
+_NARROWED_SETTINGS = {  # a setting with fewer values than in pre-training -> its type, their names and the help
+    "--engine.kind": (
+        Literal["deepspeed", "plain"],
+        "deepspeed|plain",
+        "deepspeed: data parallel with ZeRO; plain: torch on one process.",
+    ),
+    "--engine.deepspeed": (
         str,
+        "NAME",
         "A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine "
         "keys only; a higher stage partitions more state.",
     ),
 }
+_CONFIG = Option("--config", Path, "FILE", "A run's config.json, or a TOML file with the names of the flags.", None)
 
 
-@_REGISTRY.struct_rule
-def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """Make tyro build the engine and train sections without the settings that only pre-training reads. Returns None for
-    other types, which tyro builds as usual."""
-    if section.type not in (EngineConfig, TrainConfig):
+def _without_pretraining(option: Option) -> Option | None:
+    """The option as fine-tuning has it; None if only pre-training reads it."""
+    if option.flag in _PRETRAINING_FLAGS:
         return None
-    default = section.default if isinstance(section.default, section.type) else section.type()
-    hints, helps = get_type_hints(section.type), help_of(section.type)
-    for name, (narrower_type, help_text) in _NARROWED_SETTINGS.items():
-        if name in hints:
-            hints[name], helps[name] = narrower_type, help_text
-    names = [setting.name for setting in fields(section.type) if setting.metadata != PRETRAINING_ONLY]
-    options = [StructFieldSpec(name, hints[name], getattr(default, name), helps[name]) for name in names]
-
-    def changed(**values: object) -> EngineConfig | TrainConfig:
-        return replace(default, **values)
-
-    changed.__doc__ = section.type.__doc__  # the section's heading in the help
-    return StructConstructorSpec(changed, tuple(map(readable_option, options)))
+    kind, value, text = _NARROWED_SETTINGS.get(option.flag, (option.kind, option.value, option.help))
+    return option._replace(kind=kind, value=value, help=text)
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
@@ -188,7 +178,9 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
             raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if "--engine.kind=pipeline" in arguments or ("--engine.kind", "pipeline") in pairwise(arguments):
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-    return call_from_command_line(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
+    return call_from_command_line(
+        FinetuneSettings, prog, arguments, description, also=[_CONFIG], shown=_without_pretraining
+    )
 
 
 def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:

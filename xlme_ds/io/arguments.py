@@ -42,13 +42,15 @@ _ADVICE = (
     ("price cost dollars", "did you mean --dollars-per-hour?"),
     ("gpus", "did you mean --processes?"),
     ("gpus", "to train on N GPUs, write `xlme launch --gpus N pretrain …`"),
+    ("data", "did you mean --encoded?"),
+    ("encoded", "did you mean --data?"),
     ("device", "a GPU is used if there is one: the variable `CUDA_VISIBLE_DEVICES` chooses it"),
 )
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 _FLAG = re.compile(r"--[\w.-]+(?==|$)")
 
 
-def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
+def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any], also: Sequence[str] = ()) -> None:
     """Raise ValueError for a mistake in the `arguments` before `--`: an unknown flag, a flag that is given twice, a
     value that its flag does not take, a missing value, or a value too many. The message says what to write instead.
 
@@ -58,7 +60,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
     --train.steps) or with initials in place of its name (--lr for --optimizer.learning-rate), a section without a
     setting (--train), and a misspelt flag.
 
-    `kinds`: for each flag of the command, the type of its value.
+    `kinds`: for each flag of the command, the type of its value. `also`: further flags that a misspelt one may mean.
     """
     before = list(takewhile("--".__ne__, arguments))
     given: set[str] = set()
@@ -68,7 +70,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
             raise ValueError(f"there is no {flag}: did you mean -{flag}?")
         values = [value] if equals else list(takewhile(lambda word: not _FLAG.match(word), before[index + 1 :]))
         if _FLAG.match(argument) and flag not in HELP_FLAGS:
-            kind = _kind_of(flag, kinds)
+            kind = _kind_of(flag, kinds, also)
             _refuse_values(flag, values, kind)
             name = positive(flag.replace("_", "-")) if kind is bool else flag.replace("_", "-")
             if name in given:
@@ -107,7 +109,7 @@ def _is_list(kind: Any) -> bool:
     return not {get_origin(part) for part in (kind, *get_args(kind))}.isdisjoint((tuple, list))
 
 
-def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
+def _kind_of(flag: str, kinds: Mapping[str, Any], also: Sequence[str]) -> Any:
     """The type of the value of `flag`, which may be the negative form --no-x of a flag without a value. Raises
     ValueError, with advice, for a flag that the command does not have."""
     name = flag.replace("_", "-")
@@ -123,9 +125,9 @@ def _kind_of(flag: str, kinds: Mapping[str, Any]) -> Any:
     if section:
         raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
     spellings = {f"--{known[2:].rpartition('.')[2]}": known for known in kinds} | {known: known for known in kinds}
-    spellings["--help"] = "--help"
+    spellings |= {known: known for known in ("--help", *also)}
     written = positive(name)
-    close = get_close_matches(written, spellings, n=1, cutoff=0.75) or get_close_matches(written, kinds, n=1)
+    close = get_close_matches(written, spellings, n=1, cutoff=0.75) or get_close_matches(written, [*kinds, *also], n=1)
     near = " or ".join(named or [spellings[spelling] for spelling in close])
     raise ValueError(f"there is no {flag}: {f'did you mean {near}?' if near else '--help lists the flags'}")
 

@@ -1,40 +1,61 @@
-"""Reads a command's arguments with tyro, and makes tyro's `--help` readable: the usage line names the required flags,
-the help leaves out {None} as a value and empty defaults, and its description is wrapped."""
+"""Reads a command's arguments with tyro, and writes the help pages of all commands."""
 
-import io
+import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import is_dataclass, replace
-from functools import reduce
-from inspect import Parameter, isfunction, signature
-from itertools import takewhile
-from operator import or_
-from types import MappingProxyType, NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import groupby, takewhile
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from docstring_parser import attrdoc, parse_from_object
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-)
 
-from .arguments import HELP_FLAGS, join_lists, refuse_mistakes
+from .arguments import HELP_FLAGS, join_lists, negative, refuse_mistakes
+from .toml import help_of
 
 Command = TypeVar("Command")
-READABLE = ConstructorRegistry()
-"""In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
-empty."""
-_LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
-_INPUTS = "--run", "--data", "--mono", "--para", "--encoded"  # suggested by an error for a first word without a flag
-_inner_calls: list[StructTypeInfo] = []
+_LONGEST_USAGE = 80  # characters; a usage line with longer options has only the required ones, and [OPTIONS]
+_INPUTS = "--run", "--mono", "--para"  # suggested first by an error for a first word without a flag
+_VALUE_NAMES = {Path: "PATH", int: "N", float: "NUMBER", str: "NAME", bool: ""}
+_POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # marks arguments without a flag
+_WIDEST = 34  # characters of a flag that has its help beside it
+
+
+class Option(NamedTuple):
+    """A flag of a command."""
+
+    flag: str
+    kind: Any
+    """Type of its value."""
+    value: str
+    """Name of its value in the help; empty for a flag without a value."""
+    help: str
+    default: Any = MISSING
+    """`MISSING` if the flag is required."""
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.value}".rstrip()
+
+    @property
+    def entry(self) -> tuple[str, str]:
+        """The flag with the name of its value, and its help with the default."""
+        if self.default is MISSING:
+            default = "Required."
+        elif self.default is True:
+            default = f"On by default; {negative(self.flag)} turns it off."
+        elif self.default is None or self.default is False or self.default in ("", ()):
+            default = ""
+        else:
+            values = self.default if isinstance(self.default, tuple | list) else [self.default]
+            words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+            default = f"Default: {' '.join(words).removesuffix('.')}."
+        return str(self), " ".join(filter(None, (self.help, default)))
+
+
+Shown = Callable[[Option], Option | None]
 
 
 def call_from_command_line(
@@ -43,98 +64,164 @@ def call_from_command_line(
     arguments: Sequence[str] | None,
     description: str | None = None,
     usage: str = "",
-    **options: Any,
+    also: Sequence[Option] = (),
+    shown: Shown = lambda option: option,
 ) -> Command:
     """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
-    `command` is a dataclass or a function. The usage line that --help prints names the required flags, unless `usage`
-    replaces it, and the help has no --no-FLAG. `options` are passed on to `tyro.cli`. A mistake that
-    `checked_arguments` finds ends the process with a sentence and exit code 2.
+    `command` is a dataclass or a function. --help prints its page, with `description` in place of its docstring. The
+    usage line names the required flags, unless `usage` replaces it. `also`: see `checked_arguments`. `shown` changes an
+    option, or returns None for one that the command does not have. A mistake that `checked_arguments` finds ends the
+    process with a sentence and exit code 2.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not HELP_FLAGS.isdisjoint(takewhile("--".__ne__, arguments)):
-        flags = [shown for _, _, shown in flags_of(command)]
-        if len(" ".join(flags)) >= _LONGEST_USAGE:
-            prog = " ".join([prog, *(shown for shown in flags if shown[0] != "[")])
-        options["config"] = (tyro.conf.FlagCreatePairsOff,)
-        with READABLE, wrapped_help(usage):
-            return tyro.cli(command, prog=prog, description=description, args=["--help"], **options)
+        options = [*also, *filter(None, map(shown, options_of(command)))]
+        print(help_page(usage or _usage(prog, options), description or _about(command), options))
+        sys.exit(0)
     try:
-        arguments = checked_arguments(command, arguments)
+        arguments = checked_arguments(command, arguments, also=also, shown=shown)
     except ValueError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         sys.exit(2)
-    with READABLE:
-        return tyro.cli(command, prog=prog, description=description, args=arguments, **options)
-
-
-@contextmanager
-def wrapped_help(usage: str = "") -> Iterator[None]:
-    """In this block, a help text that tyro prints has its description wrapped to the terminal's width, except for
-    example commands: tyro itself wraps only its boxes. `usage` replaces the usage line."""
-    # The help of a setting is its docstring as one line; tyro itself joins only unindented lines that begin with a
-    # letter.
-    read_docstring = attrdoc.ast_get_constant_value
-    attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
-    text = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
-    text.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # with the encoding, decides about frames and colours
-    try:
-        with redirect_stdout(text):
-            yield
-    finally:
-        attrdoc.ast_get_constant_value = read_docstring
-        width = shutil.get_terminal_size().columns
-        text.seek(0)
-        for index, line in enumerate(text.read().replace("\n\n\n", "\n\n").splitlines()):
-            if index == 0:
-                print(f"usage: {usage}" if usage else line)
-            elif line.startswith("xlme ") or "\x1b" in line:  # only boxes have colours
-                print(line)
-            else:
-                print(textwrap.fill(line, width, break_on_hyphens=False) if len(line) > width else line)
+    return tyro.cli(command, prog=prog, args=arguments)
 
 
 def checked_arguments(
     command: Callable[..., Any],
     arguments: Sequence[str],
-    also_missing: Mapping[str, str] = MappingProxyType({}),
+    missing: Sequence[str] = (),
     optional: Sequence[str] = (),
+    also: Sequence[Option] = (),
+    shown: Shown = lambda option: option,
 ) -> list[str]:
-    """`arguments` as tyro can read them (see `join_lists`). Raises ValueError if the first argument is not a flag, for
-    a mistake that `refuse_mistakes` finds, and if a required flag that is not in `optional` is missing. `also_missing`:
-    flags that the caller misses, with what to write."""
-    flags = list(flags_of(command))
-    kinds = {flag: kind for flag, kind, _ in flags}
+    """`arguments` as tyro can read them (see `join_lists`).
+
+    Raises ValueError if the first argument is not a flag, for a mistake that `refuse_mistakes` finds, and if a required
+    flag that is not in `optional` is missing. `missing`: what the user must write besides. `also`: flags that the
+    caller has taken from the arguments already, so that one of them may be the correction of a misspelt flag.
+    """
+    options = [*filter(None, map(shown, options_of(command)))]
+    kinds = {option.flag: option.kind for option in options}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    missing = {flag: shown for flag, _, shown in flags if shown[0] != "[" and flag not in {*given, *optional}}
-    missing = {**also_missing, **missing}
+    required = {option.flag: str(option) for option in options if option.default is MISSING}
+    absent = {flag: text for flag, text in required.items() if flag not in {*given, *optional}}
+    absent = {text.partition(" ")[0]: text for text in missing} | absent
     if arguments and not arguments[0].startswith("-"):
-        likely = [flag for flag in (*_INPUTS, *missing) if flag in kinds and flag not in given]
+        likely = [flag for flag in (*_INPUTS, *absent) if flag in kinds and flag not in given]
         likely = likely or list(kinds)[: len(kinds) == 1]
-        advice = f"did you mean {likely[0]} {arguments[0]}?" if likely else "every value follows its flag"
-        raise ValueError(f"unexpected argument {arguments[0]}: {advice}")
-    refuse_mistakes(arguments, kinds)
-    if missing:
-        *others, last = missing
+        choices = {option.flag: get_args(option.kind) for option in options if get_origin(option.kind) is Literal}
+        chosen = [flag for flag, values in choices.items() if arguments[0] in values]
+        flag = next(iter(chosen or [flag for flag in likely if flag not in choices]), "")
+        raise ValueError(
+            f"unexpected argument {arguments[0]}: "
+            + (f"did you mean {flag} {arguments[0]}?" if flag else "every value follows its flag")
+        )
+    refuse_mistakes(arguments, kinds, [option.flag for option in also])
+    if absent:
+        *others, last = absent
         named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-        raise ValueError(f"{named} missing: add {' '.join(missing.values())}")
+        raise ValueError(f"{named} missing: add {' '.join(absent.values())}")
     return join_lists(arguments, kinds)
 
 
-def flags_of(command: Callable[..., Any], prefix: str = "--") -> Iterator[tuple[str, Any, str]]:
-    """Yields (flag, type of its value, text in the usage line) for each flag of `command`. The text is `--out PATH`, or
-    `[--out PATH]` if there is a default. Flags begin with `prefix`."""
+def options_of(command: Callable[..., Any], values: Any = None, prefix: str = "--") -> Iterator[Option]:
+    """The options of a dataclass or of a function. Defaults are those of `values`, an instance of the dataclass, if it
+    is given. Flags begin with `prefix`."""
     hints = get_type_hints(command, include_extras=True)
-    for name, parameter in signature(command).parameters.items():
+    helps, defaults = _helps(command), _defaults(command) if values is None else vars(values)
+    for name in inspect.signature(command).parameters:
         kind, marks = _split(hints[name])
+        if _POSITIONAL in marks:
+            continue
         named = next((mark.name for mark in marks if getattr(mark, "name", None) is not None), name)
         flag = f"{prefix}{named.replace('_', '-')}"
+        default = defaults.get(name, MISSING)
         if is_dataclass(kind):
-            yield from flags_of(kind, f"{flag}." if named else prefix)  # type: ignore[arg-type]
+            section = None if default is MISSING else default
+            yield from options_of(kind, section, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
             value = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None) or _value_name(kind)
-            shown = flag if kind is bool else f"{flag} {value}"
-            yield flag, kind, shown if parameter.default is Parameter.empty else f"[{shown}]"
+            yield Option(flag, kind, value, helps.get(name, ""), default)
+
+
+def help_page(usage: str, about: str, options: Iterable[Option], ending: str = "") -> str:
+    """The page that --help prints: usage, description, and the options, those of a section (--train.steps) apart."""
+    parts = [f"usage: {usage}\n", *(f"{wrap(text)}\n" for text in _paragraphs(about))]
+    for section, members in groupby(options, lambda option: option.flag[2:].rpartition(".")[0]):
+        parts += [f"Settings of {section}:\n"] if section else []
+        parts += [*entries([option.entry for option in members]), ""]
+    return "\n".join([*parts, ending]).rstrip("\n")
+
+
+def group_page(prog: str, kind: str, about: str, members: Iterable[tuple[str, str]], ending: str = "") -> str:
+    """The page of a command with commands of its own: its `members`, as pairs of name and description. `kind`: the word
+    for a member, such as STAGE."""
+    usage = f"usage: {prog} {kind} --flags    ({prog} {kind} --help lists the flags)\n"
+    parts = [usage, *(f"{wrap(text)}\n" for text in _paragraphs(about)), *entries(members), "", ending]
+    return "\n".join(parts).rstrip("\n")
+
+
+def entries(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Names and what they mean, in two columns; a long name has a line of its own."""
+    pairs = list(pairs)
+    column = 4 + max((len(name) for name, _ in pairs if len(name) <= _WIDEST), default=_WIDEST)
+    for name, text in pairs:
+        if len(name) > _WIDEST:
+            yield f"  {name}"
+        yield wrap(text, f"{'' if len(name) > _WIDEST else f'  {name}':<{column}}")
+
+
+def wrap(text: str, start: str = "") -> str:
+    """`text` in lines as wide as the terminal, at most 120 characters. The first line begins with `start`, the others
+    with as many spaces. A command, which begins with `xlme ` or is indented, stays one line."""
+    if text.startswith(("xlme ", "  ")):
+        return "\n".join(f"  {line.strip()}" for line in text.splitlines())
+    width = max(min(shutil.get_terminal_size((120, 24)).columns, 120), len(start) + 30)
+    indent = " " * len(start)
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [paragraph for paragraph in inspect.cleandoc(text).split("\n\n") if paragraph.strip()]
+
+
+def summary_of(command: Callable[..., Any]) -> str:
+    """The first sentence of a command's docstring."""
+    return " ".join(_paragraphs(command.__doc__ or "")[0].split())
+
+
+def _about(command: Callable[..., Any]) -> str:
+    """The docstring of a command, without the descriptions of its arguments."""
+    return inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\nReturns")[0]
+
+
+def _usage(prog: str, options: Sequence[Option]) -> str:
+    """The usage line: all options, or the required ones if all make it too long."""
+    shown = [str(option) if option.default is MISSING else f"[{option}]" for option in options]
+    if len(" ".join(shown)) >= _LONGEST_USAGE:
+        shown = [*(text for text in shown if text[0] != "["), "[OPTIONS]"]
+    return " ".join([prog, *shown])
+
+
+def _helps(command: Callable[..., Any]) -> Mapping[str, str]:
+    """The help text of each option, as one line."""
+    if is_dataclass(command):
+        return help_of(command)
+    from docstring_parser import parse_from_object
+
+    return {part.arg_name: " ".join((part.description or "").split()) for part in parse_from_object(command).params}
+
+
+def _defaults(command: Callable[..., Any]) -> dict[str, Any]:
+    """The default of each option that has one."""
+    if is_dataclass(command):
+        made = {setting.name: setting.default_factory for setting in fields(command)}
+        defaults = {setting.name: setting.default for setting in fields(command)}
+        defaults |= {name: make() for name, make in made.items() if make is not MISSING}
+        return {name: default for name, default in defaults.items() if default is not MISSING}
+    parameters = inspect.signature(command).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
 
 
 def _split(hint: Any) -> tuple[Any, list[Any]]:
@@ -143,53 +230,13 @@ def _split(hint: Any) -> tuple[Any, list[Any]]:
     return kind, marks
 
 
-def _value_name(kind: Any) -> str:
-    """The name of an option's value in the help, such as PATH or {a,b}; PATH [PATH ...] if it takes several values."""
+def _value_name(hint: Any) -> str:
+    """The name of an option's value in the help, such as PATH or a|b; PATH [PATH ...] if it takes several values."""
+    kind, _ = _split(hint)
     parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, parts))
     if get_origin(kind) in (tuple, list):
-        name = _value_name(_split(parts[0])[0])
-        return f"{name} [{name} ...]"
-    if NoneType in get_args(kind):
-        kind = reduce(or_, parts)
-    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
-    assert isinstance(spec, PrimitiveConstructorSpec), kind
-    return spec.metavar
-
-
-@READABLE.struct_rule
-def _readable_section(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """The options of a dataclass or a function, as help shows them; None for other types.
-
-    To learn tyro's own reading of a dataclass, this rule asks the registry, which calls the rule again: that inner call
-    returns None, so that tyro's rules apply.
-    """
-    if _inner_calls:
-        return None
-    if isfunction(section.type):
-        helps = {part.arg_name: part.description for part in parse_from_object(section.type).params}
-        hints = get_type_hints(section.type, include_extras=True)
-        options = []
-        for name, parameter in signature(section.type).parameters.items():
-            default = tyro.MISSING_NONPROP if parameter.default is Parameter.empty else parameter.default
-            options.append(StructFieldSpec(name, hints[name], default, " ".join((helps.get(name) or "").split())))
-        return StructConstructorSpec(section.type, tuple(map(readable_option, options)))
-    _inner_calls.append(section)
-    try:
-        spec = ConstructorRegistry.get_struct_spec(section)
-    finally:
-        _inner_calls.pop()
-    if not isinstance(spec, StructConstructorSpec):
-        return None
-    return replace(spec, fields=tuple(map(readable_option, spec.fields)))
-
-
-def readable_option(option: StructFieldSpec) -> StructFieldSpec:
-    """`option` as the help shows it: the name of its value has no {None} and no brackets around it, and a default that
-    is None or empty is not shown."""
-    kind, marks = _split(option.type)
-    if get_origin(kind) not in (tuple, list) and NoneType not in get_args(kind) and option.default != "":
-        return option
-    default_text = "" if option.default is None or option.default in ((), "") else None
-    own_name = next(filter(None, (getattr(mark, "metavar", None) for mark in marks)), None)
-    annotation = tyro.conf.arg(metavar=own_name or _value_name(kind), help_behavior_hint=default_text)
-    return replace(option, type=Annotated[option.type, annotation])  # type: ignore[arg-type]
+        name = _value_name(parts[0])
+        return f"{name} ..." if "|" in name else f"{name} [{name} ...]"
+    return "|".join(dict.fromkeys(map(_value_name, parts))) if parts else _VALUE_NAMES[kind]

@@ -5,7 +5,7 @@ from ..io.argument_types import check_argument_types
 from ..io.errors import no_such
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
-__all__ = ["RECIPES", "SUMMARIES", "recipe"]
+__all__ = ["RECIPES", "SUMMARIES"]
 
 # (summary, settings) of each recipe, in the order in which commands list the recipes
 _ALL = [

@@ -51,7 +51,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} {fault}: name the run, {folder.parent.resolve()}") from None
         place = folder if folder.is_dir() else folder.parent
         near = [str(path.parent) for path in sorted(place.glob(f"*/{CONFIG_FILE}"))[:3]]
-        advice = f", such as {' or '.join(near)}" if near else ""
+        advice = f", such as {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}" if near else ""
         may_be_on_hub = len(folder.parts) == 1 or not folder.parent.exists()
         if may_be_on_hub and not (near or folder.exists() or folder.is_absolute()):
             advice = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"

@@ -14,6 +14,7 @@ from ..io.help import call_from_command_line
 if TYPE_CHECKING:
     from .translator import Translator
 
+_USAGE = "xlme translate --model PATH --source PATH --from LANG --to LANG (--out PATH | --pairs PATH) [OPTIONS]"
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
 
 
@@ -29,9 +30,9 @@ class TranslateSettings:
     checkpoint."""
     source: Path
     """UTF-8 text, one sentence per line; the translation of a blank line is empty."""
-    from_language: Annotated[str, tyro.conf.arg(name="from")]
+    from_language: Annotated[str, tyro.conf.arg(name="from", metavar="LANG")]
     """Code of the source's language, as in the training data."""
-    to_language: Annotated[str, tyro.conf.arg(name="to")]
+    to_language: Annotated[str, tyro.conf.arg(name="to", metavar="LANG")]
     """Code of the language to translate into."""
     out: Path | None = None
     """File to write, with one line per line of the source. Required without --pairs."""
@@ -51,7 +52,7 @@ class TranslateSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the translation; a user's mistake ends in one line on stderr and exit code 2, with nothing written."""
-    settings = call_from_command_line(TranslateSettings, program("translate"), arguments)
+    settings = call_from_command_line(TranslateSettings, program("translate"), arguments, usage=_USAGE)
     try:
         run(settings)
     except (ValueError, OSError) as error:
