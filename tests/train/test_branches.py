@@ -191,9 +191,9 @@ def test_the_model_of_a_checkpoint_is_written_like_that_of_a_finished_run(
     shutil.copytree(stable, run)
     shutil.rmtree(run / "model")
     (run / "checkpoints/step_00000008/complete.json").unlink()
-    for options, step in ((["--step", "3"], 3), ([], 6)):
+    for named, step in ((f"{run}@3", 3), (str(run), 6)):
         out = tmp_path / f"model{step}"
-        command = ["weights", "--run", str(run), "--out", str(out), *options]
+        command = ["weights", "--run", named, "--out", str(out)]
         for wrong in ([], ["--vocab", str(other.path)]):
             with pytest.raises(SystemExit):
                 checkpoint.main([*command, *wrong])

@@ -237,14 +237,6 @@ def test_a_branch_that_has_not_saved_yet_begins_again(tmp_path: Path, last: int,
 
 
 @pytest.mark.parametrize("command", ["weights", "convert"])
-def test_a_step_is_named_once(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        checkpoint.main([command, "--run", f"{tmp_path}/run@4", "--out", f"{tmp_path}/new", "--step", "5"])
-    said = f"xlme checkpoint {command}: error: --run {tmp_path}/run@4 and --step 5 both name a step: leave one out\n"
-    assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("command", ["weights", "convert"])
 def test_an_existing_folder_is_refused_before_the_checkpoint_is_read(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -494,11 +486,11 @@ def test_a_checkpoint_under_another_steps_name_is_none(
 
 def test_a_conversion_has_the_name_of_its_step_or_none(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--out step_00000099 names step 99, but .* step_00000004"):
-        checkpoint.convert(trained, tmp_path / "step_00000099", 4)
+        checkpoint.convert(Path(f"{trained}@4"), tmp_path / "step_00000099")
     with pytest.raises(ValueError, match=r"--out step_00000003 names step 3"):
-        checkpoint.convert(trained, tmp_path / "step_00000003", 4)
-    checkpoint.convert(trained, tmp_path / "step_00000004", 4)
-    checkpoint.convert(trained, tmp_path / "whole", 4)
+        checkpoint.convert(Path(f"{trained}@4"), tmp_path / "step_00000003")
+    checkpoint.convert(Path(f"{trained}@4"), tmp_path / "step_00000004")
+    checkpoint.convert(Path(f"{trained}@4"), tmp_path / "whole")
 
 
 def rewrite(path: Path, **changes: object) -> None:
@@ -681,3 +673,11 @@ def test_records_are_on_the_disk_before_the_checkpoint_is(
         last = max((n for n, name in enumerate(before) if name == "complete.json"), default=0)
         assert {"metrics.jsonl", "faults.jsonl", "rank_00000.jsonl"} <= set(before[last:])
     assert synced.count("complete.json") == 2
+
+
+def test_a_step_is_no_name_of_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SystemExit):
+        checkpoint.main(["list", "--run", f"{tmp_path}/run@4"])
+    said = f"{tmp_path}/run@4 names a step, but here the whole run is read: name {tmp_path}/run\n"
+    assert capsys.readouterr().err == f"xlme checkpoint list: error: {said}"

@@ -105,18 +105,17 @@ def _require_unchanged_files(weights: Path) -> None:
         require_exported_files(folder)
 
 
-def convert(run: Path, out: Path, step: int | None = None) -> None:
+def convert(run: Path, out: Path) -> None:
     """Write a checkpoint as one file of complete parameters, however many ranks saved the checkpoint.
 
     Any engine resumes from the new checkpoint if it lies in `checkpoints/` of a run. The command needs 0.2 GiB of
     memory, whatever the size of the model.
 
     Args:
-        run: Run folder, or RUN@STEP.
+        run: A checkpoint as RUN@STEP, or a run, which stands for its newest undamaged checkpoint.
         out: Folder to make.
-        step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
-    run, step = _with_step(run, step)
+    run, step = run_and_step(run)
     require_new(out)  # before the checkpoint is read, which may take long
     source = find_complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
@@ -131,18 +130,17 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     print(f"{out}: {source.name} as complete parameters")
 
 
-def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
+def weights(run: Path, out: Path, vocab: Path | None = None) -> None:
     """Write the model of a checkpoint as a folder like that of a finished run, for example to share it.
 
     Evaluation, fine-tuning and export read RUN@STEP themselves.
 
     Args:
-        run: Run folder of pre-training.
+        run: A checkpoint of pre-training as RUN@STEP, or a run, which stands for its newest undamaged checkpoint.
         out: Folder to make.
-        step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
         vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
-    run, step = _with_step(run, step)
+    run, step = run_and_step(run)
     require_new(out)  # before the checkpoint is read, which may take long
     settings = read_model_settings(run)
     if settings.task:
@@ -163,14 +161,6 @@ def _write_run(out: Path, run: Path, model: ModelConfig, state: Mapping[str, Ten
     content["config"]["model"] = asdict(model)
     write_versioned(out / CONFIG_FILE, content)
     write_model(out / MODEL_FOLDER, model, state, vocabulary.path)
-
-
-def _with_step(run: Path, step: int | None) -> tuple[Path, int | None]:
-    """Returns (run, step), where `run` may be RUN@STEP. Raises ValueError if both name a step."""
-    folder, named = run_and_step(run)
-    if None not in (named, step):
-        raise ValueError(f"--run {run} and --step {step} both name a step: leave one out")
-    return folder, step if named is None else named
 
 
 def average(models: Annotated[list[Path], tyro.conf.arg(name="model")], out: Path) -> None:
