@@ -108,24 +108,30 @@ def with_figures(markdown: str, figures: dict[str, Any]) -> str:
 
 
 def judged(figures: dict[str, Any]) -> str:
-    """The judged sentence as a picture: each piece on red, the stronger the likelier it is a replacement, above its
-    probability in percent. The pieces of a word touch."""
-    parts, x = ['<text x="8" y="47" font-size="12">%</text>'], 13.0
+    """The judged sentence as a picture: each piece on red, the stronger the likelier it is a replacement. Below a word
+    is the highest probability of its pieces, in percent, from 10% on. The pieces of a word touch."""
+    title = figures["said"][0].removeprefix("judge: ")
+    parts, x, words = [f"<title>{title}</title>", '<rect width="100%" height="100%" fill="white"/>'], 2.0, []
     for piece, probability in figures["judged"]:
         text = piece.removeprefix("▁")
-        x += 11.0 * piece.startswith("▁")
-        width = max(9.0 * len(text), 18.0)  # room for the percentage
+        if piece.startswith("▁"):
+            x += 9.0
+            words.append((x, x, 0.0))  # start, end and highest probability
+        width = 9.0 * len(text)
         color = "white" if probability > 0.6 else "black"
-        middle = f'x="{x + width / 2}" text-anchor="middle"'
         parts += [
             f'<rect x="{x}" y="8" width="{width}" height="24" fill="#d62728" fill-opacity="{probability:.2f}"/>',
-            f'<text {middle} y="26" fill="{color}" textLength="{9.0 * len(text)}">{text}</text>',
-            f'<text {middle} y="47" font-size="12">{100 * probability:.0f}</text>',
+            f'<text x="{x}" y="26" fill="{color}" textLength="{width}">{text}</text>',
         ]
         x += width
+        words[-1] = words[-1][0], x, max(words[-1][2], probability)
+    for start, end, highest in words:
+        if highest >= 0.1:
+            middle = f'x="{(start + end) / 2}" text-anchor="middle"'
+            parts.append(f'<text {middle} y="46" font-size="11">{100 * highest:.0f}%</text>')
+    size = f'width="{x + 11}" height="54"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 8}" height="54" font-family="monospace" font-size="15">\n'
-        + '<rect width="100%" height="100%" fill="white"/>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="15">\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )

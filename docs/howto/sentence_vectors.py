@@ -10,6 +10,8 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+if len(sys.argv) != 5:
+    sys.exit(__doc__)
 source, folder, out, rate = sys.argv[1:]  # export, translation pairs, folder to write, and learning rate
 texts = {path.name: path.read_bytes() for path in Path(folder).glob("*.*-*.*") if path.suffix != ".zip"}
 for path in Path(folder).glob("*.zip"):

@@ -127,7 +127,7 @@ def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
     for found, when in ((trained, "after"), (untrained, "before")):
         assert found["overall"]["en_xx"] == pytest.approx(retrieval[when]["overall"]["en_xx"])
     done = python("-m", *pairs, "--which", "generator")
-    assert done.returncode == 2 and "for mlm and has no generator: set start.take or --which to enc" in done.stderr
+    assert done.returncode == 2 and "for mlm and has no generator: set --which or start.take to enc" in done.stderr
 
 
 def test_ernie_m_goes_on_from_it(folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(found[name], state["encoder" + name[name.index(".") :]])
     with pytest.raises(ValueError, match="was trained for mlm, whose model has other parts than that of electra: set"):
         known("all", "electra")
-    with pytest.raises(ValueError, match=r"for mlm and has no discriminator: set start.take or --which to encoder"):
+    with pytest.raises(ValueError, match=r"for mlm and has no discriminator: set --which or start.take to encoder"):
         known("discriminator", "mlm")
     words = ["--run", str(folder / "alone"), "--out", str(tmp_path / "export")]
     assert python("-m", "xlme_ds.export", *words).returncode == 0

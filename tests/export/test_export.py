@@ -170,7 +170,7 @@ def test_an_export_knows_which_encoder_it_has(run: Path, exported: Path, tmp_pat
     for folder, there, not_there in ((mlm, "encoder", "discriminator"), (alone, "generator", "discriminator")):
         trained, untrained = load_encoders(folder, None, True, there)
         assert trained.encoder.state_dict().keys() == untrained.encoder.state_dict().keys()
-        with pytest.raises(ValueError, match=f"{folder.name} has no {not_there}: set start.take or --which to {there}"):
+        with pytest.raises(ValueError, match=f"{folder.name} has no {not_there}: set --which or start.take to {there}"):
             load_encoder(folder, not_there)
     for which in ("discriminator", "generator"):
         trained, untrained = load_encoders(exported, None, True, which)

@@ -282,7 +282,7 @@ def test_it_goes_back_whole(masked: tuple[Path, Path], tmp_path: Path, saved: bo
     (predictor,) = load_predictors(folder, with_untrained=False)
     assert xlme.load(folder).fill(TEXT) == xlme.load(run).fill(TEXT)
     assert torch.equal(predictor.model.state_dict()["masked_head.bias"], state["masked_head.bias"])
-    with pytest.raises(ValueError, match=r"has no discriminator: set start.take or --which to encoder"):
+    with pytest.raises(ValueError, match=r"has no discriminator: set --which or start.take to encoder"):
         load_encoder(folder, "discriminator")
 
 

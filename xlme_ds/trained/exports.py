@@ -152,7 +152,7 @@ def folder_of_encoder(folder: Path, which: EncoderName | None) -> Path:
     exported = read_config(folder).get(WHICH_KEY)
     has_encoder = exported == which or (exported is None and which != "generator")
     if which is not None and not has_encoder:
-        advice = f"set start.take or --which to {exported}{' or generator' if has_generator else ''}"
+        advice = f"set --which or start.take to {exported}{' or generator' if has_generator else ''}"
         raise ValueError(f"{folder} has no {which}: {advice if exported else 'name the run that it was exported from'}")
     return folder
 

@@ -69,7 +69,7 @@ class TrainedRun(NamedTuple):
             raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
         if not self.task and which not in self.encoders:
             raise ValueError(
-                f"{self.folder} was trained for {self.objective.name} and has no {which}: set start.take or --which to "
+                f"{self.folder} was trained for {self.objective.name} and has no {which}: set --which or start.take to "
                 f"{' or '.join(self.encoders)}"
             )
         with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
