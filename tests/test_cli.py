@@ -114,6 +114,7 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         "help plan": "usage: xlme plan",
         "help": "usage: xlme ",
         "help version": "xlme_ds",
+        "help help": "usage: xlme COMMAND",
         "prep": "usage: xlme prep",
     }
     starts |= {

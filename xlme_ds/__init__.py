@@ -36,23 +36,25 @@ __all__ = [
 ]  # fmt: skip
 
 
-def recipe(name: Path | str, /, **settings: Any) -> "RunConfig":
+def recipe(name: "Path | str | RunConfig", /, **settings: Any) -> "RunConfig":
     """The settings of a recipe, changed by `settings`. `xlme.recipes.SUMMARIES` lists the recipes.
 
     config = xlme.recipe("quickstart", seed=2, train={"steps": 500})
     print(config)  # every setting with its meaning; the sections are model, objective, data, optimizer, ...
 
-    `name` may also be the path of a file that `--config` takes, such as "runs/mine/config.json".
+    `name` may also be the path of a file that `--config` takes, such as "runs/mine/config.json", or a configuration.
 
     Raises ValueError for a value of the wrong type or out of range, for settings that do not fit each other, and for an
-    unknown name or setting, with the nearest known name. `dataclasses.replace` changes a configuration too, without a
-    check.
+    unknown name or setting, with the nearest known name.
     """
     from . import recipes
     from .cli import config_from_file
+    from .config import RunConfig
     from .settings_file import with_values
 
-    if isinstance(name, os.PathLike) or (isinstance(name, str) and not {".", os.sep}.isdisjoint(name)):
+    if isinstance(name, RunConfig):
+        config = name
+    elif isinstance(name, os.PathLike) or (isinstance(name, str) and not {".", os.sep}.isdisjoint(name)):
         config = config_from_file(Path(name))
     else:
         config = recipes.recipe(name)

@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     guard_stdout()
     argv = sys.argv[1:] if arguments is None else arguments
     if argv[:1] == ["help"]:
+        argv = ["help", *(word for word in argv[1:] if word != "help")]
         words = list(takewhile(lambda word: not word.startswith("-"), argv[1:]))
         _refuse_more(words, 2 if words[:1] and words[0] in _GROUPS else 1)
         argv = [*argv[1:], "--help"]

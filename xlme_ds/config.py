@@ -99,7 +99,7 @@ class ModelConfig:
     discriminator_layers: SmallCount = 12
     """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
     max_positions: Size = 512
-    """Rows of the learned absolute position table; also the largest number of tokens in a text or pair."""
+    """Largest number of tokens in a text or pair; with learned positions, the rows of their table."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token. If this is off, only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
@@ -345,12 +345,12 @@ class TrainConfig:
     log_every: Count = 10
     """Steps between two lines on the terminal and in `metrics.jsonl`."""
     eval_every: NotNegative[int] = field(default=5_000, metadata=PRETRAINING_ONLY)
-    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too,
-    unless `steps` is lowered to a step that is done already. 0: only the last step has one."""
+    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too.
+    0: only the last step has one."""
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the first row on; more rows give steadier figures."""
     save_every: Count = 2_500
-    """Steps between two checkpoints; a crash loses at most these, and those taken while a checkpoint is written."""
+    """Steps between two checkpoints; a crash loses at most this many and those taken while a checkpoint is written."""
     keep_last: Count = 3
     """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
     keep_every: NotNegative[int] = 25_000

@@ -285,6 +285,8 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     with pytest.raises(ValueError, match=r"xlm/mono was mixed with --layout xlm, but the model in .* on xlme: mix"):
         losses(run, like_xlm)
     assert f"{data / 'para'} has no mono/" in fault(run, data / "para")
+    with pytest.raises(ValueError, match=f"has no mono/: name the folder that `xlme prep mix` wrote, such as {data}$"):
+        read_manifest(data.parent / "mono")
     assert "other/mono was encoded with another vocabulary than that of" in fault(run, other)
     assert "other/mono was encoded with another vocabulary than" in fault(run, data, "--unigram", str(other))
     vocabulary = Vocabulary(run / "model")

@@ -207,6 +207,12 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
         xlme.recipe("base", train={"stpes": 3})
 
 
+def test_a_recipe_may_be_changed_again() -> None:
+    config = xlme.recipe("base", train={"steps": 7}, optimizer={"warmup_steps": 1})
+    changed = xlme.recipe(config, seed=5)
+    assert (changed.seed, changed.train, config.seed) == (5, config.train, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -240,9 +246,9 @@ def test_a_mistake_in_the_settings_of_a_recipe(settings: dict[str, Any], said: s
         (lambda api: api.export.run("r", None), "out is None: it must be a path"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", seed="1"), "seed is '1': it must be a whole number"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", epoch=1),
-         "there is no setting 'tuning.epoch': did you mean tuning.epochs?"),
+         "there is no argument 'epoch': did you mean epochs?"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", lr=3),
-         "there is no setting 'tuning.lr': did you mean tuning.learning_rate?"),
+         "there is no argument 'lr': did you mean learning_rate?"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", epochs="1"),
          "tuning.epochs is '1': it must be a whole number"),
         (lambda api: api.finetune.run("ner", "r", "d", "o", train_languages="en"),
@@ -345,6 +351,7 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pyte
             xlme.load("xlm-roberta-base")
     (tmp_path / "runs/x").mkdir(parents=True)
     (tmp_path / "runs/x/config.json").write_text("{}")
+    shutil.copytree(tmp_path / "runs/x", tmp_path / "runs/w.partial")  # an export that did not finish
     for name, words in (
         ("runs", r"has no config\.json: name the folder of a run or of an export, such as {}"),
         ("runs/y", "does not exist: name the folder of a run or of an export, such as {}"),

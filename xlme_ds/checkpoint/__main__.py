@@ -1,7 +1,6 @@
 """List, check or convert the checkpoints of a run that has stopped, write their weights, or average several models.
 
-A run resumes without any of these commands, because every engine reads every checkpoint as it is. `xlme checkpoint
-COMMAND --help` lists a command's flags.
+A run resumes without any of these commands, because every engine reads every checkpoint as it is.
 """
 
 import re

@@ -166,7 +166,9 @@ def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
     if not path.exists():
         require_folder(parent := Path(folder).parent, f"name the folder that {writer} wrote")
         if not Path(folder).exists():
-            raise ValueError(f"{parent} has no {Path(folder).name}/: name the folder that {writer} wrote")
+            near = next(iter(sorted(parent.glob(f"*/{Path(folder).name}/manifest.json"))), None)
+            advice = f", such as {near.parents[1]}" if near else ""
+            raise ValueError(f"{parent} has no {Path(folder).name}/: name the folder that {writer} wrote{advice}")
         raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or let that command finish")
     try:
         fields = read_checksummed(path)

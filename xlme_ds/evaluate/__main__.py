@@ -2,7 +2,7 @@
 
 The tests are sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out
 text by language, and a comparison of words' input embeddings with those of their translations. Several models are
-compared side by side. The models run on the GPU if there is one. `xlme evaluate TEST --help` lists a test's flags.
+compared side by side. The models run on the GPU if there is one.
 """
 
 # Each function imports its test's module itself: the module loads torch, and --help should not.

@@ -75,8 +75,8 @@ class CommonOptions:
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None
-    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. If
-    a table has means and more than 25 rows, only its means are then printed."""
+    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. Of
+    long tables, only the means are then printed."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, before the test begins, if its results could not be written."""

@@ -40,7 +40,7 @@ def run(
     names = [field.name for field in fields(TuningConfig)]
     for name in tuning:
         if name not in names:
-            raise no_such("setting", name, names, "tuning.")
+            raise no_such("argument", name, names)
     folders = tuple(map(Path, [data] if isinstance(data, str | PathLike) else data))
     settings = FinetuneSettings(task, Path(model), folders, Path(out), seeds=(seed,), tuning=TuningConfig(**tuning))
     stop = StopRequest()

@@ -1,6 +1,7 @@
 """Reads a command's arguments with tyro, and writes the help pages of all commands."""
 
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from .toml import help_of
 Command = TypeVar("Command")
 _LONGEST_USAGE = 80  # characters; a usage line with longer options has only the required ones, and [OPTIONS]
 _INPUTS = "--run", "--mono", "--para"  # suggested first by an error for a first word without a flag
-_VALUE_NAMES = {Path: "PATH", int: "N", float: "NUMBER", str: "NAME", bool: ""}
+_VALUE_NAMES = {Path: "PATH", int: "N", float: "NUMBER", str: "TEXT", bool: ""}
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # marks arguments without a flag
 _WIDEST = 34  # characters of a flag that has its help beside it
 
@@ -183,7 +184,8 @@ def wrap(text: str, start: str = "") -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    return [paragraph for paragraph in inspect.cleandoc(text).split("\n\n") if paragraph.strip()]
+    """The paragraphs of a docstring; items of a list are paragraphs of their own."""
+    return [part for part in re.split(r"\n\n|\n(?=\* )", inspect.cleandoc(text)) if part.strip()]
 
 
 def summary_of(command: Callable[..., Any]) -> str:

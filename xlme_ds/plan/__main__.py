@@ -25,7 +25,7 @@ class PlanSettings:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     gpus: int | None = None
     """GPUs to plan for; by default 1, or one for each stage of a pipeline (8 with --budget)."""
-    gpu: str = "a100-80g"
+    gpu: Annotated[str, tyro.conf.arg(metavar="NAME")] = "a100-80g"
     """One of h200, h100-80g (or h100), a100-80g (or a100), a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of
     another."""
     utilisation: float = 0.4

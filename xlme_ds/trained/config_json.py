@@ -50,7 +50,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         if (folder.parent / CONFIG_FILE).is_file():  # a part of a run
             raise ValueError(f"{folder} {fault}: name the run, {folder.parent.resolve()}") from None
         place = folder if folder.is_dir() else folder.parent
-        near = [str(path.parent) for path in sorted(place.glob(f"*/{CONFIG_FILE}"))[:3]]
+        folders = [path.parent for path in sorted(place.glob(f"*/{CONFIG_FILE}"))]
+        near = [str(path) for path in folders if path.suffix != ".partial"][:3]
         advice = f", such as {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}" if near else ""
         may_be_on_hub = len(folder.parts) == 1 or not folder.parent.exists()
         if may_be_on_hub and not (near or folder.exists() or folder.is_absolute()):
