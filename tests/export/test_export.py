@@ -585,7 +585,7 @@ def test_the_guides_commands(
     main(arguments[1:])
     names: dict[str, Any] = {}
     exec(code, names)
-    assert names["states"].last_hidden_state.shape[0] == len(names["vectors"]) == 2
+    assert names["states"].shape[0] == len(names["vectors"]) == 2
     assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"
 
 

@@ -460,7 +460,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
 
 def test_help_offers_what_fine_tuning_takes() -> None:
     shown = python("-m", "xlme_ds.finetune", "--help").stdout
-    assert "--engine.kind {deepspeed,plain}" in shown and "How the model is executed" in shown
+    assert "--engine.kind deepspeed|plain" in shown and "Settings of engine:" in shown and "--config FILE" in shown
     assert not [text for text in ("pipeline", "auto: the faster", "frozen") if text in shown]
 
 
