@@ -104,8 +104,10 @@ def _no_command(argv: list[str]) -> ValueError:
     from .pretrain import Pretrain
 
     flag = argv[0].partition("=")[0]
-    if named := next((word for word in argv if word in COMMANDS), None):
-        corrected = shlex.join(["xlme", named, *(word for word in argv if word != named)])
+    # The first word that may be a command, and not the value of a flag.
+    place = next((i for i, word in enumerate(argv) if word in COMMANDS and not argv[i - 1].startswith("-")), None)
+    if place is not None:
+        corrected = shlex.join(["xlme", argv[place], *argv[:place], *argv[place + 1 :]])
         return ValueError(f"the command comes first: {corrected}")
     if flag in ("--recipe", "--config") or flag.replace("_", "-") in [option.flag for option in options_of(Pretrain)]:
         example = shlex.join(["xlme", "pretrain", *argv])

@@ -11,8 +11,8 @@
     smoke    runs every GPU command on a small made-up text
     profile  shows where the time of a step goes
 
-A section has one or more cases, for instance one recipe's training step. Each case runs in its own process, so that no
-case sees the memory or the faults of another.
+A section has one or more cases, for instance one recipe's training step. Each case runs in its own process (those of
+matmul and parity share one, until a case fails), so that no case sees the memory or the faults of another.
 The results are written to gpu.json and gpu.md after each case.
 
 If a case fails, crashes, does not fit into memory or takes longer than --patience minutes, this is reported, and the

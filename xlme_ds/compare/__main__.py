@@ -35,11 +35,12 @@ from .systems import Budget, CompareSettings, PlannedRun, System, own_settings, 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
+    prog = program("compare")
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
     if setting := next((word for word in options[:separator] if re.match(r"--[a-z]+\.", word)), None):
-        fail("xlme compare", ValueError(f"{setting} is a setting of xlme pretrain: write such settings last, after --"))
-    settings = call_from_command_line(CompareSettings, program("compare"), options[:separator], __doc__)
+        fail(prog, ValueError(f"{setting} is a setting of xlme pretrain: write such settings last, after --"))
+    settings = call_from_command_line(CompareSettings, prog, options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
             for table in write_results(join_runs(_runs_by_source(systems, settings, other_runs)), settings.out):
                 table.show(terminal(160))
     except (ValueError, OSError) as error:
-        fail("xlme compare", error)
+        fail(prog, error)
 
 
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:

@@ -47,7 +47,7 @@ class Option(NamedTuple):
             default = "Required."
         elif self.default is True:
             default = f"On by default; {negative(self.flag)} turns it off."
-        elif self.default is None or self.default is False or self.default in ("", ()):
+        elif self.default is None or self.default is False or self.default in ("", (), []):
             default = ""
         else:
             values = self.default if isinstance(self.default, tuple | list) else [self.default]

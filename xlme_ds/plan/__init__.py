@@ -30,8 +30,7 @@ def run(
     `fits` says whether the memory suffices. Its dictionaries include `parameters`, with the key `trained_total`;
     `memory_per_gpu_gib`, in GiB, with `total`; and `flops`, in FLOP, with `per_step` and, for the whole run,
     `["standard"]["both"]`. The key `layouts` has a list of dictionaries, each with the costs of one layout and the
-    `settings` that select it. Raises ValueError for a number out of
-    range, and if `config` cannot run on `gpus` GPUs.
+    `settings` that select it. Raises ValueError for a number out of range, and if `config` cannot run on `gpus` GPUs.
     """
     from ..validate import check_class  # it loads torch
     from .planner import check_numbers, plan

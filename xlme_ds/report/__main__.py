@@ -1,7 +1,7 @@
-"""`xlme report --run DIR` writes `DIR/report.html`. For an unfinished run, example sentences and retrieval scores are
+"""`xlme report --run PATH` writes `PATH/report.html`. For an unfinished run, example sentences and retrieval scores are
 first computed from its newest checkpoint.
-`xlme report --runs DIR DIR …` writes a page that compares several runs.
-`xlme report xtreme --runs DIR … --out DIR` writes the XTREME tables.
+`xlme report --runs PATH PATH …` writes a page that compares several runs.
+`xlme report xtreme --runs PATH … --out PATH` writes the XTREME tables.
 """
 
 import os
