@@ -334,9 +334,9 @@ def test_a_fine_tuned_model_gives_an_encoder_and_not_all(source: TrainedRun, tmp
 
 def advised(take: str, source: TrainedRun, folder: Path, name: str = "electra") -> list[str]:
     """The values of start.take that the refusal of `take` offers, each of which a run can start with."""
-    with pytest.raises(ValueError, match="set start") as refused:
+    with pytest.raises(ValueError, match="set ") as refused:
         started(take, source, folder, name)
-    found = re.search(r"set start\.take (?:or --which )?to (\w+(?: or \w+)*)$", str(refused.value))
+    found = re.search(r"set (?:--which or )?start\.take to (\w+(?: or \w+)*)$", str(refused.value))
     assert found is not None, refused.value
     names = found[1].split(" or ")
     assert all(started(choice, source, folder, name) for choice in names)

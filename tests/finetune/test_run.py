@@ -314,9 +314,7 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     forward = encoder_flops(model, model.discriminator_layers, round(tokens))
     assert lines[-1]["flops_per_s"] / lines[-1]["tokens_per_s"] == pytest.approx(3 * forward), "of a token"
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
-    with pytest.raises(
-        ValueError, match=r"^there is no setting 'tuning\.learning_rat': did you mean tuning\.learning_rate\?$"
-    ):
+    with pytest.raises(ValueError, match=r"^there is no argument 'learning_rat': did you mean learning_rate\?$"):
         xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
     with pytest.raises(ValueError, match=r"^there is no task 'nerr': did you mean ner\?$"):
         xlme.finetune.run("nerr", base, data, tmp_path / "no")  # type: ignore[arg-type]
