@@ -61,6 +61,14 @@ def test_every_section_but_those_of_commands_runs(tmp_path: Path) -> None:
     assert all(f"## {section} (CPU, " in text for section in ("matmul", "parity", "steps", "peers", "profile"))
 
 
+def test_no_time_is_a_mistake(tmp_path: Path) -> None:
+    """A bench that leaves everything out must not end with exit code 0."""
+    words = ["-m", "bench.gpu", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert (done.returncode, (tmp_path / "out").exists()) == (2, False)
+    assert done.stderr == "xlme bench gpu: error: --minutes and --patience must be above 0\n"
+
+
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = attention.cpu_attend
 

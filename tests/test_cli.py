@@ -595,6 +595,25 @@ def test_an_engine_has_processes_that_it_can_use() -> None:
         validate(RunConfig("x", engine=in_bf16))
 
 
+def test_commands_of_groups_are_known() -> None:
+    """Those for which `xlme encode` suggests `xlme prep encode`."""
+    from data_prep.__main__ import STAGES
+
+    assert commands._MEMBERS["prep"] == tuple(STAGES)
+    for group in ("checkpoint", "evaluate"):
+        shown = python("-m", "xlme_ds", group).stdout
+        assert commands._MEMBERS[group] == tuple(re.findall(r"^  (\w+)  ", shown, re.M))
+
+
+def test_a_value_may_look_like_a_setting(tmp_path: Path) -> None:
+    """`compare` takes flags of fine-tuning as a value; only a setting outside a value is misplaced."""
+    words = ["compare", "--recipes", "xlme", "--budgets", "1e14", "--data", str(tmp_path / "no"), "--heldout", "h"]
+    for tuning in (["--tuning", "--engine.kind plain"], ["--tuning=--tuning.epochs 1"]):
+        done = python("-m", "xlme_ds", *words, "--out", str(tmp_path / "out"), *tuning)
+        assert done.returncode == 2 and "a setting of xlme pretrain" not in done.stderr, done.stderr
+        assert f"{tmp_path}/no" in done.stderr, done.stderr
+
+
 def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both forms and both spellings; a flag at the end has none."""
     assert cli.take_flag(["a", "--b", "1", "c"], "--b") == (["a", "c"], "1")

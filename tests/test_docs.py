@@ -125,6 +125,15 @@ def test_the_run_on_one_gpu() -> None:
     assert text.count(f"--mono-rows {mixed} --para-rows {mixed} ") == 1
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_rows_are_mixed_as_often_as_training_reads_them(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", "")
+    flags = r"--data.mono-rows (\d+) --data.para-rows (\d+) +--train.steps (\d+)"
+    ((rows, para_rows, steps),) = re.findall(flags, text)
+    mixed = int(rows) * int(steps)
+    assert rows == para_rows and text.count(f"--mono-rows {mixed} --para-rows {mixed} ") == 1
+
+
 def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
 

@@ -170,7 +170,8 @@ class TextModel:
         """`device`: by default a GPU if there is one. Raises ValueError if `folder` has no model, or torch cannot use
         the device."""
         self.folder = Path(folder)
-        device = device or ("cuda" if on_gpu() else "cpu")
+        if device is None:
+            device = "cuda" if on_gpu() else "cpu"
         try:
             self.device = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA

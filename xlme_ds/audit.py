@@ -14,12 +14,12 @@ import numpy as np
 
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
+from .checkpoint_names import require_run_folder
 from .cli import fail, program
 from .data.loader import fingerprint_name
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
-from .io.folders import require_folder
 from .io.help import call_from_command_line
 from .train.read_audit import ATTEMPTS, AUDIT_FOLDER, audit_lines, rank_file, row_checksums
 from .train.run_folder import first_step
@@ -51,7 +51,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     Returns:
         A sentence for every fault, and a summary.
     """
-    require_folder(run, "name a run folder")
+    require_run_folder(run)
     newest, _ = Checkpoints(run, 1, 0).newest()
     if newest is None:
         raise ValueError(f"{run} has no usable checkpoint: name a run that has saved one")

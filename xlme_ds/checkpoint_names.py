@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from .io.folders import require_folder
+
 FINISHED = "finished.json"  # the last file that a run writes
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")
@@ -37,6 +39,14 @@ def run_and_step(folder: Path) -> tuple[Path, int | None]:
     """Split RUN@STEP into RUN and STEP. If `folder` exists or has another form, it is RUN, and STEP is None."""
     match = None if folder.exists() else _RUN_AT_STEP.fullmatch(str(folder))
     return (Path(match[1]), int(match[2])) if match else (folder, None)
+
+
+def require_run_folder(run: Path, advice: str = "name a run folder") -> None:
+    """Raise ValueError, with `advice`, unless `run` is a folder; if it is RUN@STEP, name RUN."""
+    folder, step = run_and_step(run)
+    if step is not None and folder.is_dir():
+        raise ValueError(f"{run} names a step, but here the whole run is read: name {folder}")
+    require_folder(run, advice)
 
 
 def require_checkpoint(run: Path, step: int) -> None:

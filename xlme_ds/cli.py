@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .config import RunConfig
-from .io.arguments import HELP_FLAGS
+from .io.arguments import HELP_FLAGS, Option
 from .io.errors import in_words, no_such
 from .io.stdout import guard_stdout
 from .recipes import RECIPES, SUMMARIES, recipe
@@ -23,10 +23,9 @@ Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
 _RANK_0_SECONDS = 30.0  # how long the other ranks wait for rank 0 to find the mistake in the command line too
-# (flag, type, name of the value, help, default) of the options that say where the settings come from.
-_SOURCES = (
-    ("--recipe", str, "NAME", "One of the recipes below.", None),
-    (
+_SOURCES = (  # the options that say where the settings come from
+    Option("--recipe", str, "NAME", "One of the recipes below.", None),
+    Option(
         "--config",
         Path,
         "FILE",
@@ -120,9 +119,8 @@ def parse(
     """
     import tyro
 
-    from .io.help import Option, checked_arguments
+    from .io.help import checked_arguments
 
-    own = [Option(*source) for source in _SOURCES]
     rest, recipe_name = take_flag(without_local_rank(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
@@ -139,7 +137,7 @@ def parse(
         _, out = take_flag(rest, "--out")
         if out is not None and (settings := Path(out) / "config.json").is_file():
             source = f"--recipe NAME (or --config {settings}, the settings of this run)"
-        checked_arguments(command, rest, [source], ["--name"], own)
+        checked_arguments(command, rest, [source], ["--name"], _SOURCES)
     if file_name is not None:
         run = config_from_file(Path(file_name))
     elif recipe_name is not None:
@@ -151,7 +149,7 @@ def parse(
     if asks_for_help:
         print(_help(prog, command, description, run, everything="--help-all" in rest))
         sys.exit(0)
-    rest = checked_arguments(command, rest, optional=["--name"], also=own)  # the settings have a name already
+    rest = checked_arguments(command, rest, optional=["--name"], also=_SOURCES)  # the settings have a name already
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     return tyro.cli(
         command,
@@ -183,11 +181,10 @@ def config_from_file(path: Path) -> RunConfig:
 def _help(prog: str, command: type, description: str, run: RunConfig, everything: bool) -> str:
     """The page of a command with the settings of a run: the command's own options, then `everything`, or the settings
     that are often set; all with their values in `run`."""
-    from .io.help import Option, entries, help_page, options_of, wrap
+    from .io.help import entries, help_page, options_of, wrap
 
     settings = {option.flag: option for option in options_of(RunConfig, run)}
-    own = [*(Option(*source) for source in _SOURCES)]
-    own += [option for option in options_of(command) if option.flag not in settings]
+    own = [*_SOURCES, *(option for option in options_of(command) if option.flag not in settings)]
     flags = {option.flag: option for option in own}
     sources = [str(flags[flag]) for flag in ("--recipe", "--config", "--branch", "--budget") if flag in flags]
     required = [str(option) for option in own if option.default is MISSING]

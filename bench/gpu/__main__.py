@@ -213,6 +213,8 @@ def main() -> int:
     """Measure, and print Markdown or JSON; returns the exit code."""
     begin = time.monotonic()
     settings = call_from_command_line(GpuSettings, "xlme bench gpu", None, __doc__)
+    if not (settings.minutes > 0 and settings.patience > 0):
+        fail("xlme bench gpu", ValueError("--minutes and --patience must be above 0"))
     if settings.device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
     settings.out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ micro-batch. `bench/roofline/counted.py` describes the count and its limits. The
 the CPU, and the package triton for the Triton kernels.
 """
 
-import bench.roofline.fake_cuda  # noqa: F401  # isort: skip  # before torch
+import bench.roofline.fake_cuda  # isort: skip  # before torch
 
 import os
 import re
@@ -193,6 +193,8 @@ def _pretend(gpus: int, on_synchronize: Callable[[], None]) -> None:
 def figures(settings: Settings) -> Figures:
     """Count the second step, because the first step also creates the optimizer's state. Returns the step's figures. A
     process can do this only once."""
+    if not bench.roofline.fake_cuda.READY:
+        raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))

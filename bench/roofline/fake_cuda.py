@@ -33,7 +33,8 @@ def _compiled(torch: Path) -> Path:
     return library
 
 
-if "torch" not in sys.modules:  # torch looks for hooks only during its import
+READY = "torch" not in sys.modules  # torch looks for hooks only during its import
+if READY:
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     torch = Path(spec.origin).parent

@@ -207,6 +207,18 @@ def test_what_the_package_shows(tmp_path: Path) -> None:
         xlme.recipe("base", train={"stpes": 3})
 
 
+def test_a_model_is_loaded_on_a_gpu_if_there_is_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on the CPU when DeepSpeed is told to use it. Here torch only says that there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert xlme.load(run).device == torch.device("cpu")
+    monkeypatch.delenv("DS_ACCELERATOR")
+    with pytest.raises(ValueError, match=r"^device cuda cannot be used: "):
+        xlme.load(run)
+    with pytest.raises(ValueError, match=r"^device  cannot be used: "):
+        xlme.load(run, "")
+
+
 def test_a_recipe_may_be_changed_again() -> None:
     config = xlme.recipe("base", train={"steps": 7}, optimizer={"warmup_steps": 1})
     changed = xlme.recipe(config, seed=5)

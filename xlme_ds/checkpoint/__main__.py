@@ -16,13 +16,20 @@ import torch
 import tyro
 from torch import Tensor
 
-from ..checkpoint_names import FINISHED, checkpoints_of, is_checkpoint_name, run_and_step, saved_step
+from ..checkpoint_names import (
+    FINISHED,
+    checkpoints_of,
+    is_checkpoint_name,
+    require_run_folder,
+    run_and_step,
+    saved_step,
+)
 from ..cli import program, run_subcommand
 from ..config import ModelConfig
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
 from ..io.files import write_versioned
-from ..io.folders import atomic_folder, require_folder, require_new
+from ..io.folders import atomic_folder, require_new
 from ..trained.config_json import (
     CONFIG_FILE,
     SENTENCEPIECE_FILE,
@@ -111,7 +118,7 @@ def convert(run: Path, out: Path) -> None:
     memory, whatever the size of the model.
 
     Args:
-        run: A checkpoint as RUN@STEP, or a run, which stands for its newest undamaged checkpoint.
+        run: A checkpoint as RUN@STEP, or a run, of which the newest undamaged checkpoint is taken.
         out: Folder to make.
     """
     run, step = run_and_step(run)
@@ -135,7 +142,7 @@ def weights(run: Path, out: Path, vocab: Path | None = None) -> None:
     Evaluation, fine-tuning and export read RUN@STEP themselves.
 
     Args:
-        run: A checkpoint of pre-training as RUN@STEP, or a run, which stands for its newest undamaged checkpoint.
+        run: A checkpoint of pre-training as RUN@STEP, or a run, of which the newest undamaged checkpoint is taken.
         out: Folder to make.
         vocab: Folder or file of the vocabulary, if the run has no vocabulary.
     """
@@ -290,7 +297,7 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 def _print_checkpoints(run: Path, checksums: bool) -> bool:
     """Print a line for every checkpoint of `run`. Returns True if no checkpoint has a fault. Raises ValueError if there
     are no checkpoints."""
-    require_folder(run, "name a run folder")
+    require_run_folder(run)
     folders = checkpoints_of(run)
     sound = True
     if not folders:

@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
     prog = program("compare")
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
-    if setting := next((word for word in options[:separator] if re.match(r"--[a-z]+\.", word)), None):
+    if setting := next(
+        (word for word in options[:separator] if re.match(r"--(?!tuning\.)[a-z]+\.[\w.-]+(=|$)", word)), None
+    ):
         fail(prog, ValueError(f"{setting} is a setting of xlme pretrain: write such settings last, after --"))
     settings = call_from_command_line(CompareSettings, prog, options[:separator], __doc__)
     try:

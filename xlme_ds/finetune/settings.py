@@ -25,8 +25,8 @@ from ..config import (
     Training,
     UpToOne,
 )
-from ..io.arguments import negative, positive
-from ..io.help import Option, call_from_command_line
+from ..io.arguments import Option, negative, positive
+from ..io.help import call_from_command_line
 from ..settings_file import read_values
 from ..train.run_folder import flatten
 from .downstream_tasks import DOWNSTREAM_TASKS, DownstreamTask

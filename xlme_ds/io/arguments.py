@@ -1,12 +1,14 @@
-"""Checks a command line before tyro reads it, so that a frequent mistake gives one sentence with advice."""
+"""Options of a command line, and a check before tyro reads it, so that a frequent mistake gives one sentence with
+advice."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from .errors import near_settings, no_such
 
@@ -48,6 +50,37 @@ _ADVICE = (
 )
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 _FLAG = re.compile(r"--[\w.-]+(?==|$)")
+
+
+class Option(NamedTuple):
+    """A flag of a command."""
+
+    flag: str
+    kind: Any
+    """Type of its value."""
+    value: str
+    """Name of its value in the help; empty for a flag without a value."""
+    help: str
+    default: Any = MISSING
+    """`MISSING` if the flag is required."""
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.value}".rstrip()
+
+    @property
+    def entry(self) -> tuple[str, str]:
+        """The flag with the name of its value, and its help with the default."""
+        if self.default is MISSING:
+            default = "Required."
+        elif self.default is True:
+            default = f"On by default; {negative(self.flag)} turns it off."
+        elif self.default is None or self.default is False or self.default in ("", (), []):
+            default = ""
+        else:
+            values = self.default if isinstance(self.default, tuple | list) else [self.default]
+            words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+            default = f"Default: {' '.join(words).removesuffix('.')}."
+        return str(self), " ".join(filter(None, (self.help, default)))
 
 
 def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any], also: Sequence[str] = ()) -> None:
@@ -94,7 +127,9 @@ def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
         if argument == "--":
             groups.append(list(arguments[index:]))
             break
-        if not _FLAG.match(argument):
+        if argument.startswith("--") and not _FLAG.match(argument) and len(groups[-1]) == 1:
+            groups[-1][0] += f"={argument}"  # a value such as "--tuning.epochs 1", which tyro would take for a flag
+        elif not _FLAG.match(argument):
             groups[-1].append(argument)
         elif "." in flag or not _is_list(kinds.get(name)):
             groups.append([argument])

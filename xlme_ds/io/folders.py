@@ -29,9 +29,6 @@ def make_folder(folder: Path) -> None:
 
 def require_folder(folder: Path, advice: str) -> None:
     """Raise ValueError, with `advice`, unless `folder` is a folder."""
-    run, _, step = str(folder).rpartition("@")
-    if not folder.exists() and step.isdecimal() and Path(run).is_dir():
-        raise ValueError(f"{folder} names a step, but here the whole run is read: name {run}")
     if not folder.is_dir():
         raise ValueError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: {advice}")
 

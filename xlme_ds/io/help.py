@@ -10,11 +10,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from .arguments import HELP_FLAGS, join_lists, negative, refuse_mistakes
+from .arguments import HELP_FLAGS, Option, join_lists, refuse_mistakes
 from .toml import help_of
 
 Command = TypeVar("Command")
@@ -22,38 +22,7 @@ _LONGEST_USAGE = 80  # characters; a usage line with longer options has only the
 _INPUTS = "--run", "--mono", "--para"  # suggested first by an error for a first word without a flag
 _VALUE_NAMES = {Path: "PATH", int: "N", float: "NUMBER", str: "TEXT", bool: ""}
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # marks arguments without a flag
-_WIDEST = 34  # characters of a flag that has its help beside it
-
-
-class Option(NamedTuple):
-    """A flag of a command."""
-
-    flag: str
-    kind: Any
-    """Type of its value."""
-    value: str
-    """Name of its value in the help; empty for a flag without a value."""
-    help: str
-    default: Any = MISSING
-    """`MISSING` if the flag is required."""
-
-    def __str__(self) -> str:
-        return f"{self.flag} {self.value}".rstrip()
-
-    @property
-    def entry(self) -> tuple[str, str]:
-        """The flag with the name of its value, and its help with the default."""
-        if self.default is MISSING:
-            default = "Required."
-        elif self.default is True:
-            default = f"On by default; {negative(self.flag)} turns it off."
-        elif self.default is None or self.default is False or self.default in ("", (), []):
-            default = ""
-        else:
-            values = self.default if isinstance(self.default, tuple | list) else [self.default]
-            words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-            default = f"Default: {' '.join(words).removesuffix('.')}."
-        return str(self), " ".join(filter(None, (self.help, default)))
+_WIDEST = 34  # characters of a flag whose help is on the same line
 
 
 Shown = Callable[[Option], Option | None]
@@ -175,8 +144,8 @@ def entries(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def wrap(text: str, start: str = "") -> str:
     """`text` in lines as wide as the terminal, at most 120 characters. The first line begins with `start`, the others
-    with as many spaces. A command, which begins with `xlme ` or is indented, stays one line."""
-    if text.startswith(("xlme ", "  ")):
+    with as many spaces. A paragraph that is a command, which begins with `xlme ` or is indented, stays one line."""
+    if not start and text.startswith(("xlme ", "  ")):
         return "\n".join(f"  {line.strip()}" for line in text.splitlines())
     width = max(min(shutil.get_terminal_size((120, 24)).columns, 120), len(start) + 30)
     indent = " " * len(start)
@@ -189,7 +158,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def summary_of(command: Callable[..., Any]) -> str:
-    """The first sentence of a command's docstring."""
+    """The first paragraph of a command's docstring, as one line."""
     return " ".join(_paragraphs(command.__doc__ or "")[0].split())
 
 

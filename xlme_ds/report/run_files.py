@@ -6,6 +6,7 @@ from typing import Any
 
 import jinja2
 
+from ..checkpoint_names import require_run_folder
 from ..io.files import read_versioned
 from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
@@ -16,7 +17,7 @@ class RunFiles:
     dict (JSON) or an empty list (JSON Lines). Raises ValueError if `run` is not a folder or a file in it is damaged."""
 
     def __init__(self, run: Path):
-        require_folder(run, "name the --out folder of a pre-training run")
+        require_run_folder(run, "name the --out folder of a pre-training run")
         self.name = run.resolve().name
         self.finished = (run / "finished.json").exists()
         self.config_json = read_optional(run / "config.json")

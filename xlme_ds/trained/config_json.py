@@ -52,7 +52,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         place = folder if folder.is_dir() else folder.parent
         folders = [path.parent for path in sorted(place.glob(f"*/{CONFIG_FILE}"))]
         near = [str(path) for path in folders if path.suffix != ".partial"][:3]
-        advice = f", such as {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}" if near else ""
+        advice = f", such as {', '.join(near)}" if near else ""
         may_be_on_hub = len(folder.parts) == 1 or not folder.parent.exists()
         if may_be_on_hub and not (near or folder.exists() or folder.is_absolute()):
             advice = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
