@@ -112,7 +112,7 @@ def python() -> str:
     import xlme_ds as xlme
     from xlme_ds.api import ScoredPiece
     from xlme_ds.config import EncoderName, RunConfig
-    from xlme_ds.export.settings import ModelType
+    from xlme_ds.export import ModelType
 
     pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):

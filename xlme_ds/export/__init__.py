@@ -4,12 +4,14 @@ xlme.export.run("runs/base", "exports/base")
 """
 
 from pathlib import Path
+from typing import Literal
 
 from ..config import EncoderName
 from ..io.argument_types import check_argument_types
-from .settings import ModelType
 
 __all__ = ["from_hf", "run"]
+
+ModelType = Literal["xlme", "xlm-roberta", "modernbert"]
 
 
 @check_argument_types

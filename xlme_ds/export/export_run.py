@@ -15,10 +15,10 @@ from ..trained.config_json import MODEL_TYPE, read_config
 from ..trained.exports import FORMATS, WHICH_KEY
 from ..trained.runs import load_run, main_encoder
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
+from . import ModelType
 from .card import render_card, render_run_card
 from .exported_folder import ExportedModel, write_folder
 from .onnx_model import require_onnx_exportable
-from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
 _PRETRAINED = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}

@@ -30,8 +30,8 @@ from ..trained.exports import (
 )
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings
+from . import ModelType
 from .onnx_model import write_onnx
-from .settings import ModelType
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
