@@ -113,11 +113,6 @@ def measure_sizes(settings: StepSettings) -> Figures:
     return middle if settings.json else {"middle": middle}
 
 
-def tables(figures_of_sizes: Figures) -> str:
-    """The figures of each size as a Markdown table."""
-    return "\n\n".join(table(size, figures) for size, figures in figures_of_sizes.items())
-
-
 def table(size: str, figures: Figures) -> str:
     """Figures of one size as a Markdown table."""
     rows = [
@@ -134,6 +129,10 @@ def table(size: str, figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print tables or JSON."""
+
+    def tables(figures_of_sizes: Figures) -> str:
+        return "\n\n".join(table(size, figures) for size, figures in figures_of_sizes.items())
+
     run_bench("xlme bench step", StepSettings, __doc__, measure_sizes, tables)
 
 

@@ -38,9 +38,10 @@ REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
 DECODER_CODE = "modeling_xlme_translation.py"
 
-# Class of pre-training or translation -> the prefixes of its parameters outside the encoder. All other classes except
-# XLMEModel have one head, with the prefix `head.`.
-_HEADS = {
+# Class of pre-training or translation -> the prefixes of its parameters outside the encoder. All other classes have one
+# head, with the prefix `head.`.
+_HEADS: dict[str, tuple[str, ...]] = {
+    "XLMEModel": (),
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
     "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
@@ -87,8 +88,8 @@ def write_folder(
     """Write `main` into the folder `out`, which must not exist, with weights in float32 and the model card `card`
     (Markdown). A `generator` gets a subfolder. With `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if `out` exists, if `vocabulary` and a model differ in size, and if a model lacks its head. After
-    any error nothing of the new folder stays.
+    Raises ValueError if `out` exists, and if `vocabulary` and a model differ in size. After any error nothing of the
+    new folder stays.
     """
     with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary)
@@ -153,16 +154,9 @@ def _as_native(folder: Path, model: ExportedModel, native: NativeFormat) -> tupl
 
 
 def _head(model: ExportedModel) -> dict[str, Tensor]:
-    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`. Raises
-    ValueError if the model lacks them."""
-    head: dict[str, Tensor] = {}
-    if model.architecture != "XLMEModel":
-        for prefix in _HEADS.get(model.architecture, ("head.",)):
-            part = {name: value for name, value in model.state.items() if name.startswith(prefix)}
-            if not part:
-                raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
-            head |= part
-    return head
+    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`."""
+    prefixes = _HEADS.get(model.architecture, ("head.",))
+    return {name: value for name, value in model.state.items() if name.startswith(prefixes)}
 
 
 def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
