@@ -120,9 +120,8 @@ def python() -> str:
         if not isinstance(member, ModuleType):
             pages.append(_function(f"xlme.{name}", member))
             continue
-        public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
-        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
+        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in member.__all__]
     pages += [f"## xlme.recipes\n\n{_text(xlme.recipes)}", *_attributes("xlme.recipes", xlme.recipes)]
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
     pages += _attributes("model", xlme.TextModel)
@@ -134,10 +133,6 @@ def python() -> str:
     pages.append("```\n")
     pages.append(_settings(RunConfig(name="custom")))
     return "\n".join(pages)
-
-
-def _is_own(value: Any, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
 def _function(name: str, function: Callable[..., Any], heading: str = "##") -> str:

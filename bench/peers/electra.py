@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,20 +43,6 @@ SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as t
     "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
     "attention_dropout": 0.0,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ElectraSettings:
-    """Arguments of the command."""
-
-    run: Path
-    """Folder of a run of ours."""
-    data: Path
-    """Data of that run."""
-    out: Path
-    """A new folder."""
-    every: int = 50
-    """Steps between printed losses."""
 
 
 class HuggingFacePeer:
@@ -180,22 +166,33 @@ def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
     return parts
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train, print the losses as a JSON object every K steps, and write the weights."""
-    options = call_from_command_line(ElectraSettings, "xlme bench peers.electra", arguments, __doc__)
+def train(run: Path, data: Path, out: Path, every: int = 50) -> None:
+    """Train, print the losses as a JSON object every K steps, and write the weights.
+
+    Args:
+        run: Folder of a run of ours.
+        data: Data of that run.
+        out: A new folder.
+        every: Steps between printed losses.
+    """
     with one_sentence("xlme bench peers.electra"):
-        require_new(options.out / MODEL_FOLDER)
-        run = read_run_config(options.run)
-        peer, loader = Peer(run), open_loader(run, options.data)
-    for step in range(run.train.steps):
-        rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
+        require_new(out / MODEL_FOLDER)
+        config = read_run_config(run)
+        peer, loader = Peer(config), open_loader(config, data)
+    for step in range(config.train.steps):
+        rate = learning_rate(step, config.train.steps, config.optimizer, config.schedule)
         means = peer.step(loader.micro_batches(step), rate)
-        if (step + 1) % options.every == 0 or step + 1 == run.train.steps:
+        if (step + 1) % every == 0 or step + 1 == config.train.steps:
             losses = dict(zip(("mlm", "tlm", "mrtd", "trtd"), means, strict=True))
             print(json.dumps({"step": step + 1} | losses), flush=True)
-    shutil.copytree(options.run / MODEL_FOLDER, options.out / MODEL_FOLDER)
-    save_file(peer.state(), options.out / MODEL_FOLDER / WEIGHTS_FILE)
-    shutil.copy(options.run / CONFIG_FILE, options.out)
+    shutil.copytree(run / MODEL_FOLDER, out / MODEL_FOLDER)
+    save_file(peer.state(), out / MODEL_FOLDER / WEIGHTS_FILE)
+    shutil.copy(run / CONFIG_FILE, out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    call_from_command_line(train, "xlme bench peers.electra", arguments, __doc__)
 
 
 if __name__ == "__main__":
