@@ -16,7 +16,6 @@ DataCollatorForLanguageModeling; it makes no positions and no segments.
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bench.measure import Figures, by_turns, ratio, run_bench, timed
+from bench.measure import Figures, by_turns, printed, ratio, run_bench, timed
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
@@ -38,22 +37,6 @@ MASK_FRACTION = 0.15
 Batches = Iterator[tuple[Tensor, ...]]
 """Batches of int64: ids [B, T] and masked positions [M]; except for the customary ones, also positions and segments
 [B, T]."""
-
-
-@dataclass(frozen=True)
-class LoaderSettings:
-    """Arguments of the command."""
-
-    data: Path
-    """Folder that `xlme prep mix` wrote; its first rows are read."""
-    rows: int = 16_384
-    """Most rows of each task in a pass, which reads whole batches of 16 rows of each."""
-    rounds: int = 5
-    """Rounds to measure; each figure is the median over the rounds."""
-    quick: bool = False
-    """At most 2,048 rows of each task, three rounds."""
-    json: bool = False
-    """Print JSON."""
 
 
 def our_batches(data: Path, rows: int) -> Batches:
@@ -120,21 +103,33 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
     return batches.reshape(-1, row_tokens)
 
 
-def race(settings: LoaderSettings) -> Figures:
+def measure(data: Path, rows: int = 16_384, rounds: int = 5, quick: bool = False, json: bool = False) -> str:
+    """Run the command.
+
+    Args:
+        data: Folder that `xlme prep mix` wrote; its first rows are read.
+        rows: Most rows of each task in a pass, which reads whole batches of 16 rows of each.
+        rounds: Rounds to measure; each figure is the median over the rounds.
+        quick: At most 2,048 rows of each task, three rounds.
+        json: Print JSON.
+    """
+    return printed(race(data, min(rows, 2048), 3) if quick else race(data, rows, rounds), json)
+
+
+def race(data: Path, most: int, rounds: int) -> Figures:
     """Run the passes of our loader and of the peer in turns. Every round gives the ratio of our rate to the peer's; the
     figure is the median over the rounds."""
     torch.set_num_threads(1)
-    most, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
-    rows = min(most, *(RowStore(settings.data / task).rows for task in TASKS)) // ROWS_PER_TASK * ROWS_PER_TASK
+    rows = min(most, *(RowStore(data / task).rows for task in TASKS)) // ROWS_PER_TASK * ROWS_PER_TASK
     if rows <= 0:
         raise ValueError(f"a batch needs {ROWS_PER_TASK} rows of each task: raise --rows, or name larger data")
-    tokens = in_training_order(settings.data, rows)
+    tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
     with tempfile.TemporaryDirectory() as scratch:
         stored = Path(scratch) / "datasets"
         write_rows(stored, tokens)
         contenders: dict[str, Callable[[], Batches]] = {
-            "ours": partial(our_batches, settings.data, rows),
+            "ours": partial(our_batches, data, rows),
             "datasets": partial(peer_batches, stored),
             "customary": partial(customary_batches, stored),
         }
@@ -158,4 +153,4 @@ def read_all(name: str, batches: Callable[[], Batches], checksum: int) -> None:
 
 
 if __name__ == "__main__":
-    run_bench("xlme bench loader", LoaderSettings, __doc__, race)
+    run_bench("xlme bench loader", measure, __doc__)

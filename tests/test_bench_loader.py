@@ -11,7 +11,6 @@ import torch
 
 from bench import loader as bench
 from bench.loader import (
-    LoaderSettings,
     customary_batches,
     in_training_order,
     our_batches,
@@ -84,7 +83,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pyt
     cpu = {"ours": (4, 4, 4), "datasets": (4, 8, 16), "customary": (1, 1, 1)}
     turns = [{name: {"wall": wall[name][n], "cpu": cpu[name][n]} for name in wall} for n in range(3)]
     monkeypatch.setattr(bench, "by_turns", lambda passes, rounds: turns)
-    found = race(LoaderSettings(data, 32, 3))
+    found = race(data, 32, 3)
     assert found["ratio_vs_datasets"] == 3 and found["ratio_vs_datasets_in_cpu_time"] == 2
     assert found["ratio_vs_customary"] == 10 and found["rows"] == 64
     assert found["rows_per_s"] == {"ours": 3.2, "datasets": 1.28, "customary": 0.64}
@@ -92,11 +91,9 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(data: Path, monkeypatch: pyt
 
 def test_a_pass_has_the_whole_batches_of_the_data(data: Path) -> None:
     """64 rows of each task: four batches of 16 + 16; of 40 rows two batches, and of 15 none."""
-    assert (
-        race(LoaderSettings(data, 16_384, 1))["rows"] == 2 * 64 and race(LoaderSettings(data, 40, 1))["rows"] == 2 * 32
-    )
+    assert race(data, 16_384, 1)["rows"] == 2 * 64 and race(data, 40, 1)["rows"] == 2 * 32
     with pytest.raises(ValueError, match="needs 16 rows of each task: raise --rows"):
-        race(LoaderSettings(data, 15, 1))
+        race(data, 15, 1)
 
 
 def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,4 +105,4 @@ def test_other_rows_are_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(bench, "our_batches", wrong)
     with pytest.raises(ValueError, match="ours read other rows"):
-        race(LoaderSettings(data, 16, 1))
+        race(data, 16, 1)
