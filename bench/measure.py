@@ -142,8 +142,7 @@ class Worker:
     def __init__(self, module: str, *arguments: str):
         self.name = " ".join([module, *arguments])
         self.connection, theirs = multiprocessing.Pipe()
-        spawn = multiprocessing.get_context("spawn")
-        self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
+        self.process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
         atexit.register(self.connection.close)  # ends the process: Python waits for it at exit

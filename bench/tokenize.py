@@ -73,8 +73,7 @@ def encode_seconds(vocab: Path, mono: Path, ranks: int) -> Figures:
         raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
     with tempfile.TemporaryDirectory() as scratch:
         python = [sys.executable, "-c", _ENCODE, str(vocab.resolve()), str(mono.resolve()), scratch]
-        command = [mpiexec, "-n", str(ranks), *python]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        done = subprocess.run([mpiexec, "-n", str(ranks), *python], cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"encode on {ranks} ranks ended with code {done.returncode}: {done.stderr.strip()}")
     return loads(done.stdout.splitlines()[-1])

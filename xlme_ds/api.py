@@ -317,8 +317,10 @@ class TextModel:
         """The language of a text as a list, which is empty if no language is given. Raises ValueError if a language is
         given but the model has no language embeddings, and if it has some but no language is given."""
         if encoder.cfg.language_embeddings and not language:
-            codes = ", ".join(encoder.cfg.language_embeddings)
-            raise ValueError(f"{self.folder} has language embeddings: add language=, one of {codes}")
+            raise ValueError(
+                f"{self.folder} has language embeddings: add language=, one of "
+                f"{', '.join(encoder.cfg.language_embeddings)}"
+            )
         if language and not encoder.cfg.language_embeddings:
             raise ValueError(
                 f"{self.folder} has no language embeddings, so it reads texts of all languages alike: leave language "

@@ -101,8 +101,9 @@ def trial_seconds() -> float:
     from .objectives import objective_of
 
     row_count = RUN.data.mono_rows + RUN.data.para_rows
-    shape = row_count, ROW_TOKENS
-    tokens = np.random.default_rng(0).integers(UNK + 1, RUN.model.vocabulary - 1, shape, dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(
+        UNK + 1, RUN.model.vocabulary - 1, (row_count, ROW_TOKENS), dtype=np.int32
+    )
     tokens[:, 0], tokens[:, -1] = BOS, EOS
     rows = Rows(tokens, np.ones(row_count, int), np.full(row_count, ROW_TOKENS), np.zeros(row_count, int))
     batch = collate([(0, rows, np.arange(row_count))], RUN.seed, RUN.objective.mask_fraction)

@@ -104,8 +104,7 @@ def export_xlm_roberta(
     main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
     main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
-    card = render_card(folder.resolve().name, main, about)
-    write_folder(out, main, vocabulary, card, onnx=onnx)
+    write_folder(out, main, vocabulary, render_card(folder.resolve().name, main, about), onnx=onnx)
 
 
 def _separators(folder: Path) -> int:

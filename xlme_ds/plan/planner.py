@@ -235,10 +235,13 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
         replicas = gpus // engine.processes_per_replica
         rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas
         for power in range(max(1, rows_per_replica).bit_length()):
-            data = replace(run.data, micro_batch=2**power)
             for checkpointing in (False, True):
-                model = replace(run.model, activation_checkpointing=checkpointing)
-                yield replace(run, engine=engine, data=data, model=model)
+                yield replace(
+                    run,
+                    engine=engine,
+                    data=replace(run.data, micro_batch=2**power),
+                    model=replace(run.model, activation_checkpointing=checkpointing),
+                )
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:

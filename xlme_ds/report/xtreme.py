@@ -18,7 +18,7 @@ from ..io.files import read_versioned, visible_paths
 from ..io.folders import require_folder
 
 ENGLISH = "en"
-METRICS = ("f1", "em", "accuracy")
+METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}  # a metric in scores.json -> its name in a table
 RESULT_FILES = ("scores.json", "tatoeba.json", "align.json")
 ALONE = "each sentence read alone"  # the value of `reading` in the align.json that `evaluate align --apart` writes
 
