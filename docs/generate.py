@@ -111,8 +111,7 @@ def python() -> str:
     """Every public object of `xlme_ds`, in the order of use, and the types of what its functions take and return."""
     import xlme_ds as xlme
     from xlme_ds.api import ScoredPiece
-    from xlme_ds.config import EncoderName, RunConfig
-    from xlme_ds.export import ModelType
+    from xlme_ds.config import EncoderName, ModelType, RunConfig
 
     pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):

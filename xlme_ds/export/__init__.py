@@ -4,14 +4,11 @@ xlme.export.run("runs/base", "exports/base")
 """
 
 from pathlib import Path
-from typing import Literal
 
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..io.argument_types import check_argument_types
 
 __all__ = ["from_hf", "run"]
-
-ModelType = Literal["xlme", "xlm-roberta", "modernbert"]
 
 
 @check_argument_types

@@ -7,9 +7,8 @@ run also take an export.
 from pathlib import Path
 
 from ..cli import fail, program
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..io.help import call_from_command_line
-from . import ModelType
 
 _USAGE = "xlme export (--run PATH | --from-hf PATH) --out PATH [OPTIONS]"
 

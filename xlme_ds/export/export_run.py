@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from ..checkpoint_names import run_and_step
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..io.files import read_json
 from ..io.folders import require_new
@@ -15,7 +15,6 @@ from ..trained.config_json import MODEL_TYPE, read_config
 from ..trained.exports import FORMATS, WHICH_KEY
 from ..trained.runs import load_run, main_encoder
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
-from . import ModelType
 from .card import render_card, render_run_card
 from .exported_folder import ExportedModel, write_folder
 from .onnx_model import require_onnx_exportable

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256, write_json
@@ -30,7 +30,6 @@ from ..trained.exports import (
 )
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings
-from . import ModelType
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
 
