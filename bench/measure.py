@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import wraps
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from xlme_ds.io.help import call_from_command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 Figures = dict[str, Any]
+_LOAD = round(os.getloadavg()[0], 2)  # before a measurement
 Key = TypeVar("Key")
 
 
@@ -111,27 +113,26 @@ def listing(figures: Figures, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def run_bench(
-    program: str,
-    command: type[Any],
-    description: str | None,
-    measure: Callable[[Any], Figures],
-    text: Callable[[Figures], str] | None = None,
-    parse: Callable[..., Any] = call_from_command_line,
-) -> None:
-    """Read the settings, a dataclass `command`, from the command line, and print the figures that `measure` returns for
-    them, with commit, machine and date: as JSON if `json` is set, otherwise as `text` or, without it, as a listing.
-    JSON and listing have the load average before the measurement. During it, `sys.stdout` goes to stderr."""
-    with one_sentence(program):
-        settings = parse(command, program, None, description)
-        load = round(os.getloadavg()[0], 2)
+def run_bench(program: str, measure: Callable[..., str], description: str | None) -> None:
+    """Call `measure` with the options of the command line, and print the text that it returns. Meanwhile `sys.stdout`
+    goes to stderr."""
+
+    @wraps(measure)
+    def quiet(*arguments: Any, **options: Any) -> str:
         with redirect_stdout(sys.stderr):
-            figures = measure(settings)
-    with_load = figures | {"load_before": load}
-    if settings.json:
-        print(json.dumps(with_load | stamp(), indent=1))
-    else:
-        print(text(figures) if text else listing(with_load), ", ".join(stamp().values()), sep="\n\n")
+            return measure(*arguments, **options)
+
+    with one_sentence(program):
+        print(call_from_command_line(quiet, program, None, description))
+
+
+def printed(figures: Figures, as_json: bool, text: str = "") -> str:
+    """Figures with commit, machine and date: as JSON, or as `text` or, without it, as a listing. JSON and listing have
+    the load average at the start of the process."""
+    with_load = figures | {"load_before": _LOAD}
+    if as_json:
+        return json.dumps(with_load | stamp(), indent=1)
+    return f"{text or listing(with_load)}\n\n{', '.join(stamp().values())}"
 
 
 class Worker:
@@ -141,8 +142,7 @@ class Worker:
     def __init__(self, module: str, *arguments: str):
         self.name = " ".join([module, *arguments])
         self.connection, theirs = multiprocessing.Pipe()
-        spawn = multiprocessing.get_context("spawn")
-        self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
+        self.process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
         atexit.register(self.connection.close)  # ends the process: Python waits for it at exit

@@ -15,14 +15,13 @@ process's resident set minus the size of the set before the model was built.
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 
 from bench.gpu.steps import run_config, step_tokens, synthetic_engine
-from bench.measure import Figures, Worker, by_turns, markdown, memory, ratio, run_bench, timed
+from bench.measure import Figures, Worker, by_turns, markdown, memory, printed, ratio, run_bench, timed
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
@@ -31,21 +30,6 @@ Size = Literal["base", "middle", "tiny"]
 PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
 PRODUCT_FLOPS = 2.0 * 4096**3
 WARM_UP = 2  # rounds that do not count
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """Arguments of the command."""
-
-    sizes: tuple[Size, ...] = ("base", "middle")
-    """base: Base with XLM-R's 250,002 pieces; middle: a model of width 384 with 4 + 8 layers and 64,000 pieces; tiny: a
-    model for tests."""
-    rounds: int = 5
-    """Rounds to measure; each figure is the median over the rounds."""
-    quick: bool = False
-    """Measure only the middle size, in three rounds."""
-    json: bool = False
-    """Print JSON."""
 
 
 def sized(size: Size) -> RunConfig:
@@ -101,21 +85,26 @@ def measure(size: Size, rounds: int) -> Figures:
     }
 
 
-def measure_sizes(settings: StepSettings) -> Figures:
-    """The figures of each size. With `quick`, they are those of the middle size, without its name if printed as
-    JSON."""
-    if settings.rounds < 1:  # before processes start
-        raise ValueError(f"--rounds is {settings.rounds}: it must be at least 1")
+def measure_sizes(
+    sizes: tuple[Size, ...] = ("base", "middle"), rounds: int = 5, quick: bool = False, json: bool = False
+) -> str:
+    """The figures of each size as Markdown tables or as JSON.
+
+    Args:
+        sizes: base: Base with XLM-R's 250,002 pieces; middle: a model of width 384 with 4 + 8 layers and 64,000 pieces;
+            tiny: a model for tests.
+        rounds: Rounds to measure; each figure is the median over the rounds.
+        quick: Measure only the middle size, in three rounds.
+        json: Print JSON.
+    """
+    if rounds < 1:  # before processes start
+        raise ValueError(f"--rounds is {rounds}: it must be at least 1")
     os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # contenders inherit these
-    if not settings.quick:
-        return {size: measure(size, settings.rounds) for size in settings.sizes}
-    middle = measure("middle", 3)
-    return middle if settings.json else {"middle": middle}
-
-
-def tables(figures_of_sizes: Figures) -> str:
-    """The figures of each size as a Markdown table."""
-    return "\n\n".join(table(size, figures) for size, figures in figures_of_sizes.items())
+    if quick:
+        sizes, rounds = ("middle",), 3
+    figures = {size: measure(size, rounds) for size in sizes}
+    text = "\n\n".join(table(size, found) for size, found in figures.items())
+    return printed(figures["middle"] if quick else figures, json, text)  # JSON of one size has no name of the size
 
 
 def table(size: str, figures: Figures) -> str:
@@ -134,7 +123,7 @@ def table(size: str, figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print tables or JSON."""
-    run_bench("xlme bench step", StepSettings, __doc__, measure_sizes, tables)
+    run_bench("xlme bench step", measure_sizes, __doc__)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ These contenders take turns. A ratio is the median over the rounds of each round
 UTF-8.
 """
 
-import json
 import lzma
 import shutil
 import statistics
@@ -19,13 +18,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from json import dumps, loads
 from pathlib import Path
 
 import numpy as np
 
-from bench.measure import ROOT, Figures, by_turns, ratio, run_bench, timed
+from bench.measure import ROOT, Figures, by_turns, printed, ratio, run_bench, timed
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
@@ -37,20 +36,6 @@ from xlme_ds.run_commands import child_environment
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # enough tasks for every rank to get one and load the model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
 _ENDING = ".txt.xz"
-
-
-@dataclass(frozen=True)
-class TokenizeSettings:
-    """Arguments of the command."""
-
-    vocab: Path
-    """Folder that `xlme prep vocab` wrote."""
-    corpus: Path
-    """Folder with mono/<lang>.txt.xz."""
-    rounds: int = 5
-    """Rounds to measure; each figure is the median over the rounds."""
-    json: bool = False
-    """Print JSON."""
 
 
 def read_lines(mono: Path) -> dict[str, list[str]]:
@@ -77,7 +62,7 @@ def encode_stage(vocab: str, mono: str, scratch: str) -> None:
     barrier()
     seconds = timed(lambda: (encode(EncodeConfig(vocab=Path(vocab), out=encoded, mono=Path(mono))), barrier()))
     if is_root():
-        print(json.dumps(seconds), flush=True)
+        print(dumps(seconds), flush=True)
 
 
 def encode_seconds(vocab: Path, mono: Path, ranks: int) -> Figures:
@@ -88,29 +73,34 @@ def encode_seconds(vocab: Path, mono: Path, ranks: int) -> Figures:
         raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
     with tempfile.TemporaryDirectory() as scratch:
         python = [sys.executable, "-c", _ENCODE, str(vocab.resolve()), str(mono.resolve()), scratch]
-        command = [mpiexec, "-n", str(ranks), *python]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        done = subprocess.run([mpiexec, "-n", str(ranks), *python], cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"encode on {ranks} ranks ended with code {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return loads(done.stdout.splitlines()[-1])
 
 
-def measure(settings: TokenizeSettings) -> Figures:
-    """Run all contenders in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
-    corpus."""
-    mono = settings.corpus / "mono"
-    by_language, vocabulary = read_lines(mono), Vocabulary(settings.vocab)
+def measure(vocab: Path, corpus: Path, rounds: int = 5, json: bool = False) -> str:
+    """Run all contenders in turns. Ratios and rates are medians over the rounds.
+
+    Args:
+        vocab: Folder that `xlme prep vocab` wrote.
+        corpus: Folder with mono/<lang>.txt.xz.
+        rounds: Rounds to measure; each figure is the median over the rounds.
+        json: Print JSON.
+    """
+    mono = corpus / "mono"
+    by_language, vocabulary = read_lines(mono), Vocabulary(vocab)
     lines = [line for of_language in by_language.values() for line in of_language]
     segment = vocabulary.processor.encode
     one_rank, two_ranks = "encode, one rank", "encode, two ranks"
     contenders: dict[str, Callable[[], Figures]] = {
         "sentencepiece": lambda: timed(lambda: [np.array(segment(line), dtype=np.int32) for line in lines]),
-        one_rank: partial(encode_seconds, settings.vocab, mono, 1),
-        two_ranks: partial(encode_seconds, settings.vocab, mono, 2),
+        one_rank: partial(encode_seconds, vocab, mono, 1),
+        two_ranks: partial(encode_seconds, vocab, mono, 2),
     }
-    turns = by_turns(contenders, settings.rounds, warm_up=0)
+    turns = by_turns(contenders, rounds, warm_up=0)
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
-    return {
+    figures = {
         "encode_stage_fraction_of_sentencepiece": ratio(turns, "sentencepiece", one_rank, "wall"),
         "encode_stage_fraction_in_cpu_time": ratio(turns, "sentencepiece", one_rank, "cpu"),
         "two_rank_scaling": ratio(turns, one_rank, two_ranks, "wall"),
@@ -121,9 +111,10 @@ def measure(settings: TokenizeSettings) -> Figures:
         "lines": len(lines),
         "megabytes": round(megabytes, 3),
         "vocabulary": vocabulary.size,
-        "rounds": settings.rounds,
+        "rounds": rounds,
     }
+    return printed(figures, json)
 
 
 if __name__ == "__main__":
-    run_bench("xlme bench tokenize", TokenizeSettings, __doc__, measure)
+    run_bench("xlme bench tokenize", measure, __doc__)

@@ -111,8 +111,7 @@ def python() -> str:
     """Every public object of `xlme_ds`, in the order of use, and the types of what its functions take and return."""
     import xlme_ds as xlme
     from xlme_ds.api import ScoredPiece
-    from xlme_ds.config import EncoderName, RunConfig
-    from xlme_ds.export.settings import ModelType
+    from xlme_ds.config import EncoderName, ModelType, RunConfig
 
     pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):
@@ -120,9 +119,8 @@ def python() -> str:
         if not isinstance(member, ModuleType):
             pages.append(_function(f"xlme.{name}", member))
             continue
-        public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
-        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
+        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in member.__all__]
     pages += [f"## xlme.recipes\n\n{_text(xlme.recipes)}", *_attributes("xlme.recipes", xlme.recipes)]
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
     pages += _attributes("model", xlme.TextModel)
@@ -134,10 +132,6 @@ def python() -> str:
     pages.append("```\n")
     pages.append(_settings(RunConfig(name="custom")))
     return "\n".join(pages)
-
-
-def _is_own(value: Any, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
 def _function(name: str, function: Callable[..., Any], heading: str = "##") -> str:

@@ -20,6 +20,7 @@ import xlme_ds
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.objectives import describe
+from xlme_ds.report.run_files import read_records
 from xlme_ds.train.console import Console
 
 DOCS = Path(__file__).resolve().parent
@@ -41,12 +42,6 @@ def encoded_tokens(data: Path) -> dict[str, int]:
     return {part: sum(language["tokens"] for language in by_language.values()) for part, by_language in counts.items()}
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, of every hundredth step."""
-    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return [record for record in records if record["step"] % 100 == 0]
-
-
 def flagged(samples: list[dict[str, Any]]) -> dict[str, int]:
     """Of the tokens in the report's sentences that the discriminator judged, without `<s>` and `</s>`: how many there
     are, how many the generator replaced, and how many of as many tokens with the highest probabilities are replaced."""
@@ -65,7 +60,10 @@ def record(run: Path) -> dict[str, Any]:
     return {
         "settings": json.loads((run / "config.json").read_text())["config"],
         "encoded_tokens": encoded_tokens(run / "data"),
-        **{name: lines(run / f"{name}.jsonl") for name in ("metrics", "heldout", "dimensions")},
+        **{
+            name: [values for values in read_records(run / f"{name}.jsonl") if values["step"] % 100 == 0]
+            for name in ("metrics", "heldout", "dimensions")
+        },
         "judged": [[piece.text, round(piece.probability, 4)] for piece in model.judge(quickstart.JUDGED_SENTENCE)],
         "filled": [[piece.text, round(piece.probability, 4)] for piece in model.fill(quickstart.MASKED_SENTENCE)[0]],
         "flagged": flagged(json.loads((run / "samples.json").read_text(encoding="utf-8"))["samples"]),

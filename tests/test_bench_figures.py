@@ -74,7 +74,7 @@ def test_a_time_is_the_median_after_the_warm_up(clock: list[float]) -> None:
     def run() -> None:
         clock[0] += next(runs)
 
-    assert median_seconds(CPU, run, rounds=3) == 5.0
+    assert median_seconds(CPU, {"run": run}, 1, 3, warm_up=2) == {"run": 5.0}
 
 
 def test_the_rate_of_a_product(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_kernels_time_is_that_of_one_launch(clock: list[float]) -> None:
         name: partial(launch, iter([each for ms in times for each in [ms / 1000] * kernels.LAUNCHES]))
         for name, times in (("a", (3.0, 1.0, 2.0)), ("b", (7.0, 7.0, 4.0)))
     }
-    assert kernels._medians(CPU, runs, 3) == pytest.approx({"a": 2.0, "b": 7.0})
+    assert median_seconds(CPU, runs, kernels.LAUNCHES, 3, 0) == pytest.approx({"a": 2e-3, "b": 7e-3})
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS)

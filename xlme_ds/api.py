@@ -253,8 +253,8 @@ class TextModel:
             raise ValueError(f"top is {top}: it must be 1 to {encoder.cfg.vocabulary}, the number of pieces")
         from_masks = (np.append(np.int32(vocabulary.mask_id), vocabulary.encode_after_mask(part)) for part in after)
         ids = np.concatenate([vocabulary.encode(before), *from_masks])
-        states_TD = self._states(encoder, ids, language)
-        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask_id)]
+        item, states_TD = self._item_and_states(encoder, ids, language)
+        hidden_MD = states_TD[torch.from_numpy(item == vocabulary.mask_id)]
         likeliest = head.logits(hidden_MD, encoder.embedding_blocks).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), value) for token, value in zip(tokens, values, strict=True)]
@@ -273,7 +273,8 @@ class TextModel:
         if MASK in text:
             raise ValueError(f"the text has {MASK}, which only `fill` reads: write words in its place")
         # The first and the last score belong to special tokens, which `ids` does not have.
-        scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
+        _, states_TD = self._item_and_states(encoder, ids, language)
+        scores = head(states_TD[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
     def _with_head(self, prefix: str, head_class: type[Head]) -> tuple[TrainedEncoder, Head]:
@@ -299,28 +300,27 @@ class TextModel:
         task = "a discriminator" if head_class is ReplacedTokenHead else "masked language modelling"
         raise ValueError(f"{self.folder} was not trained with {task}: name a run or an export that was")
 
-    def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:
-        """`ids` with special tokens. Raises ValueError if the model cannot read that many tokens."""
+    def _item_and_states(self, encoder: TextEncoder, ids: np.ndarray, language: str) -> tuple[np.ndarray, Tensor]:
+        """Returns (`ids` with special tokens, their last hidden states [T, D]). Raises ValueError if the model cannot
+        read that many tokens."""
+        codes = [(code,) for code in self._languages(encoder, language)]
         item = LAYOUTS[encoder.cfg.layout].item(ids)
         if len(item) > encoder.cfg.max_positions:
             raise ValueError(
                 f"the text has {len(item)} tokens, but the model reads at most {encoder.cfg.max_positions}: shorten "
                 "the text"
             )
-        return item
-
-    def _states(self, encoder: TextEncoder, ids: np.ndarray, language: str) -> Tensor:
-        """Last hidden states [T, D] of a text with its special tokens."""
-        codes = [(code,) for code in self._languages(encoder, language)]
-        ((_, _, layers),) = hidden_states(encoder, [self._item(encoder, ids)], languages=codes)
-        return layers[-1][0]
+        ((_, _, layers),) = hidden_states(encoder, [item], languages=codes)
+        return item, layers[-1][0]
 
     def _languages(self, encoder: TextEncoder, language: str) -> list[str]:
         """The language of a text as a list, which is empty if no language is given. Raises ValueError if a language is
         given but the model has no language embeddings, and if it has some but no language is given."""
         if encoder.cfg.language_embeddings and not language:
-            codes = ", ".join(encoder.cfg.language_embeddings)
-            raise ValueError(f"{self.folder} has language embeddings: add language=, one of {codes}")
+            raise ValueError(
+                f"{self.folder} has language embeddings: add language=, one of "
+                f"{', '.join(encoder.cfg.language_embeddings)}"
+            )
         if language and not encoder.cfg.language_embeddings:
             raise ValueError(
                 f"{self.folder} has no language embeddings, so it reads texts of all languages alike: leave language "

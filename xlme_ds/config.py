@@ -45,6 +45,7 @@ Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lam
 
 # Names of the encoders in pre-training models; an encoder's parameters have names that begin with its name and a dot.
 EncoderName = Literal["encoder", "discriminator", "generator"]
+ModelType = Literal["xlme", "xlm-roberta", "modernbert"]  # `model_type` of an export
 
 # Metadata of settings that only pre-training reads: `xlme finetune` has no option for them.
 PRETRAINING_ONLY = {"only": "pretraining"}

@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from .cli import fail, program
@@ -31,18 +30,6 @@ _LOG = "prepare.log"  # in data/: the commands of data preparation and their out
 JUDGED_SENTENCE = "Everyone has the right to life, liberty and Recht of person."
 MASKED_SENTENCE = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # enough rows for every held-out document and pair about once
-
-
-@dataclass(frozen=True)
-class Quickstart:
-    """Arguments of the command."""
-
-    out: Path
-    """Run folder; the prepared data go into its subfolder data/."""
-    fresh: bool = False
-    """Start again: empty the run folder first, if the quickstart made it."""
-    processes: int = 2
-    """Number of training processes, and of workers that prepare the data."""
 
 
 def preparation(folder: Path, processes: int) -> list[list[str]]:
@@ -114,8 +101,9 @@ def trial_seconds() -> float:
     from .objectives import objective_of
 
     row_count = RUN.data.mono_rows + RUN.data.para_rows
-    shape = row_count, ROW_TOKENS
-    tokens = np.random.default_rng(0).integers(UNK + 1, RUN.model.vocabulary - 1, shape, dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(
+        UNK + 1, RUN.model.vocabulary - 1, (row_count, ROW_TOKENS), dtype=np.int32
+    )
     tokens[:, 0], tokens[:, -1] = BOS, EOS
     rows = Rows(tokens, np.ones(row_count, int), np.full(row_count, ROW_TOKENS), np.zeros(row_count, int))
     batch = collate([(0, rows, np.arange(row_count))], RUN.seed, RUN.objective.mask_fraction)
@@ -208,18 +196,27 @@ def next_steps(out: Path) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run every stage that is not done yet."""
-    options = call_from_command_line(Quickstart, program("quickstart"), arguments, __doc__)
-    out: Path = options.out
+    call_from_command_line(quickstart, program("quickstart"), arguments, __doc__)
+
+
+def quickstart(out: Path, fresh: bool = False, processes: int = 2) -> None:
+    """Run every stage that is not done yet.
+
+    Args:
+        out: Run folder; the prepared data go into its subfolder data/.
+        fresh: Start again: empty the run folder first, if the quickstart made it.
+        processes: Number of training processes, and of workers that prepare the data.
+    """
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`
         possible = [count for count in range(1, rows + 1) if rows % count == 0]
-        if options.processes not in possible:
+        if processes not in possible:
             raise ValueError(
-                f"--processes is {options.processes}: choose one of {', '.join(map(str, possible))}, which divide the "
+                f"--processes is {processes}: choose one of {', '.join(map(str, possible))}, which divide the "
                 f"{rows} rows of each task in a step"
             )
         with lock_folder(out):
-            begin(out, options.fresh)
+            begin(out, fresh)
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)
     # Training uses CPUs even if there is a GPU: the recipe's sizes and ZeRO settings are chosen for CPUs.
@@ -228,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
     finished = out / "finished.json"
     if not (out / "config.json").exists():  # training has not begun
         announce(out)
-    stages = preparation(data, options.processes)
+    stages = preparation(data, processes)
     if not (data / "stats" / "stats.html").exists():  # written by the last stage of data preparation
         for number, stage in enumerate(stages, start=1):
             print(f"[{number}/{len(stages) + 1}] ", end="")
@@ -239,10 +236,10 @@ def main(arguments: list[str] | None = None) -> None:
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (--fresh starts over; with make: FRESH=1)")
         return
-    threads = max((os.cpu_count() or 1) // options.processes, 1)
+    threads = max((os.cpu_count() or 1) // processes, 1)
     variables |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     print(f"[{len(stages) + 1}/{len(stages) + 1}] ", end="")
-    run(training(data, out, options.processes), variables)
+    run(training(data, out, processes), variables)
     if not finished.exists():  # the run was stopped, or its launcher was killed; neither shows in an exit code
         sys.exit(1)
     show_model(out)

@@ -20,14 +20,13 @@ next case runs. After --minutes the bench stops, and reports the remaining cases
 case failed or a kernel differs from its reference.
 """
 
-import json
 import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,26 +40,6 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
 TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds that a section's case may use on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
-
-
-@dataclass(frozen=True)
-class GpuSettings:
-    """Arguments of the command."""
-
-    sections: tuple[Section, ...] = SECTIONS
-    """Sections to measure."""
-    minutes: float = 8.0
-    """The bench stops after this many minutes."""
-    patience: float = 3.0
-    """A case is stopped after this many minutes."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """Device to measure; on a CPU only --quick makes sense."""
-    quick: bool = False
-    """Try that everything runs, with tiny sizes."""
-    out: Path = Path("runs/gpu")
-    """Folder of gpu.json and gpu.md."""
-    json: bool = False
-    """Print JSON."""
 
 
 def _step(recipe: str, micro_batch: int, **settings: Any) -> Figures:
@@ -124,7 +103,7 @@ class Report:
             self.figures["machine"] |= row
         else:
             self.figures[section].append(row)
-        write_text(self.folder / "gpu.json", json.dumps(self.figures, indent=1) + "\n")
+        write_text(self.folder / "gpu.json", dumps(self.figures, indent=1) + "\n")
         write_text(self.folder / "gpu.md", self.markdown())
         columns = (f"{key} {_short(value)}" for key, value in row.items() if not isinstance(value, list))
         print(f"{section}: {', '.join(columns)}", file=sys.stderr, flush=True)
@@ -209,34 +188,54 @@ class Bench:
             worker.close(kill=True)
 
 
-def main() -> int:
-    """Measure, and print Markdown or JSON; returns the exit code."""
+def measure(
+    sections: tuple[Section, ...] = SECTIONS,
+    minutes: float = 8.0,
+    patience: float = 3.0,
+    device: Literal["cuda", "cpu"] = "cuda",
+    quick: bool = False,
+    out: Path = Path("runs/gpu"),
+    json: bool = False,
+) -> int:
+    """Measure, and print Markdown or JSON.
+
+    Args:
+        sections: Sections to measure.
+        minutes: The bench stops after this many minutes.
+        patience: A case is stopped after this many minutes.
+        device: Device to measure; on a CPU only --quick makes sense.
+        quick: Try that everything runs, with tiny sizes.
+        out: Folder of gpu.json and gpu.md.
+        json: Print JSON.
+
+    Returns:
+        The exit code.
+    """
     begin = time.monotonic()
-    settings = call_from_command_line(GpuSettings, "xlme bench gpu", None, __doc__)
-    if not (settings.minutes > 0 and settings.patience > 0):
+    if not (minutes > 0 and patience > 0):
         fail("xlme bench gpu", ValueError("--minutes and --patience must be above 0"))
-    if settings.device == "cpu":
+    if device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
-    settings.out.mkdir(parents=True, exist_ok=True)
-    work = settings.out.resolve() / "work"
+    out.mkdir(parents=True, exist_ok=True)
+    work = out.resolve() / "work"
     shutil.rmtree(work, ignore_errors=True)
-    rows = {"rows": "synthetic, packed", "quick": settings.quick, "minutes": settings.minutes}
-    report = Report(settings.out, rows | {"sections": list(settings.sections)} | stamp())
-    common = {"device": settings.device, "quick": settings.quick, "folder": str(work)}
+    settings = {"rows": "synthetic, packed", "quick": quick, "minutes": minutes, "sections": list(sections)}
+    report = Report(out, settings | stamp())
+    common = {"device": device, "quick": quick, "folder": str(work)}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below runs
-    bench = Bench(report, common, begin + 60 * settings.minutes, 60 * settings.patience)
+    bench = Bench(report, common, begin + 60 * minutes, 60 * patience)
     try:
-        for section, labels in cases(settings.device == "cuda", settings.quick):
-            if section in ("machine", *settings.sections):
+        for section, labels in cases(device == "cuda", quick):
+            if section in ("machine", *sections):
                 bench.run(section, labels)
             if "failed" in report.figures["machine"]:
                 fail("xlme bench gpu", ValueError(report.figures["machine"]["failed"]))
     finally:
         bench.end()
         shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps(report.figures, indent=1) if settings.json else report.markdown())
+    print(dumps(report.figures, indent=1) if json else report.markdown())
     return 0 if report.ok else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call_from_command_line(measure, "xlme bench gpu", None, __doc__))

@@ -12,9 +12,8 @@ import json
 import math
 import multiprocessing
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.steps import seconds_of
-from bench.measure import Figures, by_turns, repeat
+from bench.gpu.steps import median_seconds
+from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.models.attention import Gate, TorchBias, item_bounds, toeplitz
 from xlme_ds.models.tiles import TILINGS_FILE, Tiling
@@ -174,13 +173,6 @@ def _compile(kernel: str, form: Tiling) -> Figures:
     return {}
 
 
-def _medians(device: torch.device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Median milliseconds of one launch, for each of `runs`. The runs take turns."""
-    launched = {key: partial(seconds_of, device, partial(repeat, run, LAUNCHES)) for key, run in runs.items()}
-    turns = by_turns(launched, rounds, warm_up=0)
-    return {key: 1000 * statistics.median(turn[key] for turn in turns) / LAUNCHES for key in runs}
-
-
 def autotune(device: torch.device, seconds: float, table: Path) -> Iterator[Figures]:
     """Yield a row of figures for every form, and one for torch's attention. Forms whose turn comes after `seconds` are
     not run; their rows say so.
@@ -207,9 +199,10 @@ def autotune(device: torch.device, seconds: float, table: Path) -> Iterator[Figu
             rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
             if rows[form]["ok"]:
                 runs[form] = launch.run
-        times = _medians(device, runs, 5)
-        for form, ms in times.items():
-            rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT_FLOPS / ms / 1e9}
+        times = median_seconds(device, runs, LAUNCHES, 5, warm_up=0)
+        for form, seconds_a_launch in times.items():
+            tflops = products[kernel] * PRODUCT_FLOPS / seconds_a_launch / 1e12
+            rows[form] |= {"ms": 1000 * seconds_a_launch, "tflops_of_the_square": tflops}
         if times:
             winners[kernel] = min(times, key=lambda form: times[form])
             rows[winners[kernel]]["winner"] = True
@@ -232,5 +225,6 @@ def torch_attention(device: torch.device, tensors: dict[str, Any]) -> Figures:
         return torch.autograd.grad(forward(), qkv, grad)
 
     forward_backward()
-    times = _medians(device, {"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)
-    return {"kernel": "torch's attention, no bias, no mask"} | times
+    runs = {"forward_ms": forward, "forward_backward_ms": forward_backward}
+    times = median_seconds(device, runs, LAUNCHES, 7, warm_up=0)
+    return {"kernel": "torch's attention, no bias, no mask"} | {name: 1000 * times[name] for name in runs}

@@ -8,7 +8,7 @@ import statistics
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,19 +88,22 @@ def seconds_of(device: torch.device, run: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1000
 
 
-def median_seconds(device: torch.device, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
-    """Median seconds of `run` over `rounds` runs, after `warm_up` runs that do not count."""
-    turns = by_turns({"run": partial(seconds_of, device, run)}, rounds, warm_up)
-    return statistics.median(turn["run"] for turn in turns)
+def median_seconds(
+    device: torch.device, runs: Mapping[Any, Callable[[], object]], together: int, rounds: int, warm_up: int
+) -> dict[Any, float]:
+    """Median seconds of each of `runs`, of which `together` are timed at once. The runs take turns, in `rounds` rounds
+    after `warm_up` rounds that do not count."""
+    contenders = {key: partial(seconds_of, device, partial(repeat, run, together)) for key, run in runs.items()}
+    turns = by_turns(contenders, rounds, warm_up)
+    return {key: statistics.median(turn[key] for turn in turns) / together for key in runs}
 
 
 def measure_matmul(device: torch.device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
     """Rate in TFLOP/s of the product [M, K] × [K, N] of normal random numbers (zeros would run faster)."""
     m, k, n = shape
     a, b = (torch.randn(size, device=device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
-    products = 10  # timed together
-    seconds = median_seconds(device, partial(repeat, lambda: torch.mm(a, b), products), rounds) / products
-    return {"tflops": 2 * m * k * n / seconds / 1e12}
+    seconds = median_seconds(device, {dtype: partial(torch.mm, a, b)}, 10, rounds, warm_up=2)
+    return {"tflops": 2 * m * k * n / seconds[dtype] / 1e12}
 
 
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
@@ -135,8 +138,7 @@ def measure_step(run: RunConfig, device: torch.device, rounds: int, matmul_tflop
     recomputation out."""
     row_tokens = run.model.max_positions
     engine = synthetic_engine(run)
-    steps = partial(repeat, training_step(engine), STEPS_TOGETHER)
-    seconds = median_seconds(device, steps, rounds, warm_up=1) / STEPS_TOGETHER
+    seconds = median_seconds(device, {"": training_step(engine)}, STEPS_TOGETHER, rounds, warm_up=1)[""]
     metrics = engine.train_batch(0, RATE, detailed=True).metrics
     padding = torch.cat([batch.segments_BT for batch in engine.loader.micro_batches(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
@@ -195,13 +197,13 @@ def compare_peers(device: torch.device, rounds: int, quick: bool, seconds: float
         yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[ours] / rate}
 
 
-def profile_step(run: RunConfig, device: torch.device, top: int = 45) -> Figures:
+def profile_step(run: RunConfig, device: torch.device) -> Figures:
     """A profile of a step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
     the sum of all kernels' times (`total_ms`), the longest pauses between kernels, and at which lines of code the host
     waited for the GPU. Times and counts are means of `STEPS_PROFILED` steps in a row; the pauses are of all of them."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     step = training_step(synthetic_engine(run))
-    seconds = median_seconds(device, partial(repeat, step, STEPS_TOGETHER), rounds=3, warm_up=1) / STEPS_TOGETHER
+    seconds = median_seconds(device, {"": step}, STEPS_TOGETHER, rounds=3, warm_up=1)[""]
     waits = host_waits(step, device)
     with profile(activities=activities) as recorded:
         repeat(step, STEPS_PROFILED)
@@ -217,7 +219,7 @@ def profile_step(run: RunConfig, device: torch.device, top: int = 45) -> Figures
     kernels = [
         {"name": name[:110], "ms": sum(spent) / 1000 / STEPS_PROFILED, "share": sum(spent) / STEPS_PROFILED / total,
          "calls": len(spent) / STEPS_PROFILED}
-        for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]
+        for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:45]
     ]  # fmt: skip
     busy, pauses = busy_and_pauses(spans)
     return {

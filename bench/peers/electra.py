@@ -10,9 +10,10 @@ ours.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bench.measure import one_sentence
-from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_networks, map_layers, map_modules
-from xlme_ds.config import ObjectiveConfig, RunConfig
+from bench.peers.steps import electra_networks
+from xlme_ds.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.batch import Batch, sum_by_task
 from xlme_ds.io.folders import require_new
 from xlme_ds.io.help import call_from_command_line
-from xlme_ds.models.init import initialise
+from xlme_ds.models.init import has_weight_decay, initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.data import open_loader
 from xlme_ds.train.schedule import learning_rate
@@ -35,6 +36,8 @@ from xlme_ds.trained.config_json import CONFIG_FILE, read_run_config
 from xlme_ds.trained.runs import MODEL_FOLDER
 from xlme_ds.trained.weights import WEIGHTS_FILE
 
+PeerParameters = dict[str, Sequence[nn.Parameter]]
+"""The name of our parameter -> the peer's parameters that, concatenated in this order, equal our parameter."""
 SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as transformers'
     "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",
     "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
@@ -42,18 +45,54 @@ SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as t
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ElectraSettings:
-    """Arguments of the command."""
+class HuggingFacePeer:
+    """A model of Hugging Face that starts from our weights and trains with torch's AdamW, to compare with ours."""
 
-    run: Path
-    """Folder of a run of ours."""
-    data: Path
-    """Data of that run."""
-    out: Path
-    """A new folder."""
-    every: int = 50
-    """Steps between printed losses."""
+    def __init__(self, parameters: PeerParameters, weights: Mapping[str, Tensor], optimizer: OptimizerConfig):
+        self.parameters, self.clip = parameters, optimizer.clip
+        groups: dict[float, list[nn.Parameter]] = {optimizer.weight_decay: [], 0.0: []}  # weight decay -> parameters
+        for name, parts in parameters.items():
+            groups[optimizer.weight_decay if has_weight_decay(parts[0].dim()) else 0.0] += parts
+            with torch.no_grad():
+                for part, weight in zip(parts, weights[name].chunk(len(parts)), strict=True):
+                    part.copy_(weight)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": group, "weight_decay": weight_decay} for weight_decay, group in groups.items()],
+            betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon, fused=True)  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """The peer's weights under our names."""
+        return {name: torch.cat([part.detach() for part in parts]) for name, parts in self.parameters.items()}
+
+    def update(self, rate: float) -> None:
+        """Clip the gradients, take a step at this learning rate, and zero the gradients."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        nn.utils.clip_grad_norm_(list(chain(*self.parameters.values())), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def map_modules(parts: PeerParameters, name: str, *modules: nn.Module) -> None:
+    """Record that our `name.weight` and `name.bias` are the concatenated weights and biases of `modules`."""
+    for kind in ("weight", "bias"):
+        parts[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
+
+
+def map_layers(parts: PeerParameters, encoder: str, bert: Any) -> None:
+    """Record the parameters of `bert`, an encoder of BERT or ELECTRA, under the names of our `encoder`: positions,
+    input norm, and layers without cross-attention."""
+    parts[f"{encoder}.positions"] = [bert.embeddings.position_embeddings.weight]
+    map_modules(parts, f"{encoder}.input_norm", bert.embeddings.LayerNorm)
+    for index, layer in enumerate(bert.encoder.layer):
+        prefix = f"{encoder}.layers.{index}"
+        attention = layer.attention
+        map_modules(parts, f"{prefix}.attention.qkv", attention.self.query, attention.self.key, attention.self.value)
+        map_modules(parts, f"{prefix}.attention.output", attention.output.dense)
+        map_modules(parts, f"{prefix}.attention_norm", attention.output.LayerNorm)
+        map_modules(parts, f"{prefix}.up", layer.intermediate.dense)
+        map_modules(parts, f"{prefix}.down", layer.output.dense)
+        map_modules(parts, f"{prefix}.feed_forward_norm", layer.output.LayerNorm)
 
 
 class Peer(HuggingFacePeer):
@@ -127,22 +166,33 @@ def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
     return parts
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train, print the losses as a JSON object every K steps, and write the weights."""
-    options = call_from_command_line(ElectraSettings, "xlme bench peers.electra", arguments, __doc__)
+def train(run: Path, data: Path, out: Path, every: int = 50) -> None:
+    """Train, print the losses as a JSON object every K steps, and write the weights.
+
+    Args:
+        run: Folder of a run of ours.
+        data: Data of that run.
+        out: A new folder.
+        every: Steps between printed losses.
+    """
     with one_sentence("xlme bench peers.electra"):
-        require_new(options.out / MODEL_FOLDER)
-        run = read_run_config(options.run)
-        peer, loader = Peer(run), open_loader(run, options.data)
-    for step in range(run.train.steps):
-        rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
+        require_new(out / MODEL_FOLDER)
+        config = read_run_config(run)
+        peer, loader = Peer(config), open_loader(config, data)
+    for step in range(config.train.steps):
+        rate = learning_rate(step, config.train.steps, config.optimizer, config.schedule)
         means = peer.step(loader.micro_batches(step), rate)
-        if (step + 1) % options.every == 0 or step + 1 == run.train.steps:
+        if (step + 1) % every == 0 or step + 1 == config.train.steps:
             losses = dict(zip(("mlm", "tlm", "mrtd", "trtd"), means, strict=True))
             print(json.dumps({"step": step + 1} | losses), flush=True)
-    shutil.copytree(options.run / MODEL_FOLDER, options.out / MODEL_FOLDER)
-    save_file(peer.state(), options.out / MODEL_FOLDER / WEIGHTS_FILE)
-    shutil.copy(options.run / CONFIG_FILE, options.out)
+    shutil.copytree(run / MODEL_FOLDER, out / MODEL_FOLDER)
+    save_file(peer.state(), out / MODEL_FOLDER / WEIGHTS_FILE)
+    shutil.copy(run / CONFIG_FILE, out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    call_from_command_line(train, "xlme bench peers.electra", arguments, __doc__)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ task without files is left out, and so is a pair of languages that mteb's task d
 
 import os
 import warnings
-from dataclasses import dataclass
 from itertools import pairwise, permutations
 from pathlib import Path
 from statistics import fmean
@@ -20,18 +19,6 @@ from bench.measure import one_sentence
 from xlme_ds.evaluate.output import ResultTable, percent, terminal
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
 from xlme_ds.io.help import call_from_command_line
-
-
-@dataclass(frozen=True)
-class Bitext:
-    """Arguments of the command."""
-
-    model: Path
-    """Folder of `xlme export`, or of a SentenceTransformer that was trained from one."""
-    data: Path
-    """Folder with the test sets; its subfolders are searched, too."""
-    out: Path | None = None
-    """Folder for mteb's results, one JSON file per task."""
 
 
 def tasks_of(folder: Path) -> list[Any]:
@@ -65,33 +52,42 @@ def tasks_of(folder: Path) -> list[Any]:
     return tasks
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    program = "xlme bench peers.mteb"
-    options = call_from_command_line(Bitext, program, arguments, __doc__)
+def score(model: Path, data: Path, out: Path | None = None) -> None:
+    """Score an export, and print a table.
+
+    Args:
+        model: Folder of `xlme export`, or of a SentenceTransformer that was trained from one.
+        data: Folder with the test sets; its subfolders are searched, too.
+        out: Folder for mteb's results, one JSON file per task.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
-    with one_sentence(program, "mteb"):
-        tasks = tasks_of(options.data)
-        if not (options.model / "modules.json").exists():
-            raise ValueError(f"{options.model} is no folder of `xlme export`: name one by --model")
+    with one_sentence("xlme bench peers.mteb", "mteb"):
+        tasks = tasks_of(data)
+        if not (model / "modules.json").exists():
+            raise ValueError(f"{model} is no folder of `xlme export`: name one by --model")
     import mteb
     from sentence_transformers import SentenceTransformer
 
-    encoder = SentenceTransformer(str(options.model), trust_remote_code=True)
+    encoder = SentenceTransformer(str(model), trust_remote_code=True)
     results = list(mteb.evaluate(encoder, tasks, cache=None, co2_tracker=False, show_progress_bar=False).task_results)
     note = "each sentence is matched with the other language's nearest one by cosine; mteb's main score is F1"
     columns = ["task", "pairs of languages", "accuracy", "F1"]
-    table = ResultTable(f"{options.model}: mteb's bitext mining (%)", columns, notes=[note])
+    table = ResultTable(f"{model}: mteb's bitext mining (%)", columns, notes=[note])
     for result in results:  # means over the task's pairs of languages
         pairs = [pair_scores for split in result.scores.values() for pair_scores in split]
         means = [percent(fmean(pair_scores[measure] for pair_scores in pairs)) for measure in ("accuracy", "f1")]
         table.rows.append([result.task_name, str(len(pairs)), *means])
     table.show(terminal(120))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
         for result in results:
-            result.to_disk(options.out / f"{result.task_name}.json")
+            result.to_disk(out / f"{result.task_name}.json")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    call_from_command_line(score, "xlme bench peers.mteb", arguments, __doc__)
 
 
 if __name__ == "__main__":

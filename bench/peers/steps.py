@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import electra_networks
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import ModelConfig, RunConfig
 
@@ -53,6 +52,28 @@ class PeerStep:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def electra_networks(cfg: ModelConfig, **settings: Any) -> tuple[Any, Any]:
+    """transformers' generator and discriminator without dropout; both, and the generator's head, have one token
+    embedding. `settings` are transformers'."""
+    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+    networks = []
+    layers_of = {ElectraForMaskedLM: cfg.generator_layers, ElectraForPreTraining: cfg.discriminator_layers}
+    for network, layers in layers_of.items():
+        config = ElectraConfig(
+            vocab_size=cfg.vocabulary, embedding_size=cfg.width, hidden_size=cfg.width, num_hidden_layers=layers,
+            num_attention_heads=cfg.heads, intermediate_size=cfg.feed_forward,
+            max_position_embeddings=cfg.max_positions, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            **settings,
+        )  # fmt: skip
+        networks.append(network(config))
+    generator, discriminator = networks
+    table = generator.electra.embeddings.word_embeddings.weight
+    generator.generator_lm_head.weight = table
+    discriminator.electra.embeddings.word_embeddings.weight = table
+    return generator, discriminator
 
 
 class HuggingFaceStep(PeerStep):

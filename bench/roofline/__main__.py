@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -34,8 +35,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.measure import Figures, markdown, run_bench
-from bench.roofline.counted import GPUS, TOTALS, Formula, OperationCounter
+from bench.measure import Figures, markdown, one_sentence, printed
+from bench.roofline.counted import GPUS, TOTALS, ZERO3_CALL, Formula, OperationCounter
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import parse
 from xlme_ds.config import ModelConfig, RunConfig
@@ -221,7 +222,7 @@ def figures(settings: Settings) -> Figures:
     totals = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
     is_zero3 = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
     # Under ZeRO-3 the host needs longer than the GPU if modules are small.
-    seconds = max(totals["ms"] / 1e3, counter.module_calls * counter.rates.zero3_call * is_zero3)
+    seconds = max(totals["ms"] / 1e3, counter.module_calls * ZERO3_CALL * is_zero3)
     tokens = sum(run.data.mean_rows) * run.model.max_positions / gpus
     step_flops = flops_per_step(run, run.model.max_positions) / gpus
     return {
@@ -229,7 +230,7 @@ def figures(settings: Settings) -> Figures:
         "gpu": settings.gpu,
         "rows": [run.data.mono_rows // gpus, run.data.para_rows // gpus],
         "tokens_per_s": tokens / seconds,
-        "fraction_of_peak": step_flops / seconds / counter.rates.sheet_bf16,
+        "fraction_of_peak": step_flops / seconds / counter.rates["sheet_bf16"],
         "milliseconds": 1e3 * seconds,
         "gpu_milliseconds": totals["ms"],
         "kernels": totals["kernels"],
@@ -260,11 +261,8 @@ def text(counted: Figures) -> str:
 
 
 if __name__ == "__main__":
-    run_bench(
-        "xlme bench roofline",
-        Settings,
-        __doc__,
-        figures,
-        text,
-        parse=lambda command, program, _, about: parse(program, command, about, sys.argv[1:]),
-    )
+    with one_sentence("xlme bench roofline"):
+        settings = parse("xlme bench roofline", Settings, __doc__, sys.argv[1:])
+        with redirect_stdout(sys.stderr):
+            counted = figures(settings)
+    print(printed(counted, settings.json, text(counted)))

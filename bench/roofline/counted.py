@@ -18,7 +18,6 @@ import traceback
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,46 +27,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-_FLOP_RATES = (
-    "bf16_matmul", "float32_matmul", "masked_head", "attention_forward", "attention_backward", "torch_attention",
-)  # fmt: skip
+# The FLOPs per second that kernels reach: counted FLOPs / measured time of the kernels, in a step of Base on one H200
+# at commit 104603e (torch 2.11.0+cu130, docs/results/performance.md). The rates of our attention come from a later
+# profile of its present kernels.
+_FLOP_RATES = {
+    "bf16_matmul": 740e12,
+    "float32_matmul": 50e12,
+    "masked_head": 490e12,  # our Triton kernels
+    "attention_forward": 192e12,  # our Triton kernels; only the FLOPs of computed tiles count
+    "attention_backward": 242e12,
+    # torch's memory-efficient attention with a bias; fitted to a step of Base with model.kernels torch
+    "torch_attention": 41e12,
+}
+_MEMORY_RATE = 4.0e12  # bytes per second, measured in the same way
+_SHEET_BF16, _SHEET_MEMORY = 989e12, 4.8e12  # the H200's data sheet: dense bf16 peak, bandwidth
+FLOOR, GAP = 3e-6, 3e-6  # seconds: of the shortest kernel, and from one kernel to the next
+# Seconds of the host for a module's call under ZeRO-3; a step takes the longer of host and GPU time. Fitted to a step
+# of XL.
+ZERO3_CALL = 1.13e-3
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The rates that the kernels of a GPU reach, in FLOPs per second and bytes per second, and times in seconds."""
-
-    bf16_matmul: float
-    float32_matmul: float
-    masked_head: float  # our Triton kernels
-    attention_forward: float  # our Triton kernels; only the FLOPs of computed tiles count
-    attention_backward: float
-    torch_attention: float  # torch's memory-efficient attention with a bias
-    memory: float
-    floor: float  # time of the shortest kernel
-    gap: float  # time from one kernel to the next
-    zero3_call: float  # host time of a module's call under ZeRO-3; a step takes the longer of host and GPU time
-    sheet_bf16: float  # dense bf16 peak of the data sheet
-    sheet_memory: float  # bandwidth of the data sheet
-
-    def scaled(self, bf16: float, memory: float) -> "Rates":
-        """Estimate the rates of a GPU whose data sheet has the peaks `bf16` (FLOPs/s) and `memory` (bytes/s). FLOP
-        rates are scaled by the ratio of the bf16 peaks, the memory rate by that of the memory peaks; times are kept."""
-        flops = {name: getattr(self, name) * bf16 / self.sheet_bf16 for name in _FLOP_RATES}
-        memory_rate = self.memory * memory / self.sheet_memory
-        return replace(self, **flops, memory=memory_rate, sheet_bf16=bf16, sheet_memory=memory)
+def _rates(bf16: float, memory: float) -> dict[str, float]:
+    """The rates of a GPU whose data sheet has the peaks `bf16` (FLOPs/s) and `memory` (bytes/s). FLOP rates are scaled
+    by the ratio of the bf16 peaks, the memory rate by that of the memory peaks."""
+    flops = {name: rate * bf16 / _SHEET_BF16 for name, rate in _FLOP_RATES.items()}
+    return flops | {"memory": _MEMORY_RATE * memory / _SHEET_MEMORY, "sheet_bf16": bf16}
 
 
-# Rate = counted FLOPs or bytes / measured time of the kernels, in a step of Base on one H200 at commit 104603e (torch
-# 2.11.0+cu130, docs/results/performance.md). The rates of our attention come from a later profile of its present
-# kernels. Two values are fitted to one measured step each: `torch_attention` to a step of Base with model.kernels
-# torch, `zero3_call` to a step of XL.
-_H200 = Rates(
-    bf16_matmul=740e12, float32_matmul=50e12, masked_head=490e12, attention_forward=192e12, attention_backward=242e12,
-    torch_attention=41e12, memory=4.0e12, floor=3e-6, gap=3e-6, zero3_call=1.13e-3, sheet_bf16=989e12,
-    sheet_memory=4.8e12,
-)  # fmt: skip
-GPUS = {"h200": _H200, "h100": _H200.scaled(989e12, 3.35e12), "a100": _H200.scaled(312e12, 2.0e12)}
+GPUS = {"h200": _rates(989e12, 4.8e12), "h100": _rates(989e12, 3.35e12), "a100": _rates(312e12, 2.0e12)}
 # Measured time / (bytes / memory rate): by this factor an operator is slower than its memory traffic alone.
 _SLOWDOWN = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
@@ -99,7 +86,7 @@ TOTALS = ("kernels", "gigabytes", "tflops", "ms")
 _TENSORS_PER_KERNEL = 50  # tensors that one kernel of a `_foreach_` operator processes
 
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
-"""(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of the FLOP rate in `Rates`)."""
+"""(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of the FLOP rate in `GPUS`)."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -109,7 +96,7 @@ class OperationCounter(TorchDispatchMode):
     sequence number tells which module that was.
     """
 
-    def __init__(self, rates: Rates, formulas: dict[str, Formula], part_of: Callable[[str], str]):
+    def __init__(self, rates: dict[str, float], formulas: dict[str, Formula], part_of: Callable[[str], str]):
         super().__init__()
         self.rates, self.formulas, self.part_of = rates, formulas, part_of
         self.parts: dict[str, dict[str, float]] = {}  # part of the model, or `phase` if not empty -> its `TOTALS`
@@ -196,14 +183,13 @@ class OperationCounter(TorchDispatchMode):
 
     def add(self, name: str, flops: float, size: float, kernels: int, rate: str) -> None:
         """Add an operator to the totals of the phase, or else of the running module's part of the model. The operator
-        moves `size` bytes; `rate` names the rate of its FLOPs in `Rates`."""
-        rates = self.rates
-        traffic, compute = _SLOWDOWN.get(name, 1.0) * size / rates.memory, flops / getattr(rates, rate)
-        seconds = max(traffic, compute, rates.floor * kernels)
+        moves `size` bytes; `rate` names the rate of its FLOPs in `GPUS`."""
+        traffic, compute = _SLOWDOWN.get(name, 1.0) * size / self.rates["memory"], flops / self.rates[rate]
+        seconds = max(traffic, compute, FLOOR * kernels)
         may_be_compiled = self.compiled and not flops and not self.phase and not name.startswith("xlme_ds::")
         if may_be_compiled and re.search(r"\blayers\.\d+", self.module()):
             seconds *= _COMPILED_SHARE
-        milliseconds = 1e3 * (seconds + rates.gap * kernels)
+        milliseconds = 1e3 * (seconds + GAP * kernels)
         totals = self.parts.setdefault(self.phase or self.part_of(self.module()), dict.fromkeys(TOTALS, 0))
         for key, value in zip(TOTALS, (kernels, size / 1e9, flops / 1e12, milliseconds), strict=True):
             totals[key] += value
@@ -221,7 +207,7 @@ class OperationCounter(TorchDispatchMode):
         self._nodes.append((torch.autograd._get_sequence_nr(), self._running[-1] if self._running else ""))
 
     def flops(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[float, str]:
-        """FLOPs of an operator, and the name of their rate in `Rates`."""
+        """FLOPs of an operator, and the name of their rate in `GPUS`."""
         counted = flop_registry.get(func._overloadpacket)
         if counted is None:
             return 0.0, "bf16_matmul"

@@ -41,8 +41,7 @@ from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import EncoderName, StartConfig
 from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
-from xlme_ds.export.exported_folder import write_folder
-from xlme_ds.export.exported_model import ExportedModel
+from xlme_ds.export.exported_folder import ExportedModel, write_folder
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
 from xlme_ds.models.text_encoder import positions_and_segments
@@ -252,7 +251,7 @@ def test_a_layer_of_it_joins_pairs_as_it_does(form: str, masked: tuple[Path, Pat
     main(["--from-hf", str(folder), "--layer", "1", "--out", str(tmp_path / "cut")])
     # The export of a fine-tuned model does not say which encoder it is.
     encoder, vocabulary = load_run(run).encoder(), load_run(run).vocabulary
-    write_folder(tmp_path / "tuned", ExportedModel(encoder, "XLMEModel"), vocabulary, "", None, "xlm-roberta")
+    write_folder(tmp_path / "tuned", ExportedModel(encoder, "XLMEModel", model_type="xlm-roberta"), vocabulary, "")
     main(["--from-hf", str(tmp_path / "tuned"), "--out", str(tmp_path / "again")])
     # Saved by transformers without its tokenizer, with the vocabulary copied next to it.
     AutoModel.from_pretrained(tmp_path / "tuned").save_pretrained(tmp_path / "saved")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, map_layers, map_modules
+from bench.peers.electra import HuggingFacePeer, PeerParameters, map_layers, map_modules
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.translate.decoder import decoder_layers

@@ -5,9 +5,8 @@ xlme.export.run("runs/base", "exports/base")
 
 from pathlib import Path
 
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..io.argument_types import check_argument_types
-from .settings import ModelType
 
 __all__ = ["from_hf", "run"]
 

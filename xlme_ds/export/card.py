@@ -10,10 +10,8 @@ from markupsafe import Markup
 
 from ..config import EncoderName
 from ..report.run_files import RunFiles
-from ..trained.exports import FORMATS
 from ..translate.exports import decoder_settings
-from .exported_model import ExportedModel
-from .settings import ModelType
+from .exported_folder import ExportedModel
 
 # Our class -> the class of transformers that loads it. AutoModelFor… loads every XLMEFor… that is not here.
 _AUTO_CLASSES = {"XLMEModel": "AutoModel", "XLMEForConditionalGeneration": "AutoModelForSeq2SeqLM"}
@@ -40,22 +38,20 @@ _TEMPLATES = jinja2.Environment(
 def render_card(
     name: str,
     model: ExportedModel,
-    model_type: ModelType,
     about: str,
     languages: Sequence[str] = (),
     generator: bool = False,
 ) -> str:
     """The card of a model called `name`. `about`: Markdown that follows the card's first lines; `generator`: whether
     the export has a generator."""
-    encoder, native = model.encoder, FORMATS.get(model_type)
     return _TEMPLATES.get_template("card.md.jinja").render(
         name=name,
-        cfg=encoder.cfg,
-        parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        cfg=model.encoder.cfg,
+        parameters=sum(parameter.numel() for parameter in model.encoder.parameters()),
         auto_class=Markup(_AUTO_CLASSES.get(model.architecture, model.architecture.replace("XLME", "AutoModel"))),
-        native=native.name if native else "",
-        trust=Markup("" if native else ", trust_remote_code=True"),
-        decoder=decoder_settings(encoder.cfg) if model.has_decoder else {},
+        native=model.native.name if model.native else "",
+        trust=Markup("" if model.native else ", trust_remote_code=True"),
+        decoder=decoder_settings(model.encoder.cfg) if model.has_decoder else {},
         about=Markup(about.strip()),
         languages=languages,
         generator=generator,
@@ -65,11 +61,10 @@ def render_card(
 def render_run_card(
     folder: Path,
     model: ExportedModel,
-    model_type: ModelType,
     layer: int | None,
-    step: int | None = None,
-    generator: bool = False,
-    other_encoder: EncoderName | None = None,
+    step: int | None,
+    generator: bool,
+    other_encoder: EncoderName | None,
 ) -> str:
     """The card of the run in `folder`. `step`: the step of the exported checkpoint, None for the run's end; results of
     later steps are left out. `generator`: whether the export has a generator. `other_encoder`: the exported encoder's
@@ -108,7 +103,7 @@ def render_run_card(
     # The front matter takes bare language codes: `zh` for the corpus `zh-Hans`, `hi` for `hi_rom`.
     matches = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     bare_codes = sorted({match.group() for match in matches if match})
-    return render_card(config.get("name") or run.name, model, model_type, about, bare_codes, generator)
+    return render_card(config.get("name") or run.name, model, about, bare_codes, generator)
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last_heldout: Mapping[str, Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from ..checkpoint_names import run_and_step
-from ..config import EncoderName
+from ..config import EncoderName, ModelType
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..io.files import read_json
 from ..io.folders import require_new
@@ -16,14 +16,12 @@ from ..trained.exports import FORMATS, WHICH_KEY
 from ..trained.runs import load_run, main_encoder
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
-from .exported_folder import write_folder
-from .exported_model import Architecture, ExportedModel
+from .exported_folder import ExportedModel, write_folder
 from .onnx_model import require_onnx_exportable
-from .settings import ModelType
 
 # Prefix of the parameters of an encoder's head -> class to export.
-_PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
-_FINETUNED: dict[TaskKind, Architecture] = {
+_PRETRAINED = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
+_FINETUNED: dict[TaskKind, str] = {
     "tokens": "XLMEForTokenClassification",
     "pair": "XLMEForSequenceClassification",
     "span": "XLMEForQuestionAnswering",
@@ -52,19 +50,18 @@ def export_run(
         task = DOWNSTREAM_TASKS[run.task]
         main, generator = ExportedModel(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif architecture := objective_of(run.objective).export_class:
-        main, generator = ExportedModel(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
+        main, generator = ExportedModel(encoder, architecture, run.state, which=exported_name), None
     else:
         main, *others = (
             ExportedModel(run.encoder(name), _PRETRAINED[head], run.state, which=name)
             for name, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    chosen_type = _choose_model_type(main, model_type, onnx)
+    main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
+    generator = generator and replace(generator, model_type=main.model_type)
     other_encoder = exported_name if exported_name != main_name else None
-    card = render_run_card(
-        run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other_encoder
-    )
-    write_folder(out, main, run.vocabulary, card, generator, chosen_type, onnx)
+    card = render_run_card(run_and_step(folder)[0], main, layer, run.step, generator is not None, other_encoder)
+    write_folder(out, main, run.vocabulary, card, generator, onnx)
 
 
 def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx: bool) -> ModelType:
@@ -77,7 +74,7 @@ def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx:
     if model_type not in (None, MODEL_TYPE, *FORMATS):
         raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
-        require_onnx_exportable(model)
+        require_onnx_exportable(model.has_decoder)
     cfg, advice = model.encoder.cfg, f"leave out model_type {model_type}"
     unsupported = {  # type -> the part or setting of the model that it cannot hold, if any
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
@@ -101,13 +98,12 @@ def export_xlm_roberta(
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_masked_head(folder) if layer is None else {}
     encoder = encoder if layer is None else truncate_encoder(encoder, layer)
-    architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
+    architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
     main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
-    chosen_type = _choose_model_type(main, model_type, onnx)
+    main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
-    card = render_card(folder.resolve().name, main, chosen_type, about)
-    write_folder(out, main, vocabulary, card, None, chosen_type, onnx)
+    write_folder(out, main, vocabulary, render_card(folder.resolve().name, main, about), onnx=onnx)
 
 
 def _separators(folder: Path) -> int:

@@ -1,19 +1,21 @@
-"""An encoder as a folder that Hugging Face transformers and sentence-transformers load."""
+"""Writes a model as a folder that Hugging Face transformers and sentence-transformers load."""
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..config import EncoderName, ModelType
 from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256, write_json
 from ..io.folders import atomic_folder
+from ..models.text_encoder import TextEncoder
 from ..trained.config_json import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.exports import (
     DIFFERENCE,
@@ -28,22 +30,50 @@ from ..trained.exports import (
 )
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.exports import decoder_settings, generation_settings
-from .exported_model import ExportedModel
 from .onnx_model import write_onnx
-from .settings import ModelType
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
 DECODER_CODE = "modeling_xlme_translation.py"
 
-# Class of pre-training or translation -> the prefixes of its parameters outside the encoder. All other classes except
-# XLMEModel have one head, with the prefix `head.`.
-_HEADS = {
+# Class of pre-training or translation -> the prefixes of its parameters outside the encoder. All other classes have one
+# head, with the prefix `head.`.
+_HEADS: dict[str, tuple[str, ...]] = {
+    "XLMEModel": (),
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
     "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
 }
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """One encoder with the head that was trained on it, or with the decoder and the head of a translation model.
+
+    `architecture`: the class in `remote/` that loads the export. `state`: the head's parameters, under the names of
+    that class (`head.weight`, …); other entries are ignored. `labels`: the labels that the head predicts.
+    `separators`: number of `</s>` between two texts, 2 for XLM-R; 0: as in the model's layout. `which`: the encoder's
+    name in the pre-trained model.
+    """
+
+    encoder: TextEncoder
+    architecture: str
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Sequence[str] = ()
+    separators: int = 0
+    which: EncoderName | None = None
+    model_type: ModelType = "xlme"
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether this is a whole translation model, which has a decoder."""
+        return self.architecture == "XLMEForConditionalGeneration"
+
+    @property
+    def native(self) -> NativeFormat | None:
+        """The format of transformers' own class; None for the classes in `remote/`."""
+        return FORMATS.get(self.model_type)
 
 
 def write_folder(
@@ -52,31 +82,30 @@ def write_folder(
     vocabulary: Vocabulary,
     card: str,
     generator: ExportedModel | None = None,
-    model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
     """Write `main` into the folder `out`, which must not exist, with weights in float32 and the model card `card`
     (Markdown). A `generator` gets a subfolder. With `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if `out` exists, if `vocabulary` and a model differ in size, and if a model lacks its head. After
-    any error nothing of the new folder stays.
+    Raises ValueError if `out` exists, and if `vocabulary` and a model differ in size. After any error nothing of the
+    new folder stays.
     """
     with atomic_folder(out) as partial:
-        _write_encoder(partial, main, vocabulary, model_type)
+        _write_encoder(partial, main, vocabulary)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
-            _write_encoder(partial / GENERATOR_FOLDER, generator, vocabulary, model_type)
+            _write_encoder(partial / GENERATOR_FOLDER, generator, vocabulary)
             # The difference between the discriminator's and the generator's embedding (GDES), if the model has one.
             blocks = [main.state[name] for n in range(len(main.state)) if (name := f"difference_{n}") in main.state]
             if blocks:
                 save_weights({DIFFERENCE: torch.cat(blocks).float()}, partial / DIFFERENCE_FILE)
         if onnx:
-            write_onnx(partial, main, model_type)
+            write_onnx(partial, main.architecture, main.native, bool(main.encoder.cfg.language_embeddings))
 
 
-def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary, model_type: ModelType) -> None:
+def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary) -> None:
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
@@ -88,8 +117,7 @@ def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary, m
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
-    native = FORMATS.get(model_type)
-    config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
+    config, state = _as_native(folder, model, model.native) if model.native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
     # Two files need no checksum here: a reader compares the settings in config.json with those in the metadata, and the
     # file of a discriminator's head has a checksum of its own.
@@ -125,16 +153,9 @@ def _as_native(folder: Path, model: ExportedModel, native: NativeFormat) -> tupl
 
 
 def _head(model: ExportedModel) -> dict[str, Tensor]:
-    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`. Raises
-    ValueError if the model lacks them."""
-    head: dict[str, Tensor] = {}
-    if model.architecture != "XLMEModel":
-        for prefix in _HEADS.get(model.architecture, ("head.",)):
-            part = {name: value for name, value in model.state.items() if name.startswith(prefix)}
-            if not part:
-                raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
-            head |= part
-    return head
+    """The parameters of the architecture's head, and of its decoder if it has one; empty for `XLMEModel`."""
+    prefixes = _HEADS.get(model.architecture, ("head.",))
+    return {name: value for name, value in model.state.items() if name.startswith(prefixes)}
 
 
 def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:

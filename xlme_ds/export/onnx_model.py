@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
 from ..io.files import errors_naming
-from ..trained.exports import FORMATS
-from .exported_model import Architecture, ExportedModel
-from .settings import ModelType
+from ..trained.exports import NativeFormat
 
 ONNX_FILE = "model.onnx"
 # If all parameters together have at most this size, they are put into model.onnx, which cannot exceed 2 GiB; otherwise
@@ -22,19 +20,19 @@ ONNX_FILE = "model.onnx"
 _MAX_BYTES = 1900 * 2**20
 _PACKAGES = ("transformers", "onnx", "onnxscript")
 # The classes of fine-tuned models and their outputs. All other models give the encoder's last hidden states.
-_OUTPUTS: dict[Architecture, tuple[str, ...]] = {
+_OUTPUTS = {
     "XLMEForTokenClassification": ("logits",),
     "XLMEForSequenceClassification": ("logits",),
     "XLMEForQuestionAnswering": ("start_logits", "end_logits"),
 }
 
 
-def require_onnx_exportable(model: ExportedModel) -> None:
+def require_onnx_exportable(has_decoder: bool) -> None:
     """Raise ValueError if a package is missing, or if the model has a decoder."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    if model.has_decoder:
+    if has_decoder:
         raise ValueError(
             "onnx writes only an encoder, but this model has a decoder: export its encoder alone (--which encoder)"
         )
@@ -56,15 +54,16 @@ class _OnnxWrapper(nn.Module):
         return tuple(output[name] for name in self.outputs)
 
 
-def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> None:
-    """Write model.onnx into the exported `folder`. The inputs of model.onnx are int64: `input_ids` and
-    `attention_mask`, [B, T], and, for a model with language embeddings, `language_ids`, [B]."""
-    loaded, outputs = _load(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
+def write_onnx(folder: Path, architecture: str, native: NativeFormat | None, has_languages: bool) -> None:
+    """Write model.onnx into the exported `folder`; the other arguments are as in `ExportedModel`. The inputs of
+    model.onnx are int64: `input_ids` and `attention_mask`, [B, T], and, for a model with language embeddings,
+    `language_ids`, [B]."""
+    loaded, outputs = _load(folder, architecture, native), _OUTPUTS.get(architecture, ("last_hidden_state",))
     tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # two rows: torch.export would make a size of 1 a constant
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     dynamic_shapes: dict[str, Any] = {name: {0: batch, 1: length} for name in inputs}
-    if model.encoder.cfg.language_embeddings:
+    if has_languages:
         inputs["language_ids"] = torch.zeros(len(tokens), dtype=torch.long)
         dynamic_shapes["language_ids"] = {0: batch}
     float32_bytes = 4 * sum(parameter.numel() for parameter in loaded.parameters())
@@ -86,19 +85,19 @@ def write_onnx(folder: Path, model: ExportedModel, model_type: ModelType) -> Non
         )
 
 
-def _load(folder: Path, model: ExportedModel, model_type: ModelType) -> nn.Module:
+def _load(folder: Path, architecture: str, native: NativeFormat | None) -> nn.Module:
     """The model in `folder`. A head of fine-tuning is kept, a head of pre-training is left out."""
     import transformers
 
-    if native := FORMATS.get(model_type):
+    if native:
         # For XLMEForMaskedLM transformers has, for example, XLMRobertaForMaskedLM; for XLMEForPreTraining it has only
         # the encoder's class.
-        ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
+        ending = architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
         model_class = getattr(transformers, native.class_prefix + ending)
     else:
         from .remote import modeling_xlme
 
-        model_class = getattr(modeling_xlme, model.architecture)
+        model_class = getattr(modeling_xlme, architecture)
     loaded = model_class.from_pretrained(folder)
-    module: nn.Module = loaded if model.architecture in _OUTPUTS else loaded.base_model
+    module: nn.Module = loaded if architecture in _OUTPUTS else loaded.base_model
     return module

@@ -102,11 +102,10 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
             ),
         }
     if layout.flops.softmax_last and part.first:
-        arrived = _arriving_gradients(layout, stage, sizes.discriminator)
         moments["embedding, backward"] = _plus(
             busy,
             weights=_gathered_weights(layout, stage, 0),
-            gradients=arrived + _joined_gradients(layout, stage),
+            gradients=_arriving_gradients(layout, stage, sizes.discriminator) + _joined_gradients(layout, stage),
             buffers=bucket_bytes,
         )
     return moments | _reductions(layout, stage, idle, backward_start, bucket_bytes)

@@ -195,23 +195,19 @@ def _estimate(
         "fits": memory["total"] <= (1 - RESERVED) * gpu.memory_gib * GIB,
         "communication_bytes_per_step": {kind: round(size) for kind, size in communication_bytes(layout).items()},
         "seconds_per_step": {
-            kind: _four_digits(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
+            kind: _rounded(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
         },
         "tokens_per_s": round(rates["tokens_per_s"]),
         "tokens_per_s_per_gpu": round(rates["tokens_per_s"] / layout.gpus),
         "of_peak": round(rates["of_peak"], 4),
-        "days": _four_digits(rates["days"]),
-        "gpu_hours": _four_digits(24 * rates["days"] * layout.gpus),
+        "days": _rounded(rates["days"]),
+        "gpu_hours": _rounded(24 * rates["days"] * layout.gpus),
     }
-    return (-_five_digits(rates["tokens_per_s"]), layout.accumulation, memory["total"]), costs
+    return (-_rounded(rates["tokens_per_s"], 5), layout.accumulation, memory["total"]), costs
 
 
-def _five_digits(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def _four_digits(value: float) -> float:
-    return float(f"{value:.4g}")
+def _rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
@@ -227,7 +223,7 @@ def _distinct(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first of each group of `layouts` that are equally fast and differ only in the size of the micro-batch."""
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for layout in layouts:
-        key = _MICRO_BATCH.sub("", layout["settings"]), _five_digits(layout["tokens_per_s"])
+        key = _MICRO_BATCH.sub("", layout["settings"]), _rounded(layout["tokens_per_s"], 5)
         groups.setdefault(key, layout)
     return list(groups.values())
 
@@ -239,10 +235,13 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
         replicas = gpus // engine.processes_per_replica
         rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas
         for power in range(max(1, rows_per_replica).bit_length()):
-            data = replace(run.data, micro_batch=2**power)
             for checkpointing in (False, True):
-                model = replace(run.model, activation_checkpointing=checkpointing)
-                yield replace(run, engine=engine, data=data, model=model)
+                yield replace(
+                    run,
+                    engine=engine,
+                    data=replace(run.data, micro_batch=2**power),
+                    model=replace(run.model, activation_checkpointing=checkpointing),
+                )
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:

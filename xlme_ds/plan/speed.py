@@ -167,8 +167,12 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     balance = [len(stage.layers) for stage in layout.stages]
     costs = stage_costs(layout.flops, balance, layout.model.activation_checkpointing)
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
-    bubble = compute * (len(layout.stages) - 1) / layout.accumulation
-    seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
+    seconds = {
+        "compute": compute,
+        "bubble": compute * (len(layout.stages) - 1) / layout.accumulation,
+        "transfer": _transfer(layout, gpu, compute),
+        "offload": 0.0,
+    }
     parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
     if layout.offloads_optimizer:  # the state is read and written, gradients go to the host, and weights to the GPU
         seconds["offload"] += parameters * (2 * OPTIMIZER_BYTES + 4 + layout.element_bytes) / HOST_RATE

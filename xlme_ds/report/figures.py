@@ -139,20 +139,18 @@ def compared_curves(panels: Mapping[str, tuple[str, Sequence[tuple[Records, Reco
     """Figures that compare several runs. `panels` has (logged key, runs) by title. A run is (metrics records, held-out
     records); both are empty if the figure does not show the run. Each run has its own colour. A run is drawn by its
     held-out values, or by its smoothed metrics if it has none. A figure that is alone is wide."""
-    width = _WIDE if len(panels) == 1 else _NARROW
-    return {title: _compared(key, runs, title, width) for title, (key, runs) in panels.items()}
-
-
-def _compared(key: str, runs: Sequence[tuple[Records, Records]], title: str, width: float) -> Markup:
-    axes = _new_axes(width)
-    for colour, (metrics, heldout) in zip(RUN_COLOURS, runs, strict=False):
-        steps, values = points(heldout, key)
-        if len(steps):
-            axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
-        else:
-            steps, values = downsample(*points(metrics, key))
-            axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
-    return _svg_over_steps(axes, title)
+    figures = {}
+    for title, (key, runs) in panels.items():
+        axes = _new_axes(_WIDE if len(panels) == 1 else _NARROW)
+        for colour, (metrics, heldout) in zip(RUN_COLOURS, runs, strict=False):
+            steps, values = points(heldout, key)
+            if len(steps):
+                axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
+            else:
+                steps, values = downsample(*points(metrics, key))
+                axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
+        figures[title] = _svg_over_steps(axes, title)
+    return figures
 
 
 def _svg_over_steps(axes: Axes, title: str) -> Markup:

@@ -18,7 +18,7 @@ from ..io.files import read_versioned, visible_paths
 from ..io.folders import require_folder
 
 ENGLISH = "en"
-METRICS = ("f1", "em", "accuracy")
+METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}  # a metric in scores.json -> its name in a table
 RESULT_FILES = ("scores.json", "tatoeba.json", "align.json")
 ALONE = "each sentence read alone"  # the value of `reading` in the align.json that `evaluate align --apart` writes
 
@@ -139,21 +139,17 @@ class _Names:
         return name + _name_suffix("weights", str(scores.get("weights", "")), self._weights[path, untrained])
 
     def _path(self, scores: Mapping[str, Any]) -> str:
-        """`_model_path`; of several paths of one model, such as a link and a relative path, always the first."""
-        path = _model_path(scores)
-        return path and self._first_paths.setdefault(os.path.realpath(path), path)
-
-
-def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model with these scores; empty if they give only its name, as for an untrained model."""
-    name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
-    if "task" in scores:  # these are scores of fine-tuning, whose `model` is the path
-        return os.path.normpath(name)
-    if not folder or name not in (folder, Path(folder).name):
-        return ""
-    step = scores.get("step")  # step of the checkpoint, if the run was not finished
-    ending = "" if step is None or folder.endswith(f"@{step}") else f"@{step}"
-    return os.path.normpath(folder) + ending
+        """The path of the model with these scores; empty if they give only its name, as for an untrained model. Of
+        several paths of one model, such as a link and a relative path, it is always the first."""
+        name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
+        step = scores.get("step")  # step of the checkpoint, if the run was not finished
+        if "task" in scores:  # these are scores of fine-tuning, whose `model` is the path
+            path = os.path.normpath(name)
+        elif not folder or name not in (folder, Path(folder).name):
+            return ""
+        else:
+            path = os.path.normpath(folder) + ("" if step is None or folder.endswith(f"@{step}") else f"@{step}")
+        return self._first_paths.setdefault(os.path.realpath(path), path)
 
 
 def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:

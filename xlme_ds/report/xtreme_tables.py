@@ -18,14 +18,13 @@ from typing import Any
 from ..io.files import write_text
 from ..io.folders import require_writable
 from .run_files import render
-from .xtreme import ENGLISH, ModelScores, TaskScores, read_models
+from .xtreme import ENGLISH, METRICS, ModelScores, TaskScores, read_models
 
 # Task -> its heading, and the count of its languages in XTREME.
 XTREME_TASKS = {
     "pos": ("POS", 33), "ner": ("NER", 40), "xquad": ("XQuAD", 11), "mlqa": ("MLQA", 7), "tydiqa": ("TyDiQA", 9),
     "xnli": ("XNLI", 15), "pawsx": ("PAWS-X", 7),
 }  # fmt: skip
-_METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}
 _GROUPS = {  # whether a system uses parallel text -> heading above the rows of such systems
     False: "Pre-training on multilingual corpus",
     True: "Pre-training on both multilingual corpus and parallel corpus",
@@ -203,7 +202,7 @@ def _language_table(task: str, results: Mapping[str, TaskScores]) -> XtremeTable
     all of our rows have."""
     entry = published()["by_language"][task]
     runs = [result.runs[0] for result in results.values()]  # the other seeds have the same languages
-    metrics = tuple(_METRICS[metric] for metric in runs[0].metrics)
+    metrics = tuple(METRICS[metric] for metric in runs[0].metrics)
     shared = [code for code in entry["languages"] if all(code in run.languages for run in runs)]
     headings = metrics if len(metrics) > 1 else ("",)
     columns = {code: (code, headings) for code in entry["languages"]}

@@ -80,9 +80,8 @@ def read_model_settings(folder: Path) -> ModelSettings:
 
 def read_run_config(folder: Path) -> RunConfig:
     """All settings of a pre-training run. Raises ValueError for any other folder."""
-    config = read_config(folder)
     try:
-        return from_json(RunConfig, config["config"])
+        return from_json(RunConfig, read_config(folder)["config"])
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{folder / CONFIG_FILE} does not belong to a pre-training run ({error!r}): name the folder of one"

@@ -161,7 +161,9 @@ def find_complete_checkpoint(run: Path, step: int | None = None) -> Path:
         if step is None or saved_step(folder) == step:
             fault = checkpoint_fault(folder)
             if fault is None:
-                _require_own(folder, run)
+                identity = read_config(run).get("run") if (run / CONFIG_FILE).exists() else None
+                if identity not in (None, read_state(folder).get("run")):
+                    raise ValueError(f"{folder} was saved by another run: move it out of this folder")
                 return folder
             if checkpoints_of(run) != checkpoints:
                 return find_complete_checkpoint(run, step)
@@ -176,12 +178,6 @@ def find_complete_checkpoint(run: Path, step: int | None = None) -> Path:
         f"{run} has no complete checkpoint of step {step}: "
         + (f"it has those of step {names}" if names else "it has none at all, wait for its first")
     )
-
-
-def _require_own(checkpoint: Path, run: Path) -> None:
-    identity = read_config(run).get("run") if (run / CONFIG_FILE).exists() else None
-    if identity not in (None, read_state(checkpoint).get("run")):
-        raise ValueError(f"{checkpoint} was saved by another run: move it out of this folder")
 
 
 def read_checkpoint(folder: Path, settings: ModelSettings) -> dict[str, Tensor]:

@@ -54,8 +54,7 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file. Raises ValueError for a file of another format."""
-    with open(path, "rb"):  # raises the error of the system; safe_open calls every file missing that it cannot open
-        pass
+    path.open("rb").close()  # raises the error of the system; safe_open calls every file missing that it cannot open
     try:
         with safe_open(path, "pt") as file:
             return dict(file.metadata() or {})
