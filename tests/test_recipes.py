@@ -19,7 +19,7 @@ from xlme_ds.engine_file import zero_stage
 from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, run_config
 from xlme_ds.objectives import objective_of
-from xlme_ds.recipes import RECIPES, recipe, xlmr
+from xlme_ds.recipes import RECIPES, ernie_m, recipe
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained.modernbert import modernbert_config
 
@@ -312,7 +312,7 @@ def test_sampling() -> None:
     """XLM-E and XLM sample languages with α = 0.7, which is `mix`'s default; ERNIE-M's 0.1 has to be asked for, and
     the recipes say so."""
     assert MixConfig.__dataclass_fields__["alpha"].default == 0.7
-    assert "--alpha 0.1" in (xlmr.__doc__ or "")
+    assert "--alpha 0.1" in (ernie_m.__doc__ or "")
 
 
 # XLM-E, Table 11: batches, rates (1e-6), epochs, and XNLI's warm-up in steps; linear, no decay, else a tenth of

@@ -3,12 +3,15 @@
 from ..config import RunConfig
 from ..io.argument_types import check_argument_types
 from ..io.errors import no_such
-from . import modern, translation, xlm, xlme, xlmr
+from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
 __all__ = ["RECIPES", "SUMMARIES"]
 
 # (summary, settings) of each recipe, in the order in which commands list the recipes
-_ALL = [*xlme.RECIPES, *xlmr.RECIPES, *xlm.RECIPES, *modern.RECIPES, *translation.RECIPES]
+_ALL = [
+    *(quickstart.RECIPES + xlme.RECIPES + xlmr.RECIPES + ernie_m.RECIPES),
+    *(xlm.RECIPES + modern.RECIPES + translation.RECIPES),
+]
 RECIPES: dict[str, RunConfig] = {run.name: run for _, run in _ALL}
 """A dictionary of the settings of every recipe, by its name."""
 SUMMARIES = {run.name: summary for summary, run in _ALL}

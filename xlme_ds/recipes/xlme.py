@@ -1,24 +1,14 @@
-"""XLM-E as published (Tables 8 to 10) in three sizes, its ablations (Table 2), and the quickstart.
+"""XLM-E as published (Tables 8 to 10) in three sizes, and its ablations (Table 2).
 
 `base`, `large` and `xl` run on any number of GPUs of 80 GB; the number of GPUs determines the ZeRO stage. On 8, 64 and
 512 A100s their predicted speed is within 3% of that of the fastest layout that the planner finds. Recipes with an
 engine in their names (`large_zero2`) have smaller micro-batches and need less memory: `zero` partitions the training
 state over the GPUs, `pipe` divides the model into stages.
-
-`quickstart` is the ten-minute run on two CPU cores, with all parts of a large run: ZeRO-3, two processes, both tasks.
 """
 
 from dataclasses import replace
 
-from ..config import (
-    DataConfig,
-    EngineConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
-)
+from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 
 BASE = ModelConfig(
     vocabulary=250_002,  # the size of XLM-R's vocabulary
@@ -60,30 +50,6 @@ XLME = replace(BASE_ZERO1, name="xlme")
 NO_TRTD = replace(XLME, name="xlme_no_trtd", data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16))
 
 RECIPES = [
-    (
-        "A small XLM-E, trained on one short text in 91 languages (10 to 15 minutes on two CPU cores).",
-        # The settings were chosen by trial (docs/lab/quickstart.md).
-        RunConfig(
-            "quickstart",
-            model=ModelConfig(
-                vocabulary=8192,
-                width=128,
-                heads=4,
-                feed_forward=512,
-                generator_layers=1,
-                discriminator_layers=4,
-                max_positions=256,
-                embedding_sharing="gdes",
-                init_std=0.05,  # width · init_std² is 0.32, nearly as in XLM-E Base (768 · 0.02² = 0.31)
-            ),
-            data=DataConfig(mono_rows=8, para_rows=8, micro_batch=8),
-            optimizer=OptimizerConfig(learning_rate=1.2e-3, warmup_steps=100),
-            engine=EngineConfig(deepspeed="zero3_cpu"),
-            train=TrainConfig(
-                steps=1100, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
-            ),
-        ),
-    ),
     ("XLM-E Base, 279M parameters (fits a GPU of 40 GB).", _run("base", BASE, micro_batch=64, engine=AUTO)),
     ("XLM-E Large, 840M parameters (fits a GPU of 80 GB).", _run("large", LARGE, micro_batch=32, engine=AUTO)),
     ("XLM-E XL, 2.2B parameters (fits a GPU of 80 GB).", _run("xl", XL, micro_batch=8, engine=AUTO)),
