@@ -18,6 +18,7 @@ from typing import Any
 from bench.measure import one_sentence
 from xlme_ds.evaluate.output import ResultTable, percent, terminal
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
+from xlme_ds.io.folders import require_writable
 from xlme_ds.io.help import call_from_command_line
 
 
@@ -66,6 +67,8 @@ def score(model: Path, data: Path, out: Path | None = None) -> None:
         tasks = tasks_of(data)
         if not (model / "modules.json").exists():
             raise ValueError(f"{model} is no folder of `xlme export`: name one by --model")
+        if out:
+            require_writable(out)
     import mteb
     from sentence_transformers import SentenceTransformer
 

@@ -70,3 +70,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as left:
         main(["--model", str(tmp_path / "none"), "--data", str(tmp_path)])
     assert left.value.code == 2 and "none is no folder of `xlme export`: name one by --model" in capsys.readouterr().err
+    (tmp_path / "modules.json").touch()
+    with pytest.raises(SystemExit) as left:
+        main(["--model", str(tmp_path), "--data", str(tmp_path), "--out", str(tmp_path / "modules.json")])
+    assert left.value.code == 2 and "modules.json is a file, not a folder" in capsys.readouterr().err

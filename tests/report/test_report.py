@@ -606,6 +606,22 @@ def test_a_folder_that_is_no_run_gets_no_page(
     assert sorted(path.name for path in theirs.iterdir()) == sorted(files) and not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize("flags", [["--run", "{run}"], ["--runs", "{run}", "{other}"]])
+def test_only_a_page_is_replaced(
+    run: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    settings, page = run / "config.json", tmp_path / "page.html"
+    before = settings.read_bytes()
+    words = [word.format(run=run, other=other) for word in flags]
+    with pytest.raises(SystemExit):
+        main([*words, "--out", str(settings)])
+    assert "config.json is a file but no page: name another" in capsys.readouterr().err
+    assert settings.read_bytes() == before
+    for _ in range(2):
+        main([*words, "--out", str(page)])
+
+
 def test_the_page_of_a_run_may_be_written_elsewhere(run: Path, tmp_path: Path) -> None:
     main(["--run", str(run), "--out", str(tmp_path / "page.html")])
     assert not (run / "report.html").exists()

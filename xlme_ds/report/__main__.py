@@ -58,14 +58,21 @@ def write_page(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path |
     """
     if (run is None) == (not runs):
         raise ValueError("name one run with --run, or several with --runs")
+    if out is not None:
+        _require_page(out)
     if run is None:
         return write_comparison(runs, out or Path("runs.html"))
     require_run(run)
-    if out is not None:
-        require_writable_file(out, "--out")
     if problem := _update(run):
         note(problem)
     return write_report(run, out)
+
+
+def _require_page(out: Path) -> None:
+    """Raise ValueError if `out` cannot be written, or is a file other than a page, such as a run's settings."""
+    require_writable_file(out, "--out")
+    if out.is_file() and out.read_bytes().lstrip()[:14].lower() not in (b"", b"<!doctype html"):
+        raise ValueError(f"--out {out} is a file but no page: name another")
 
 
 def write_report_in_child(folder: str, parent: str) -> None:
