@@ -4,7 +4,7 @@ B rows, T tokens, M masked positions of the batch, D width.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class ElectraOutput(NamedTuple):
     predicted_M: Tensor  # int64, the generator's most likely token
     corrupted_BT: Tensor  # int64, the tokens with the generator's samples at the masked positions
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
+    # float32 [B, T], −log of the probability that the discriminator's own softmax gives to the original token; only for
+    # objectives whose discriminator has a softmax.
+    token_nll_BT: Any = None
 
 
 class Electra(EmbeddingModel):
@@ -81,6 +84,7 @@ class Electra(EmbeddingModel):
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
+        blocks = with_dense_gradient(self.embedding_blocks)
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         hidden_BTD = self.discriminator(
             self.embed_for_discriminator(corrupted_BT),
@@ -89,7 +93,20 @@ class Electra(EmbeddingModel):
             batch.languages_BT,
             batch.seeds_B,
         )
-        return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
+        judged = self.judge(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, *judged)
+
+    @staticmethod
+    def targets(batch: Batch) -> Tensor:
+        """The tokens that a discriminator with a softmax predicts, [B, T]: the original token at every position."""
+        return batch.tokens_BT
+
+    def judge(
+        self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The last fields of `ElectraOutput`, from `replaced_logits_BT` on; the discriminator here has no softmax, and
+        reads only its last hidden states. `blocks` are those of the tied embedding. A pipeline gives no `masked_M`."""
+        return (self.replaced_head(hidden_BTD),)
 
 
 def random_replacements(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:

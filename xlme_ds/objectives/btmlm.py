@@ -22,7 +22,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, masked_head_flops
+from ..models.pipeline import Flops, LanguageModelStage, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
@@ -108,6 +108,7 @@ class BackTranslation(MaskedLanguageModelling):
     }
     accuracies = ("accuracy_mono",)
     masking_class = OpenSideMasking
+    model_classes = BackTranslationModel, BackTranslationStage
     used_settings = (*MaskedLanguageModelling.used_settings, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -147,11 +148,6 @@ class BackTranslation(MaskedLanguageModelling):
             raise ValueError(f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0")
         if run.model.layout != "xlme":
             raise ValueError(f"objective.name {name} needs the layout of pairs in xlme: set model.layout to xlme")
-
-    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
-        """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
-        arguments = cfg, self.masking, self.z_loss
-        return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations per token of both passes. The first pass has its softmax at the open positions, the second pass at
