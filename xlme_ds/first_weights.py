@@ -8,7 +8,7 @@ has a relative position bias and the other model has none, the bias starts at 0,
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,12 +47,9 @@ class _SourceEncoder(NamedTuple):
     vocabulary: Vocabulary
 
 
-class _Start(NamedTuple):
-    """First values for a run's model."""
-
-    values: dict[str, Tensor]  # parameter name -> value
-    # Name of a part of the run's model, such as `generator` -> settings of the model from which this part starts.
-    models: dict[str, ModelConfig]
+# First values for a run's model: parameter name -> value; and name of a part of this model, such as `generator` ->
+# settings of the model from which the part starts.
+_Start = tuple[dict[str, Tensor], dict[str, ModelConfig]]
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
@@ -108,13 +105,12 @@ def _from_encoders(
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
-        _check_layout(folders[folder], cfg, config)
         return source, state, cfg
 
     source, state, cfg = read(main_folder, take)
     heads, _ = _with_new_pieces(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
-    values["embedding_0"] = _table(state)
+    values["embedding_0"] = split_vocabulary_tables(state, replace(cfg, vocabulary_blocks=1))["embedding_0"]
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
     for part, origin in objective.weight_sources(config.start, config.model).items():
         folder = Path(origin.folder)
@@ -126,12 +122,7 @@ def _from_encoders(
             name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
         }
         values |= {f"{part}.{name}": value for name, value in origin.convert(encoder_state).items()}
-    return _Start(values, models)
-
-
-def _table(state: Mapping[str, Tensor]) -> Tensor:
-    """The token embedding of an encoder's state as one tensor; the state may hold it in several blocks."""
-    return torch.cat([state[name] for index in range(len(state)) if (name := f"embedding_{index}") in state])
+    return values, models
 
 
 def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
@@ -154,8 +145,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
         )
     state, cfg = _with_new_pieces(run.state, run.model, run.vocabulary, vocabulary)
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
-    _check_layout(folder, cfg, config)
-    _check_shape(folder, cfg, config, f", or start.take to {encoders}")
+    shape = objective.shape_settings
+    _require_equal(folder, shape(cfg), shape(config.model), f", or start.take to {encoders}")
     # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
     # other blocks: these do not count as missing.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
@@ -168,7 +159,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
             f"{folder} has no {' and no '.join(sorted(missing))}, which start.take all takes for "
             f"{config.objective.name}: set {remedy}start.take to {encoders}"
         )
-    return _Start(state, dict.fromkeys(parts, cfg))
+    return state, dict.fromkeys(parts, cfg)
 
 
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
@@ -197,13 +188,14 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
             "all"
         )
     _check_start(folder, settings.model, config, old_vocabulary, vocabulary)
-    _check_shape(folder, settings.model, config)
-    for setting in ("relative_bias", "language_embeddings"):
-        theirs, ours = getattr(settings.model, setting), getattr(config.model, setting)
-        if theirs != ours:
-            raise ValueError(
-                f"{folder} has model.{setting} {theirs}, this run has {ours}: set it to the same, or start.take to all"
-            )
+    shape = objective_of(config.objective).shape_settings
+    _require_equal(folder, shape(settings.model), shape(config.model))
+    # The settings of parameters that only `start.take all` can add.
+    added, our_added = (
+        {name: getattr(model, name) for name in ("relative_bias", "language_embeddings")}
+        for model in (settings.model, config.model)
+    )
+    _require_equal(folder, added, our_added, ", or start.take to all")
 
 
 def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
@@ -312,28 +304,22 @@ def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: V
         no_parameters |= name.startswith("relative_") and their_cfg.relative_bias == "none"
         if theirs != ours and not no_parameters:
             raise ValueError(f"{named} has {name} {theirs}, model.{name} is {ours}: set it to the same")
-
-
-def _check_layout(folder: Path, their_cfg: ModelConfig, config: RunConfig) -> None:
-    """Raise ValueError if the objective needs the layout of `their_cfg`, and the model of `config` has another."""
-    objective, layout = config.objective, config.model.layout
-    if objective_of(objective).starts_in_layout and their_cfg.layout != layout:
+    needs_layout = objective_of(config.objective).starts_in_layout and config.start.take != "state"
+    if needs_layout and their_cfg.layout != config.model.layout:
         raise ValueError(
-            f"the model in {folder} has layout {their_cfg.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs equal layouts: set it to {their_cfg.layout}, and mix the data with --layout "
-            f"{their_cfg.layout}"
+            f"{named} has layout {their_cfg.layout}, model.layout is {config.model.layout}, and objective.name "
+            f"{config.objective.name} needs equal layouts: set it to {their_cfg.layout}, and mix the data with "
+            f"--layout {their_cfg.layout}"
         )
 
 
-def _check_shape(folder: Path, their_cfg: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError if `their_cfg` and the model of `config` differ in a setting that gives the objective's model
-    its shape. The message ends with `instead`, another remedy."""
-    objective = objective_of(config.objective)
-    theirs = objective.shape_settings(their_cfg)
-    for name, ours in objective.shape_settings(config.model).items():
-        if theirs[name] != ours:
+def _require_equal(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], instead: str = "") -> None:
+    """Raise ValueError if `theirs`, settings of the model in `folder`, differ from `ours`. The message ends with
+    `instead`, another remedy."""
+    for name, value in ours.items():
+        if theirs[name] != value:
             raise ValueError(
-                f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to the same{instead}"
+                f"{folder} has model.{name} {theirs[name]}, this run has {value}: set it to the same{instead}"
             )
 
 

@@ -4,7 +4,7 @@ B rows, T tokens.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -26,13 +26,9 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
-
-
-class BatchMaker(Protocol):
-    """The part of an objective that a loader needs."""
-
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
+# A function that chooses a `Collate` for some rows and the rows of the other task, which are in the same folder
+# (`Pretraining.collate_for`).
+CollateFor = Callable[["RowStore", Purpose], Collate]
 
 
 # `row_bits` draws a row's seed as if for a token in this column. No row is long enough to have a token there.

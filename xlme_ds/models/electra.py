@@ -4,7 +4,7 @@ B rows, T tokens, M masked positions of the batch, D width.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ class ElectraOutput(NamedTuple):
     predicted_M: Tensor  # int64, the generator's most likely token
     corrupted_BT: Tensor  # int64, the tokens with the generator's samples at the masked positions
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
-    # float32 [B, T], −log of the probability that the discriminator's own softmax gives to the original token; only for
-    # objectives whose discriminator has a softmax.
-    token_nll_BT: Any = None
+    # float32, −log of the probability that the discriminator's own softmax gives to the original token; empty if the
+    # discriminator has no softmax.
+    token_nll_BT: Tensor = torch.empty(0)
 
 
 class Electra(EmbeddingModel):
@@ -35,18 +35,17 @@ class Electra(EmbeddingModel):
     that partitions parameters gathers them while this module's forward runs.
     """
 
+    has_generator = True  # if false, the model replaces tokens without a generator
+
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep_fraction: float = 0.0):
         super().__init__(cfg, ("embedding", "difference") if cfg.embedding_sharing == "gdes" else ("embedding",))
         self.keep_fraction = keep_fraction
-        self.add_generator(z_loss, temperature)
+        if self.has_generator:
+            without_dropout = replace(cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
+            self.generator = Encoder(without_dropout, cfg.generator_layers)
+            self.masked_head = MaskedLanguageModelHead(cfg, z_loss, temperature)
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
-
-    def add_generator(self, z_loss: float, temperature: float) -> None:
-        """Build the generator and its head."""
-        without_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
-        self.generator = Encoder(without_dropout, self.cfg.generator_layers)
-        self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without

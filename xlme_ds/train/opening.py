@@ -46,14 +46,6 @@ class RunInfo(NamedTuple):
     folders: tuple[Path, ...] = ()  # in pre-training: the first data folder, then the held-out folder if any
 
 
-class RunInputs(NamedTuple):
-    """The opened inputs of a pre-training run."""
-
-    loader: Loader
-    heldout: Loader | None
-    initial: InitialValues | None  # None: parameters start at random or come from a checkpoint
-
-
 def heldout_data_config(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
@@ -76,9 +68,9 @@ def read_inputs(
     sources: Sequence[Path],
     rank: int,
     world: int,
-) -> RunInputs:
+) -> tuple[Loader, Loader | None, InitialValues | None]:
     """Lock the run's `folder`, open the loaders of the data and the held-out data, and read the first weights from
-    `sources`.
+    `sources`. Returns these three; without first weights, parameters start at random or come from a checkpoint.
 
     Raises ValueError for inputs that do not fit the run.
     """
@@ -106,9 +98,9 @@ def read_inputs(
     loader = open_loader(config, data, replica, replicas)
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
-        return RunInputs(loader, None, initial)
+        return loader, None, initial
     heldout_data = heldout_data_config(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial)
+    return loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial
 
 
 def starting_folders(config: RunConfig, out: Path) -> list[Path]:
