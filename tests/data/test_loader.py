@@ -123,7 +123,7 @@ def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path
     data = replace(DATA, para_rows=0, phase_steps=(2,))
     languages = codes if made.name == "mt" else ()
     for folders, phases in (((folder, more), (False, True)), ((more, folder), (True, False))):
-        loader = Loader(folders, data, 1, 0.15, languages=languages, collate_for=objective_of(made).collate_for)
+        loader = Loader(folders, data, 1, 0.15, languages=languages, maker=objective_of(made))
         for step, has_sv in ((1, phases[0]), (3, phases[1])):
             batches = loader.micro_batches(step)
             found = torch.stack([batch.added.get("target_languages_BT", batch.languages_BT) for batch in batches])
@@ -288,11 +288,10 @@ def test_pairs_without_two_sides_are_refused(change: str) -> None:
 def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path) -> None:
     """In training alone: an evaluation, and a run without the setting, have none."""
     fakes = objective_of(ObjectiveConfig(random_fakes=("0:1", "4:0.2", "8:0")))
-    loader = Loader(folder, DATA, 1, 0.15, collate_for=fakes.collate_for)
+    loader = Loader(folder, DATA, 1, 0.15, maker=fakes)
     shares = [[float(batch.added["random_1"]) for batch in loader.micro_batches(step)] for step in (0, 2, 4, 6, 8, 20)]
     assert shares == [[pytest.approx(share)] * 4 for share in (1.0, 0.6, 0.2, 0.1, 0.0, 0.0)]
-    without = objective_of(ObjectiveConfig()).collate_for
-    assert not Loader(folder, DATA, 1, 0.15, collate_for=without).micro_batches(0)[0].added
+    assert not Loader(folder, DATA, 1, 0.15, maker=objective_of(ObjectiveConfig())).micro_batches(0)[0].added
     vocabulary = train_vocabulary(tmp_path / "vocab")
     ours = write_data(tmp_path, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)

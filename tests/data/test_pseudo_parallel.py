@@ -112,7 +112,7 @@ def test_a_row_is_the_same_on_any_rank_and_micro_batch(folder: Path) -> None:
         return [
             batch
             for rank in range(world)
-            for batch in Loader(folder, data, 7, 0.15, rank, world, collate_for=btmlm.collate_for).micro_batches(5)
+            for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).micro_batches(5)
         ]
 
     (whole,) = step(12, 1)

@@ -4,7 +4,7 @@ B rows, T tokens.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,7 @@ from .batch import Batch
 from .compiled import Array, compiled, readonly
 from .masking import TOO_LONG, TaskRows, draw_masks, row_bits
 from .rows import EOS, TASKS
-
-if TYPE_CHECKING:  # this file runs where there is no pyarrow
-    from .shards import RowStore
+from .shards import RowStore
 
 # What a batch is for.
 # train: it may depend on the step.
@@ -26,9 +24,13 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
-# A function that chooses a `Collate` for some rows and the rows of the other task, which are in the same folder
-# (`Pretraining.collate_for`).
-CollateFor = Callable[["RowStore", Purpose], Collate]
+
+
+class BatchMaker(Protocol):
+    """The part of an objective that a loader needs."""
+
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
+        """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
 # `row_bits` draws a row's seed as if for a token in this column. No row is long enough to have a token there.
@@ -59,7 +61,7 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0)
     return Batch.of_tensors([torch.from_numpy(array) for array in arrays])
 
 
-def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
+def languages_of_text(rows: RowStore) -> tuple[int, ...]:
     """The languages in which `rows` have text, as indices into `rows.languages`."""
     return tuple(map(rows.languages.index, rows.languages_of_text()))
 

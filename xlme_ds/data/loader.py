@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import DataConfig
 from .batch import Batch
-from .collate import CollateFor, Purpose, collate
+from .collate import BatchMaker, Collate, Purpose, collate
 from .masking import TaskRows
 from .order import Phase, StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
@@ -27,9 +27,8 @@ class Loader:
     """Reads the rows of one of `world` ranks. `folders` has one folder per phase (see `order.py`), with a subfolder for
     each task.
 
-    `plan`, `stores` and `row_tokens` belong to the first phase. `languages`: see `RowStore`. `collate_for` chooses the
-    function that makes the batches, by default `collate`. Raises ValueError for folders that do not fit each other or
-    the phases.
+    `plan`, `stores` and `row_tokens` belong to the first phase. `languages`: see `RowStore`. `maker` makes the batches,
+    by default with `collate`. Raises ValueError for folders that do not fit each other or the phases.
     """
 
     purpose: Purpose = "train"
@@ -44,7 +43,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         languages: Sequence[str] = (),
-        collate_for: CollateFor = lambda rows, purpose: collate,
+        maker: BatchMaker | None = None,
     ):
         self.plan = self._make_plan(data, world)
         self.rank, self.seed = rank, seed
@@ -59,8 +58,9 @@ class Loader:
         self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # one per phase
         self.row_tokens = self.row_lengths[0]
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
-        # One function per phase.
-        self._collates = [collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
+        self._collates: list[Collate] = [collate] * len(self._stores)  # one function per phase
+        if maker is not None:
+            self._collates = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 

@@ -10,7 +10,6 @@ B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +20,10 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate
 from ..data.masking import TaskRows
 from ..data.rows import TASKS, UNK
+from ..data.shards import RowStore
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Flops, PipelinePart, encoder_flops, masked_head_flops
 from .protocol import Pretraining, Quantity, require_masks
-
-if TYPE_CHECKING:
-    from ..data.shards import RowStore
 
 # Matches the names of the parameters that only the discriminator has.
 _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
@@ -70,7 +67,7 @@ class ElectraObjective(Pretraining):
         self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """Returns `collate` or, for training with `random_fakes`, a function that also adds `random_1`, float32 [1], to
         a batch: the fraction of the generator's samples that random tokens replace in this step."""
         if purpose != "train" or not self.random_fakes:

@@ -37,7 +37,7 @@ def open_loader(
         rank,
         world,
         config.model.language_embeddings,
-        objective.collate_for,
+        objective,
     )
     require_fitting_data(loader, config.model, training)
     for store in (store for phase in loader.phases for store in loader.stores_at(phase.first_step).values()):
