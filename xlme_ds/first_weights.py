@@ -8,7 +8,7 @@ has a relative position bias and the other model has none, the bias starts at 0,
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from .config import EncoderName, ModelConfig, RunConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .models.init import InitialValues
-from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import WeightSource
-from .trained.config_json import read_config, read_model_settings, read_vocabulary
+from .trained.config_json import read_config, read_model_settings, read_vocabulary, without_prefix
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH_KEY, read_heads
-from .trained.runs import MODEL_FOLDER, TrainedRun, load_run, main_encoder, split_vocabulary_tables
+from .trained.runs import MODEL_FOLDER, TrainedEncoder, TrainedRun, load_run, main_encoder, split_vocabulary_tables
 from .trained.weights import read_weights
 
 # Exported settings in which a run and the model that it starts from may differ.
@@ -37,14 +36,6 @@ _BODY = ("body", "local_window", "global_every", "local_rotary_base")
 SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
 # Prefixes of the parameters that have a row for every token id.
 _TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
-
-
-class _SourceEncoder(NamedTuple):
-    """An encoder of the other model, with its heads and its vocabulary."""
-
-    encoder: TextEncoder
-    heads: Mapping[str, Tensor]  # the parameters of the encoder's heads, by name
-    vocabulary: Vocabulary
 
 
 # First values for a run's model: parameter name -> value; and name of a part of this model, such as `generator` ->
@@ -99,16 +90,15 @@ def _from_encoders(
     objective = objective_of(config.objective)
     main_folder = Path(config.start.folder)
 
-    def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
-        """Read and check an encoder. Returns (encoder, state, settings): the state has rows for all pieces of the
+    def read(folder: Path, which: EncoderName | None) -> tuple[dict[str, Tensor], dict[str, Tensor], ModelConfig]:
+        """Read and check an encoder. Returns (state, heads, settings): state and heads have rows for all pieces of the
         data's vocabulary, and the settings have the size of that vocabulary."""
-        source = _source_encoder(folders[folder], which)
-        state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
-        _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
-        return source, state, cfg
+        (encoder, old_vocabulary), old_heads = _source_encoder(folders[folder], which)
+        state, cfg = _with_new_pieces(encoder.state_dict(), encoder.cfg, old_vocabulary, vocabulary)
+        _check_start(folders[folder], cfg, config, old_vocabulary, vocabulary)
+        return state, _with_new_pieces(old_heads, encoder.cfg, old_vocabulary, vocabulary)[0], cfg
 
-    source, state, cfg = read(main_folder, take)
-    heads, _ = _with_new_pieces(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
+    state, heads, cfg = read(main_folder, take)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = split_vocabulary_tables(state, replace(cfg, vocabulary_blocks=1))["embedding_0"]
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
@@ -116,12 +106,10 @@ def _from_encoders(
         folder = Path(origin.folder)
         part_state, models[part] = state, cfg
         if (folder, origin.encoder_name) != (main_folder, take):
-            _, part_state, models[part] = read(folder, origin.encoder_name)
+            part_state, _, models[part] = read(folder, origin.encoder_name)
         _check_layers(folders[folder], models[part], part, origin)
-        encoder_state = {
-            name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
-        }
-        values |= {f"{part}.{name}": value for name, value in origin.convert(encoder_state).items()}
+        encoder_state = origin.convert(without_prefix(part_state, "encoder."))
+        values |= {f"{part}.{name}": value for name, value in encoder_state.items()}
     return values, models
 
 
@@ -198,19 +186,17 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     _require_equal(folder, added, our_added, ", or start.take to all")
 
 
-def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
-    """One encoder of a run, an export or XLM-R, by default its main one, with the encoder's heads. A fine-tuning run
-    gives no heads."""
-    config_file = read_config(folder)
-    if "config" in config_file:
-        run = load_run(folder)
-        encoder, heads = run.encoder(which), {}
-        if not run.task:
-            prefix = run.encoders[which or main_encoder(run.encoders)]
-            heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
-        return _SourceEncoder(encoder, heads, run.vocabulary)
-    encoder, vocabulary = load_encoder(folder, which)
-    return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
+def _source_encoder(folder: Path, which: EncoderName | None) -> tuple[TrainedEncoder, Mapping[str, Tensor]]:
+    """One encoder of a run, an export or XLM-R, by default its main one, and the parameters of its heads by name. A
+    fine-tuning run gives no heads."""
+    if "config" not in read_config(folder):
+        return load_encoder(folder, which), read_heads(folder, which)
+    run = load_run(folder)
+    encoder = TrainedEncoder(run.encoder(which), run.vocabulary)
+    if run.task:
+        return encoder, {}
+    prefix = run.encoders[which or main_encoder(run.encoders)]
+    return encoder, {name: value for name, value in run.state.items() if name.startswith(prefix)}
 
 
 def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
@@ -230,8 +216,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         raise ValueError(f"{folder} has no {' and no '.join(missing)}, which start.take all takes: {instead}")
     sources = [_source_encoder(folder, which) for which in objective.encoders]
     state = dict[str, Tensor]()
-    for source, (which, head) in zip(sources, objective.encoders.items(), strict=True):
-        head_values = {name: value for name, value in source.heads.items() if name.startswith(head)}
+    for (source, heads), (which, head) in zip(sources, objective.encoders.items(), strict=True):
+        head_values = {name: value for name, value in heads.items() if name.startswith(head)}
         if not head_values:
             raise ValueError(
                 f"the {which} in {folder} has no {head.removesuffix('.')}, which start.take all takes: {instead}"
@@ -239,7 +225,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         state |= head_values
         state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
     # If the model has only one encoder, both names mean it.
-    discriminator, generator = sources[0].encoder, sources[-1].encoder
+    (discriminator, vocabulary), generator = sources[0][0], sources[-1][0].encoder
     layers = generator.cfg.discriminator_layers
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
@@ -254,7 +240,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"
         )
-    return TrainedRun(folder, state, model, sources[0].vocabulary, "", config.objective)
+    return TrainedRun(folder, state, model, vocabulary, "", config.objective)
 
 
 def _with_new_pieces(

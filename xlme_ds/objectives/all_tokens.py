@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import ModelConfig, RunConfig
+from ..config import ModelConfig
 from ..data.batch import Batch
 from ..models.electra import Electra, ElectraOutput
 from ..models.heads import MaskedLanguageModelHead, TiedTable
@@ -70,15 +70,8 @@ class AllTokensObjective(ElectraObjective):
     }
 
     model_classes = AllTokensModel, AllTokensStage
-
-    def check(self, run: RunConfig) -> None:
-        """Also raise ValueError if generator and discriminator have two embeddings: both softmaxes use the same one."""
-        super().check(run)
-        if run.model.embedding_sharing != "tied":
-            raise ValueError(
-                f"objective.name {run.objective.name} needs one embedding for generator and discriminator, but "
-                "model.embedding_sharing gdes makes two: set it to tied"
-            )
+    # Both softmaxes use the same embedding.
+    no_gdes = "needs one embedding for generator and discriminator, but model.embedding_sharing gdes makes two"
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """ELECTRA's operations per token, plus those of a softmax at every position, run by a pipeline's last part."""

@@ -60,6 +60,7 @@ class ElectraObjective(Pretraining):
         *("objective.random_fakes", "objective.z_loss"),
     )
     model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
+    no_gdes: str = ""  # why the model cannot have `embedding_sharing` gdes; empty if it can
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -90,9 +91,12 @@ class ElectraObjective(Pretraining):
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if no token or every token is masked, or if a share of random tokens is above 1."""
+        """Raise ValueError also if no token or every token is masked, if a share of random tokens is above 1, or if the
+        model cannot have its `embedding_sharing`."""
         super().check(run)
         require_masks(run)
+        if self.no_gdes and run.model.embedding_sharing != "tied":
+            raise ValueError(f"objective.name {run.objective.name} {self.no_gdes}: set it to tied")
         fakes = run.objective.random_fakes
         largest_share = max(weight_at(fakes, 0), *(weight_at(fakes, step) for step in point_steps(fakes)))
         if largest_share > 1:
