@@ -185,8 +185,15 @@ class Engine:
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
         """Returns a dict, float64 on the CPU: `counts` as they are, and the sums that `context` gathered, added up over
-        the ranks."""
-        totals = context.totals(self.device)
+        micro-batches and ranks."""
+        terms = len(self.objective.terms)
+        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
+        if context.languages:
+            shapes["by_language"] = 2, terms, context.languages
+        totals = {name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()}
+        for micro_batch in context.gathered:
+            for name, total in totals.items():
+                total += micro_batch[name]
         return {"counts": counts.cpu()} | {name: self._all_reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:

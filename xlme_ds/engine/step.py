@@ -39,15 +39,3 @@ class StepContext:
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
-
-    def totals(self, device: torch.device) -> dict[str, Tensor]:
-        """The gathered sums of this rank, added over the micro-batches; float64."""
-        terms = len(self.objective.terms)
-        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
-        if self.languages:
-            shapes["by_language"] = 2, terms, self.languages
-        totals = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-        for micro_batch in self.gathered:
-            for name, total in totals.items():
-                total += micro_batch[name]
-        return totals
