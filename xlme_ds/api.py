@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -95,9 +95,9 @@ def dry_run(
         config = replace(config, engine=with_shared_precision(config.engine))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
             folders, sources = _folders(data), on_all_ranks(lambda: starting_folders(config, out))
-            inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
-            loader = inputs.loader
-            start = on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else 0)
+            read = partial(read_inputs, config, folders, heldout, folder, sources, rank, world)
+            loader, heldout_loader, _ = on_all_ranks(read)
+            start = on_all_ranks(lambda: check_resume(config, loader, heldout_loader, folder) if rank == 0 else 0)
         require_engine(config)
     if rank:
         return

@@ -8,7 +8,7 @@ has a relative position bias and the other model has none, the bias starts at 0,
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from .config import EncoderName, ModelConfig, RunConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .models.init import InitialValues
-from .models.text_encoder import TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import WeightSource
-from .trained.config_json import read_config, read_model_settings, read_vocabulary
+from .trained.config_json import read_config, read_model_settings, read_vocabulary, without_prefix
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH_KEY, read_heads
-from .trained.runs import MODEL_FOLDER, TrainedRun, load_run, main_encoder, split_vocabulary_tables
+from .trained.runs import MODEL_FOLDER, TrainedEncoder, TrainedRun, load_run, main_encoder, split_vocabulary_tables
 from .trained.weights import read_weights
 
 # Exported settings in which a run and the model that it starts from may differ.
@@ -39,20 +38,9 @@ SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER
 _TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
 
 
-class _SourceEncoder(NamedTuple):
-    """An encoder of the other model, with its heads and its vocabulary."""
-
-    encoder: TextEncoder
-    heads: Mapping[str, Tensor]  # the parameters of the encoder's heads, by name
-    vocabulary: Vocabulary
-
-
-class _Start(NamedTuple):
-    """First values for a run's model."""
-
-    values: dict[str, Tensor]  # parameter name -> value
-    # Name of a part of the run's model, such as `generator` -> settings of the model from which this part starts.
-    models: dict[str, ModelConfig]
+# First values for a run's model: parameter name -> value; and name of a part of this model, such as `generator` ->
+# settings of the model from which the part starts.
+_Start = tuple[dict[str, Tensor], dict[str, ModelConfig]]
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
@@ -102,36 +90,27 @@ def _from_encoders(
     objective = objective_of(config.objective)
     main_folder = Path(config.start.folder)
 
-    def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
-        """Read and check an encoder. Returns (encoder, state, settings): the state has rows for all pieces of the
+    def read(folder: Path, which: EncoderName | None) -> tuple[dict[str, Tensor], dict[str, Tensor], ModelConfig]:
+        """Read and check an encoder. Returns (state, heads, settings): state and heads have rows for all pieces of the
         data's vocabulary, and the settings have the size of that vocabulary."""
-        source = _source_encoder(folders[folder], which)
-        state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
-        _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
-        _check_layout(folders[folder], cfg, config)
-        return source, state, cfg
+        (encoder, old_vocabulary), old_heads = _source_encoder(folders[folder], which)
+        state, cfg = _with_new_pieces(encoder.state_dict(), encoder.cfg, old_vocabulary, vocabulary)
+        _check_start(folders[folder], cfg, config, old_vocabulary, vocabulary)
+        return state, _with_new_pieces(old_heads, encoder.cfg, old_vocabulary, vocabulary)[0], cfg
 
-    source, state, cfg = read(main_folder, take)
-    heads, _ = _with_new_pieces(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
+    state, heads, cfg = read(main_folder, take)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
-    values["embedding_0"] = _table(state)
+    values["embedding_0"] = split_vocabulary_tables(state, replace(cfg, vocabulary_blocks=1))["embedding_0"]
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
     for part, origin in objective.weight_sources(config.start, config.model).items():
         folder = Path(origin.folder)
         part_state, models[part] = state, cfg
         if (folder, origin.encoder_name) != (main_folder, take):
-            _, part_state, models[part] = read(folder, origin.encoder_name)
+            part_state, _, models[part] = read(folder, origin.encoder_name)
         _check_layers(folders[folder], models[part], part, origin)
-        encoder_state = {
-            name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
-        }
-        values |= {f"{part}.{name}": value for name, value in origin.convert(encoder_state).items()}
-    return _Start(values, models)
-
-
-def _table(state: Mapping[str, Tensor]) -> Tensor:
-    """The token embedding of an encoder's state as one tensor; the state may hold it in several blocks."""
-    return torch.cat([state[name] for index in range(len(state)) if (name := f"embedding_{index}") in state])
+        encoder_state = origin.convert(without_prefix(part_state, "encoder."))
+        values |= {f"{part}.{name}": value for name, value in encoder_state.items()}
+    return values, models
 
 
 def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
@@ -154,8 +133,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
         )
     state, cfg = _with_new_pieces(run.state, run.model, run.vocabulary, vocabulary)
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
-    _check_layout(folder, cfg, config)
-    _check_shape(folder, cfg, config, f", or start.take to {encoders}")
+    shape = objective.shape_settings
+    _require_equal(folder, shape(cfg), shape(config.model), f", or start.take to {encoders}")
     # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
     # other blocks: these do not count as missing.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
@@ -168,7 +147,7 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
             f"{folder} has no {' and no '.join(sorted(missing))}, which start.take all takes for "
             f"{config.objective.name}: set {remedy}start.take to {encoders}"
         )
-    return _Start(state, dict.fromkeys(parts, cfg))
+    return state, dict.fromkeys(parts, cfg)
 
 
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
@@ -197,28 +176,27 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
             "all"
         )
     _check_start(folder, settings.model, config, old_vocabulary, vocabulary)
-    _check_shape(folder, settings.model, config)
-    for setting in ("relative_bias", "language_embeddings"):
-        theirs, ours = getattr(settings.model, setting), getattr(config.model, setting)
-        if theirs != ours:
-            raise ValueError(
-                f"{folder} has model.{setting} {theirs}, this run has {ours}: set it to the same, or start.take to all"
-            )
+    shape = objective_of(config.objective).shape_settings
+    _require_equal(folder, shape(settings.model), shape(config.model))
+    # The settings of parameters that only `start.take all` can add.
+    added, our_added = (
+        {name: getattr(model, name) for name in ("relative_bias", "language_embeddings")}
+        for model in (settings.model, config.model)
+    )
+    _require_equal(folder, added, our_added, ", or start.take to all")
 
 
-def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
-    """One encoder of a run, an export or XLM-R, by default its main one, with the encoder's heads. A fine-tuning run
-    gives no heads."""
-    config_file = read_config(folder)
-    if "config" in config_file:
-        run = load_run(folder)
-        encoder, heads = run.encoder(which), {}
-        if not run.task:
-            prefix = run.encoders[which or main_encoder(run.encoders)]
-            heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
-        return _SourceEncoder(encoder, heads, run.vocabulary)
-    encoder, vocabulary = load_encoder(folder, which)
-    return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
+def _source_encoder(folder: Path, which: EncoderName | None) -> tuple[TrainedEncoder, Mapping[str, Tensor]]:
+    """One encoder of a run, an export or XLM-R, by default its main one, and the parameters of its heads by name. A
+    fine-tuning run gives no heads."""
+    if "config" not in read_config(folder):
+        return load_encoder(folder, which), read_heads(folder, which)
+    run = load_run(folder)
+    encoder = TrainedEncoder(run.encoder(which), run.vocabulary)
+    if run.task:
+        return encoder, {}
+    prefix = run.encoders[which or main_encoder(run.encoders)]
+    return encoder, {name: value for name, value in run.state.items() if name.startswith(prefix)}
 
 
 def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
@@ -238,8 +216,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         raise ValueError(f"{folder} has no {' and no '.join(missing)}, which start.take all takes: {instead}")
     sources = [_source_encoder(folder, which) for which in objective.encoders]
     state = dict[str, Tensor]()
-    for source, (which, head) in zip(sources, objective.encoders.items(), strict=True):
-        head_values = {name: value for name, value in source.heads.items() if name.startswith(head)}
+    for (source, heads), (which, head) in zip(sources, objective.encoders.items(), strict=True):
+        head_values = {name: value for name, value in heads.items() if name.startswith(head)}
         if not head_values:
             raise ValueError(
                 f"the {which} in {folder} has no {head.removesuffix('.')}, which start.take all takes: {instead}"
@@ -247,7 +225,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         state |= head_values
         state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
     # If the model has only one encoder, both names mean it.
-    discriminator, generator = sources[0].encoder, sources[-1].encoder
+    (discriminator, vocabulary), generator = sources[0][0], sources[-1][0].encoder
     layers = generator.cfg.discriminator_layers
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
@@ -262,7 +240,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"
         )
-    return TrainedRun(folder, state, model, sources[0].vocabulary, "", config.objective)
+    return TrainedRun(folder, state, model, vocabulary, "", config.objective)
 
 
 def _with_new_pieces(
@@ -312,28 +290,22 @@ def _check_start(folder: Path, their_cfg: ModelConfig, config: RunConfig, old: V
         no_parameters |= name.startswith("relative_") and their_cfg.relative_bias == "none"
         if theirs != ours and not no_parameters:
             raise ValueError(f"{named} has {name} {theirs}, model.{name} is {ours}: set it to the same")
-
-
-def _check_layout(folder: Path, their_cfg: ModelConfig, config: RunConfig) -> None:
-    """Raise ValueError if the objective needs the layout of `their_cfg`, and the model of `config` has another."""
-    objective, layout = config.objective, config.model.layout
-    if objective_of(objective).starts_in_layout and their_cfg.layout != layout:
+    needs_layout = objective_of(config.objective).starts_in_layout and config.start.take != "state"
+    if needs_layout and their_cfg.layout != config.model.layout:
         raise ValueError(
-            f"the model in {folder} has layout {their_cfg.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs equal layouts: set it to {their_cfg.layout}, and mix the data with --layout "
-            f"{their_cfg.layout}"
+            f"{named} has layout {their_cfg.layout}, model.layout is {config.model.layout}, and objective.name "
+            f"{config.objective.name} needs equal layouts: set it to {their_cfg.layout}, and mix the data with "
+            f"--layout {their_cfg.layout}"
         )
 
 
-def _check_shape(folder: Path, their_cfg: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError if `their_cfg` and the model of `config` differ in a setting that gives the objective's model
-    its shape. The message ends with `instead`, another remedy."""
-    objective = objective_of(config.objective)
-    theirs = objective.shape_settings(their_cfg)
-    for name, ours in objective.shape_settings(config.model).items():
-        if theirs[name] != ours:
+def _require_equal(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], instead: str = "") -> None:
+    """Raise ValueError if `theirs`, settings of the model in `folder`, differ from `ours`. The message ends with
+    `instead`, another remedy."""
+    for name, value in ours.items():
+        if theirs[name] != value:
             raise ValueError(
-                f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to the same{instead}"
+                f"{folder} has model.{name} {theirs[name]}, this run has {value}: set it to the same{instead}"
             )
 
 

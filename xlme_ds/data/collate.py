@@ -4,7 +4,7 @@ B rows, T tokens.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,7 @@ from .batch import Batch
 from .compiled import Array, compiled, readonly
 from .masking import TOO_LONG, TaskRows, draw_masks, row_bits
 from .rows import EOS, TASKS
-
-if TYPE_CHECKING:  # this file runs where there is no pyarrow
-    from .shards import RowStore
+from .shards import RowStore
 
 # What a batch is for.
 # train: it may depend on the step.
@@ -31,7 +29,7 @@ Collate = Callable[[TaskRows, int, float, int], Batch]
 class BatchMaker(Protocol):
     """The part of an objective that a loader needs."""
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
@@ -63,7 +61,7 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float, step: int = 0)
     return Batch.of_tensors([torch.from_numpy(array) for array in arrays])
 
 
-def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
+def languages_of_text(rows: RowStore) -> tuple[int, ...]:
     """The languages in which `rows` have text, as indices into `rows.languages`."""
     return tuple(map(rows.languages.index, rows.languages_of_text()))
 

@@ -32,6 +32,7 @@ class Loader:
     """
 
     purpose: Purpose = "train"
+    _make_plan = staticmethod(plan_step)
 
     def __init__(
         self,
@@ -62,9 +63,6 @@ class Loader:
             self._collates = [maker.collate_for(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after the rows of a step are read, with the step and the rows of each micro-batch.
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
-
-    def _make_plan(self, data: DataConfig, world: int) -> StepPlan:
-        return plan_step(data, world)
 
     def _open(self, data: DataConfig, languages: Sequence[str]) -> list[dict[int, RowStore]]:
         """The stores of each phase, by task; a folder that several phases name is opened once."""
@@ -212,7 +210,8 @@ class HeldOutLoader(Loader):
 
     purpose: Purpose = "evaluate"
 
-    def _make_plan(self, data: DataConfig, world: int) -> StepPlan:
+    @staticmethod
+    def _make_plan(data: DataConfig, world: int) -> StepPlan:
         return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
 
     @cached_property

@@ -93,7 +93,7 @@ class _GradientReducer:
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
         self.early_groups = [*late, True].index(True) if overlaps else 0  # number of groups sent in the backward pass
-        parameters = set(engine.module.parameters())  # without fillers (`memory_alignment.py`), which get no gradient
+        parameters = set(engine.module.parameters())  # without fillers (`zero.py`), which get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
         # For each group, the indices of its parameters that get a gradient.
         self.trained_indices = [{index for index, parameter in group if parameter in parameters} for group in groups]

@@ -27,9 +27,6 @@ from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import all_gather, on_all_ranks, on_gpu
 
-# Gives every parameter of a model its initial value, inside a `GatherParameter` context if there is one.
-Fill = Callable[[nn.Module, GatherParameter | None], None]
-
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     """The precision of the run's computations; `auto` takes bf16 where processor and engine support it."""
@@ -99,16 +96,11 @@ def build_engine(
 
 def require_engine(config: Training) -> None:
     """Raise SharedError if any rank's machine cannot run the engine or the kernels of `config`; collective."""
-    on_all_ranks(lambda: _require_engine_here(config))
-
-
-def _require_engine_here(config: Training) -> None:
-    """Raise ValueError if this rank's machine cannot run the engine or the kernels of `config`."""
     engine = config.engine
-    _require_kernels_here(config)
-    require_engine_file(engine)
+    require_kernels(config)
+    on_all_ranks(lambda: require_engine_file(engine))
     if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
-        _require_nvme(Path(engine.nvme_folder))
+        on_all_ranks(lambda: _require_nvme(Path(engine.nvme_folder)))
 
 
 def require_kernels(config: Training) -> None:
@@ -139,9 +131,14 @@ def _require_kernels_here(config: Training) -> None:
 
 
 def build_data_parallel_engine(
-    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None
+    config: Training,
+    objective: Objective,
+    fill: Callable[[nn.Module, GatherParameter | None], None],
+    loader: BatchSource,
+    heldout: Loader | None,
 ) -> Engine:
-    """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
+    """A data-parallel engine for the objective's model. `fill` gives every parameter of a model its first value, inside
+    a `GatherParameter` context if there is one."""
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = wrap_layers(objective.build(config.model), config.model, on_gpu())

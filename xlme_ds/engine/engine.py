@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
+from ..data.loader import Loader
 from ..data.order import phase_index
 from ..models.effective_rank import effective_rank, scatter_matrices
 from ..models.encoder import use_rotary_base
@@ -23,9 +24,6 @@ from .optimizer import set_learning_rate
 from .ranks import SharedError, all_gather, on_all_ranks, raise_on_all_ranks
 from .state_shards import Piece, StateShard, read_state_shards, state_kinds, write_state_shards
 from .step import StepContext
-
-if TYPE_CHECKING:  # this file runs where there is no pyarrow
-    from ..data.loader import Loader
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Engine:
         module: nn.Module,
         objective: Objective,
         loader: BatchSource,
-        heldout: "Loader | None",
+        heldout: Loader | None,
         device: torch.device,
         optimizer: Any,
         clip: float = math.inf,
@@ -187,8 +185,15 @@ class Engine:
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
         """Returns a dict, float64 on the CPU: `counts` as they are, and the sums that `context` gathered, added up over
-        the ranks."""
-        totals = context.totals(self.device)
+        micro-batches and ranks."""
+        terms = len(self.objective.terms)
+        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
+        if context.languages:
+            shapes["by_language"] = 2, terms, context.languages
+        totals = {name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()}
+        for micro_batch in context.gathered:
+            for name, total in totals.items():
+                total += micro_batch[name]
         return {"counts": counts.cpu()} | {name: self._all_reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:

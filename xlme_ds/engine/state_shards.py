@@ -55,17 +55,13 @@ class StateShard:
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
         yield {"step": state["step"], MASTER_WEIGHTS: self.master.detach().view(-1)} | buffers
 
-    @property
-    def step(self) -> int:
-        """Number of optimizer steps taken."""
-        return int(self.optimizer.state.get(self.master, {}).get("step", 0))
-
 
 def write_state_shards(shards: Sequence[StateShard], writer: StateWriter) -> None:
     """Copy all pieces of all buffers to `writer`; the buffers may change once this returns."""
     sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
              for shard in shards for piece, kind in product(shard.pieces, shard.kinds)}  # fmt: skip
-    writer.begin(sizes, max(shard.step for shard in shards))
+    states = (shard.optimizer.state.get(shard.master, {}) for shard in shards)
+    writer.begin(sizes, max(int(state.get("step", 0)) for state in states))  # the number of optimizer steps taken
     for shard in shards:
         with shard.opened(to_write=False) as buffers:
             for piece, kind in product(shard.pieces, shard.kinds):

@@ -2,20 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..objectives.protocol import Objective, Pretraining
-
-
-class MicroBatchSums(NamedTuple):
-    """Sums over one micro-batch, to be added over micro-batches; float64."""
-
-    sums: Tensor  # the sum of the losses of each term, [terms]
-    statistics: Tensor  # the objective's statistics (`Objective.statistics`)
-    by_language: Tensor | None  # the losses' sums and counts, [2, terms, languages]; None: not asked for
 
 
 @dataclass
@@ -28,36 +20,22 @@ class StepContext:
     detailed: bool = True  # whether to gather the numbers that are reported
     languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
-    gathered: list[MicroBatchSums] = field(default_factory=list)  # by micro-batch
+    # Sums over each micro-batch, float64: `sums`, the losses of each term; `statistics` (`Objective.statistics`); and
+    # `by_language`, the losses' sums and counts, [2, terms, languages], if there are `languages`.
+    gathered: list[dict[str, Tensor]] = field(default_factory=list)
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         """Returns the micro-batch's contribution to the step's loss, and gathers its sums if `detailed`. If the loss is
-        not finite, its gradient is made NaN, so that all ranks see the fault in the gradient's norm."""
+        not finite, loss and gradient are made NaN, so that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
-            by_language = None
+            gathered = {"sums": sums.detach().double(), "statistics": self.objective.statistics(output, batch)}
             if self.languages:
-                by_language = cast(Pretraining, self.objective).by_language(output, batch, self.languages)
-            statistics = self.objective.statistics(output, batch)
-            self.gathered.append(MicroBatchSums(sums.detach().double(), statistics, by_language))
-        return self.recorded((self.weights * sums).sum(), batch)
-
-    def recorded(self, loss: Tensor, batch: Any) -> Tensor:
-        """Return `loss`, and in training record it. A loss that is not finite is returned as NaN, with the gradient
-        NaN."""
+                objective = cast(Pretraining, self.objective)
+                gathered["by_language"] = objective.by_language(output, batch, self.languages)
+            self.gathered.append(gathered)
+        loss = (self.weights * sums).sum()
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
-
-    def totals(self, device: torch.device) -> dict[str, Tensor]:
-        """The gathered sums of this rank, added over the micro-batches; float64."""
-        terms = len(self.objective.terms)
-        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
-        if self.languages:
-            shapes["by_language"] = 2, terms, self.languages
-        totals = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-        for micro_batch in self.gathered:
-            for name, total in totals.items():
-                total += getattr(micro_batch, name)
-        return totals

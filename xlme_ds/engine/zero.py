@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -20,11 +21,13 @@ from ..objectives.protocol import BatchSource, Objective
 from .bf16_gradients import reduce_in_buffers, split_param_groups
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Engine
-from .memory_alignment import aligned
 from .optimizer import build_optimizer
 from .ranks import on_gpu
 from .state_shards import Piece, StateShard, state_kinds
 from .step import StepContext
+
+# Each parameter begins at a multiple of this number of elements in DeepSpeed's flat buffers: 128 bytes of bf16.
+_ALIGNMENT = 64
 
 
 class ZeroEngine(Engine):
@@ -52,7 +55,9 @@ class ZeroEngine(Engine):
             uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
             if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 split_param_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
-            with aligned(module, adam, _replicas(module), zero["stage"]):
+            # The number of ranks among which the optimizer's state of a parameter is divided.
+            ranks = module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
+            with _aligned(module, adam, ranks, zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             reduce_in_buffers(engine, bf16_gradients)
             align_gradients(engine.optimizer)
@@ -138,9 +143,36 @@ class ZeroEngine(Engine):
         return state
 
 
-def _replicas(module: nn.Module) -> int:
-    """The number of ranks among which the optimizer's state of a parameter is divided."""
-    return module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
+@contextmanager
+def _aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, zero_stage: int) -> Iterator[None]:
+    """Context for `deepspeed.initialize`: adds fillers, parameters of zeros, to the optimizer's groups, so that each
+    real parameter is aligned.
+
+    DeepSpeed lays the parameters of an optimizer group end to end, so a parameter of odd size (a gate's scale, a head's
+    single bias) shifts all later ones to addresses that are no multiples of 16 bytes. For such addresses cuBLAS and
+    layer norm choose kernels without vector loads: a step of Base took 1.2 times as long on an H200
+    (docs/results/performance.md).
+
+    Fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 each of the `ranks` owns an
+    equal part of a group, so the group's size is made a multiple of `ranks` · _ALIGNMENT. ZeRO-3 on several ranks needs
+    no fillers, because it gathers every parameter into memory of its own, which is aligned.
+    """
+    module.fillers = fillers = nn.ParameterList()
+    for group in optimizer.param_groups if zero_stage < 3 or ranks == 1 else ():
+        parameters, size = group["params"], 0
+        group["params"] = placed = []
+        for count, parameter in enumerate(parameters, start=1):
+            placed.append(parameter)
+            size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 empties the parameter's own tensor
+            gap = -size % (_ALIGNMENT * ranks if count == len(parameters) else _ALIGNMENT)
+            if gap:
+                fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
+                placed.append(fillers[-1])
+                size += gap
+    try:
+        yield
+    finally:
+        del module.fillers
 
 
 class _SubGroup(StateShard):

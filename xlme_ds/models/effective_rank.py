@@ -38,23 +38,20 @@ def scatter_matrices(model: nn.Module, encoder_name: str, included_BT: Tensor) -
     """
     matrices: dict[int, np.ndarray] = {}
 
-    def keep(key: int, states_BTD: Tensor) -> None:
-        x_ND = states_BTD.detach()[included_BT].float()
+    def keep(key: int, _module: nn.Module, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
+        x_ND = (inputs[0] if output is None else output).detach()[included_BT].float()
         x_ND = x_ND - x_ND.mean(0)
         matrices[key] = (x_ND.T @ x_ND).cpu().numpy()
-
-    def keep_output(key: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        keep(key, output)
 
     layer_or_norm = re.compile(rf"(?:^|\.){encoder_name}\.(?:layers\.(\d+)|output_norm)$")
     matches = [(match, module) for path, module in model.named_modules() if (match := layer_or_norm.search(path))]
     layers = {int(match[1]): module for match, module in matches if match[1]}
     with ExitStack() as hooks:
         for index, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(partial(keep_output, index + 1)))
+            hooks.enter_context(layer.register_forward_hook(partial(keep, index + 1)))
             if index == 0:
-                hooks.enter_context(layer.register_forward_pre_hook(lambda _layer, inputs: keep(0, inputs[0])))
+                hooks.enter_context(layer.register_forward_pre_hook(partial(keep, 0)))
         for match, norm in matches:
             if not match[1] and norm is not None:  # with pre-LN, heads read the last layer's output through this norm
-                hooks.enter_context(norm.register_forward_hook(partial(keep_output, max(layers) + 1)))
+                hooks.enter_context(norm.register_forward_hook(partial(keep, max(layers) + 1)))
         yield matrices

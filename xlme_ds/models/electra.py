@@ -23,6 +23,9 @@ class ElectraOutput(NamedTuple):
     predicted_M: Tensor  # int64, the generator's most likely token
     corrupted_BT: Tensor  # int64, the tokens with the generator's samples at the masked positions
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
+    # float32, −log of the probability that the discriminator's own softmax gives to the original token; empty if the
+    # discriminator has no softmax.
+    token_nll_BT: Tensor = torch.empty(0)
 
 
 class Electra(EmbeddingModel):
@@ -32,18 +35,17 @@ class Electra(EmbeddingModel):
     that partitions parameters gathers them while this module's forward runs.
     """
 
+    has_generator = True  # if false, the model replaces tokens without a generator
+
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep_fraction: float = 0.0):
         super().__init__(cfg, ("embedding", "difference") if cfg.embedding_sharing == "gdes" else ("embedding",))
         self.keep_fraction = keep_fraction
-        self.add_generator(z_loss, temperature)
+        if self.has_generator:
+            without_dropout = replace(cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
+            self.generator = Encoder(without_dropout, cfg.generator_layers)
+            self.masked_head = MaskedLanguageModelHead(cfg, z_loss, temperature)
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
-
-    def add_generator(self, z_loss: float, temperature: float) -> None:
-        """Build the generator and its head."""
-        without_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
-        self.generator = Encoder(without_dropout, self.cfg.generator_layers)
-        self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
@@ -81,6 +83,7 @@ class Electra(EmbeddingModel):
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
+        blocks = with_dense_gradient(self.embedding_blocks)
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         hidden_BTD = self.discriminator(
             self.embed_for_discriminator(corrupted_BT),
@@ -89,7 +92,20 @@ class Electra(EmbeddingModel):
             batch.languages_BT,
             batch.seeds_B,
         )
-        return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
+        judged = self.judge(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, *judged)
+
+    @staticmethod
+    def targets(batch: Batch) -> Tensor:
+        """The tokens that a discriminator with a softmax predicts, [B, T]: the original token at every position."""
+        return batch.tokens_BT
+
+    def judge(
+        self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The last fields of `ElectraOutput`, from `replaced_logits_BT` on; the discriminator here has no softmax, and
+        reads only its last hidden states. `blocks` are those of the tied embedding. A pipeline gives no `masked_M`."""
+        return (self.replaced_head(hidden_BTD),)
 
 
 def random_replacements(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     `deterministic` forbids Inductor to choose the order of a sum by timing, so that a resumed run is bit-identical.
     Code that was compiled for an aligned parameter is used for unaligned ones without a check (pytorch#193054), so
-    engines align all parameters (`engine/memory_alignment.py`).
+    engines align all parameters (`engine/zero.py`).
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
     return torch.compile(function, fullgraph=True, dynamic=False, options={"deterministic": True})

@@ -39,12 +39,9 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(sums + group * columns + column, tl.sum(total, 0)[None, :], None if EVEN else column < columns)
 
 
-def gelu_of_biased(x: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of `x` [..., F], to which `bias_F` was added without its gradient: the gradient comes from here."""
-    return _GeluOfBiased.apply(x, bias_F)
-
-
 class _GeluOfBiased(torch.autograd.Function):
+    """GELU of `x` [..., F], to which `bias_F` was added without its gradient: the gradient comes from here."""
+
     @staticmethod
     def forward(ctx, x, bias_F):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x)
@@ -55,6 +52,9 @@ class _GeluOfBiased(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad_x, sums_GF = _gradients(x, grad.contiguous())
         return grad_x, sums_GF.sum(0).to(x.dtype)
+
+
+gelu_of_biased = _GeluOfBiased.apply
 
 
 # Custom operators, into which torch.compile does not trace. Inductor's own kernel for GELU is slower than torch's, and

@@ -82,7 +82,8 @@ class ElectraStage(PipelineStage, Electra):
 
     - the generator's −log p of the original tokens, float32 [B, T], 0 where nothing is masked; the loss needs them;
     - d, if the model has a relative bias;
-    - the hidden states after its layers, [B, T, D]; the last stage sends the discriminator's logits [B, T] instead;
+    - the hidden states after its layers, [B, T, D]; the last stage sends the results of `judge` instead, [B, T], in
+      reverse order: the discriminator's logits come last;
     - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
       likely tokens, which are 0 where nothing is masked;
     - the seeds of dropout, int64 [B].
@@ -104,13 +105,10 @@ class ElectraStage(PipelineStage, Electra):
         segments_BT, *received, seeds_B = tensors[len(others) + 1 :]
         position_bias_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, position_bias_HW, seeds_B=seeds_B)
-        outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
+        outputs = [hidden_BTD]
+        if self.part.last:  # the targets of a discriminator with a softmax are last in `received`
+            outputs = list(reversed(self.judge(hidden_BTD, received[-1], self.embedding_blocks)))
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
-
-    def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
-        `received` are the tensors that the stage got between the segments and the seeds."""
-        return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
@@ -130,9 +128,11 @@ class ElectraStage(PipelineStage, Electra):
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
-        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _seeds_B = tensors
+        nll_BT, *others = (tensor for tensor in tensors if tensor.is_floating_point())
+        judged = others if self.cfg.relative_bias == "none" else others[1:]  # without d
+        _segments_BT, corrupted_BT, predicted_BT, *_ = tensors[1 + len(others) :]
         nll_M, predicted_M = nll_BT.flatten()[batch.masked_M], predicted_BT.flatten()[batch.masked_M]
-        return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, *reversed(judged))
 
 
 class LanguageModelStage(PipelineStage, LanguageModel):

@@ -12,32 +12,20 @@ runs at all positions, so it costs 1 / mask_fraction times as much as the genera
 B rows, T tokens, M masked positions, D width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import ModelConfig, RunConfig
+from ..config import ModelConfig
 from ..data.batch import Batch
-from ..models.electra import Electra
-from ..models.encoder import with_dense_gradient
+from ..models.electra import Electra, ElectraOutput
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.pipeline import ElectraStage, Flops, masked_head_flops
 from .electra import ElectraObjective
 from .protocol import Quantity
-
-
-class AllTokensOutput(NamedTuple):
-    """The fields of `ElectraOutput`, and the losses of the discriminator's softmax."""
-
-    nll_M: Tensor
-    predicted_M: Tensor
-    corrupted_BT: Tensor
-    replaced_logits_BT: Tensor  # the copy probability is the sigmoid of minus this logit
-    token_nll_BT: Tensor  # float32, −log of the probability that the softmax gives to the original token
 
 
 class AllTokensModel(Electra):
@@ -47,35 +35,15 @@ class AllTokensModel(Electra):
         super().__init__(cfg, z_loss, temperature, keep_fraction)
         self.token_head = MaskedLanguageModelHead(cfg)
 
-    def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """Replace the masked tokens by the generator's samples, then predict the original token everywhere."""
-        blocks = with_dense_gradient(self.embedding_blocks)
-        nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        hidden_BTD = self.discriminator(
-            self.embed_for_discriminator(corrupted_BT),
-            batch.positions_BT,
-            batch.segments_BT,
-            batch.languages_BT,
-            batch.seeds_B,
-        )
-        logits_BT, token_nll_BT = self.predict_originals(hidden_BTD, self.targets(batch), blocks, batch.masked_M)
-        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, logits_BT, token_nll_BT)
-
-    @staticmethod
-    def targets(batch: Batch) -> Tensor:
-        """The tokens that the discriminator predicts, [B, T]: in this class the original token at every position."""
-        return batch.tokens_BT
-
-    def predict_originals(
+    def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`, from the discriminator's last hidden
-        states. `blocks` are those of the tied embedding. Only the subclass `CorrectiveModel` uses `masked_M`."""
+    ) -> tuple[Tensor, ...]:
+        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `ElectraOutput`."""
         predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(blocks), targets_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
-class AllTokensStage(ElectraStage, AllTokensModel):  # type: ignore[misc]
+class AllTokensStage(ElectraStage, AllTokensModel):
     """The part of `AllTokensModel` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
     seeds, the targets [B, T]."""
 
@@ -85,17 +53,6 @@ class AllTokensStage(ElectraStage, AllTokensModel):  # type: ignore[misc]
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         *sent, seeds_B = super()._start(batch)
         return *sent, self.targets(batch), seeds_B
-
-    def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns (`token_nll_BT`, `replaced_logits_BT`) of `AllTokensOutput`. The targets are last in `received`."""
-        logits_BT, token_nll_BT = self.predict_originals(hidden_BTD, received[-1], self.embedding_blocks)
-        return token_nll_BT, logits_BT
-
-    def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """The output of `AllTokensModel` for `batch`, from the tensors that the last stage returned."""
-        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, seeds_B = tensors
-        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, seeds_B), batch)
-        return AllTokensOutput(*electra, token_nll_BT)
 
 
 class AllTokensObjective(ElectraObjective):
@@ -113,22 +70,15 @@ class AllTokensObjective(ElectraObjective):
     }
 
     model_classes = AllTokensModel, AllTokensStage
-
-    def check(self, run: RunConfig) -> None:
-        """Also raise ValueError if generator and discriminator have two embeddings: both softmaxes use the same one."""
-        super().check(run)
-        if run.model.embedding_sharing != "tied":
-            raise ValueError(
-                f"objective.name {run.objective.name} needs one embedding for generator and discriminator, but "
-                "model.embedding_sharing gdes makes two: set it to tied"
-            )
+    # Both softmaxes use the same embedding.
+    no_gdes = "needs one embedding for generator and discriminator, but model.embedding_sharing gdes makes two"
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """ELECTRA's operations per token, plus those of a softmax at every position, run by a pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_flops(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
-    def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+    def discriminator_loss(output: ElectraOutput, batch: Batch) -> Tensor:
         """−log p(x_t) of the original token at every position, float32 [B, T]."""
         logits_BT = output.replaced_logits_BT.float()
         log_p_replaced_BT = F.logsigmoid(logits_BT) - output.token_nll_BT  # if the token was replaced: no copying

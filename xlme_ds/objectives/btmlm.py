@@ -12,7 +12,6 @@ B rows, T tokens, M masked positions, P open positions.
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,13 +21,11 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import Flops, LanguageModelStage, PipelinePart, masked_head_flops
+from ..data.shards import RowStore
+from ..models.pipeline import Flops, LanguageModelStage, masked_head_flops
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
-
-if TYPE_CHECKING:
-    from ..data.shards import RowStore
 
 
 class OpenSideMasking(Masking):
@@ -108,18 +105,19 @@ class BackTranslation(MaskedLanguageModelling):
     }
     accuracies = ("accuracy_mono",)
     masking_class = OpenSideMasking
+    model_classes = BackTranslationModel, BackTranslationStage
     used_settings = (*MaskedLanguageModelling.used_settings, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
         self.fractions = cfg.pseudo_fractions
 
-    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+    def check_rows(self, rows: RowStore, purpose: Purpose) -> None:
         """Raise ValueError if rows may hold several items (`mix --sentences` or `--documents`) instead of one."""
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """Returns `PseudoSides.collate`, which opens positions. For the purposes `compare` and `show` it returns the
         plain `collate`."""
         if purpose in ("compare", "show"):
@@ -147,11 +145,6 @@ class BackTranslation(MaskedLanguageModelling):
             raise ValueError(f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0")
         if run.model.layout != "xlme":
             raise ValueError(f"objective.name {name} needs the layout of pairs in xlme: set model.layout to xlme")
-
-    def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
-        """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
-        arguments = cfg, self.masking, self.z_loss
-        return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations per token of both passes. The first pass has its softmax at the open positions, the second pass at

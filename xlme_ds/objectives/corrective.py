@@ -18,9 +18,10 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS
+from ..models.electra import ElectraOutput
 from ..models.heads import TiedTable
 from ..models.pipeline import Flops, masked_head_flops, scatter
-from .all_tokens import AllTokensModel, AllTokensOutput, AllTokensStage
+from .all_tokens import AllTokensModel, AllTokensStage
 from .electra import ElectraObjective
 from .protocol import Quantity
 
@@ -34,10 +35,10 @@ class CorrectiveModel(AllTokensModel):
         """The original tokens at the masked positions, 0 elsewhere, [B, T]."""
         return scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
 
-    def predict_originals(
+    def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `AllTokensOutput`."""
+    ) -> tuple[Tensor, ...]:
+        """Returns (`replaced_logits_BT`, `token_nll_BT`) of `ElectraOutput`."""
         if masked_M is None:  # in a pipeline; the positions with a target are the masked ones
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
@@ -45,7 +46,7 @@ class CorrectiveModel(AllTokensModel):
         return self.replaced_head(hidden_BTD), scatter(predicted.nll_M, masked_M, targets_BT)
 
 
-class CorrectiveStage(AllTokensStage, CorrectiveModel):  # type: ignore[misc]
+class CorrectiveStage(AllTokensStage, CorrectiveModel):
     """The part of `CorrectiveModel` that one pipeline stage runs."""
 
 
@@ -78,19 +79,18 @@ class CorrectiveObjective(ElectraObjective):
         """The divisor of each term's sum, float64 [6], in the order of `terms`. The divisor for CMLM and CTLM is the
         number of masked positions, as for MLM and TLM."""
         electra = ElectraObjective.counts(batch)
-        masked = electra[: len(TASKS)]
-        return torch.cat([electra, masked])
+        return torch.cat([electra, electra[: len(TASKS)]])
 
     @classmethod
-    def sums(cls, output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
         """The summed loss of each term, float32 [6], in the order of `terms`. The sums carry the gradient."""
         corrective = sum_by_task(output.token_nll_BT.sum(1), batch.task_B)
-        return torch.cat([super().sums(output, batch), corrective])  # type: ignore[arg-type]
+        return torch.cat([super().sums(output, batch), corrective])
 
-    def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
+    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
         """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 6, languages]."""
         nll_M = output.token_nll_BT.flatten()[batch.masked_M]
         language_M = batch.languages_BT.flatten()[batch.masked_M]
         counted_M, task_M = torch.ones_like(nll_M), batch.task_of_masked()
-        electra = super().by_language(output, batch, languages)  # type: ignore[arg-type]
+        electra = super().by_language(output, batch, languages)
         return torch.cat([electra, sum_by_language(nll_M, counted_M, task_M, language_M, len(TASKS), languages)], 1)

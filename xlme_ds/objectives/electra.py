@@ -10,7 +10,6 @@ B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +20,10 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate
 from ..data.masking import TaskRows
 from ..data.rows import TASKS, UNK
+from ..data.shards import RowStore
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Flops, PipelinePart, encoder_flops, masked_head_flops
 from .protocol import Pretraining, Quantity, require_masks
-
-if TYPE_CHECKING:
-    from ..data.shards import RowStore
 
 # Matches the names of the parameters that only the discriminator has.
 _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
@@ -63,6 +60,7 @@ class ElectraObjective(Pretraining):
         *("objective.random_fakes", "objective.z_loss"),
     )
     model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
+    no_gdes: str = ""  # why the model cannot have `embedding_sharing` gdes; empty if it can
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -70,7 +68,7 @@ class ElectraObjective(Pretraining):
         self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """Returns `collate` or, for training with `random_fakes`, a function that also adds `random_1`, float32 [1], to
         a batch: the fraction of the generator's samples that random tokens replace in this step."""
         if purpose != "train" or not self.random_fakes:
@@ -93,9 +91,12 @@ class ElectraObjective(Pretraining):
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if no token or every token is masked, or if a share of random tokens is above 1."""
+        """Raise ValueError also if no token or every token is masked, if a share of random tokens is above 1, or if the
+        model cannot have its `embedding_sharing`."""
         super().check(run)
         require_masks(run)
+        if self.no_gdes and run.model.embedding_sharing != "tied":
+            raise ValueError(f"objective.name {run.objective.name} {self.no_gdes}: set it to tied")
         fakes = run.objective.random_fakes
         largest_share = max(weight_at(fakes, 0), *(weight_at(fakes, step) for step in point_steps(fakes)))
         if largest_share > 1:
@@ -121,13 +122,14 @@ class ElectraObjective(Pretraining):
             head=2.0 * (cfg.width**2 + cfg.width),
         )
 
-    @staticmethod
-    def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of masked
-        positions, for MRTD and TRTD the number of non-padding tokens."""
+    # A subclass without a generator has only the last of the four terms.
+    @classmethod
+    def counts(cls, batch: Batch) -> Tensor:
+        """The divisor of each term's sum, float64 [terms]: for MLM and TLM the number of masked positions, for MRTD and
+        TRTD the number of non-padding tokens."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
-        return torch.cat([masked, tokens]).double()
+        return torch.cat([masked, tokens]).double()[-len(cls.terms) :]
 
     @staticmethod
     def discriminator_loss(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -137,14 +139,14 @@ class ElectraObjective(Pretraining):
 
     @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [4], in the order of `terms`. The sums carry the gradient."""
+        """The summed loss of each term, float32 [terms]. The sums carry the gradient."""
         loss_BT = cls.discriminator_loss(output, batch)
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((loss_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
-        return torch.cat([generator, discriminator])
+        return torch.cat([generator, discriminator])[-len(cls.terms) :]
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 4, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, terms, languages]."""
         loss_BT = self.discriminator_loss(output, batch)
         language_N = batch.languages_BT.flatten()
         task_N = batch.task_B.repeat_interleave(loss_BT.shape[1])
@@ -153,7 +155,8 @@ class ElectraObjective(Pretraining):
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
         term_indices = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
         language_indices = torch.cat([language_N[batch.masked_M], language_N])
-        return sum_by_language(losses, counted, term_indices, language_indices, 2 * len(TASKS), languages)
+        by_term = sum_by_language(losses, counted, term_indices, language_indices, 2 * len(TASKS), languages)
+        return by_term[:, -len(self.terms) :]
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:

@@ -32,6 +32,7 @@ class MaskedLanguageModelling(Pretraining):
     # The names of the terms' accuracies: the share of masked positions whose likeliest token is the original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_class: type[Masking] = Masking
+    model_classes: tuple[type[LanguageModel], type[LanguageModelStage]] = (LanguageModel, LanguageModelStage)
     predicts_all = False  # whether every token is predicted; if so, `mask_fraction` must be 1
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -62,8 +63,9 @@ class MaskedLanguageModelling(Pretraining):
 
     def build(self, cfg: ModelConfig, part: PipelinePart | None = None) -> LanguageModel:
         """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
+        model, stage = self.model_classes
         arguments = cfg, self.masking, self.z_loss
-        return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
+        return model(*arguments) if part is None else stage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations per token of the encoder and of the softmax, which runs in a pipeline's last part."""

@@ -6,7 +6,7 @@ B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS:
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 from torch import Tensor, nn
 
@@ -14,11 +14,9 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig, OptimizerConfig,
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, collate
 from ..data.order import Phase, StepPlan
+from ..data.shards import RowStore
 from ..models.layers import MicroBatchShape
 from ..models.pipeline import Flops, PipelinePart
-
-if TYPE_CHECKING:  # models and engines run where there is no pyarrow
-    from ..data.shards import RowStore
 
 
 class Objective(Protocol):
@@ -145,12 +143,12 @@ class Pretraining(Objective, Protocol):
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """The function that makes batches from `rows` and from the rows of the other task in the same folder, by
         default `collate`."""
         return collate
 
-    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+    def check_rows(self, rows: RowStore, purpose: Purpose) -> None:
         """Raise ValueError for rows of one task that the objective cannot read."""
 
     def check(self, run: RunConfig) -> None:
@@ -212,7 +210,7 @@ def require_masks(run: RunConfig) -> None:
         raise ValueError(f"objective.mask_fraction is {fraction}: it must be between 0 and 1")
 
 
-def require_sentences(rows: "RowStore", needed: bool) -> None:
+def require_sentences(rows: RowStore, needed: bool) -> None:
     """Raise ValueError if monolingual rows were mixed in another way than the objective needs; pairs are not checked.
 
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..config import EncoderName, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.batch import Batch
-from ..data.rows import TASKS
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Flops
@@ -28,8 +27,7 @@ _RANDOM_TOKENS = Masking(random_fraction=1.0, keep_fraction=0.0)  # every masked
 class SubstitutionModel(Electra):
     """`Electra` without generator. In its output `predicted_M` has the random tokens, and `nll_M` is 0."""
 
-    def add_generator(self, z_loss: float, temperature: float) -> None:
-        """Do nothing: this model has no generator."""
+    has_generator = False
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]. This lookup gives the table a dense gradient. On a CPU the
@@ -73,19 +71,11 @@ class RandomTokenSubstitution(ElectraObjective):
     encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head."}
     used_settings = ()
     model_classes = SubstitutionModel, SubstitutionStage
+    no_gdes = "has no generator, and model.embedding_sharing gdes needs one"
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
-
-    def check(self, run: RunConfig) -> None:
-        """Raise ValueError also for `embedding_sharing` gdes: without a generator there is one embedding."""
-        super().check(run)
-        if run.model.embedding_sharing != "tied":
-            raise ValueError(
-                f"objective.name {run.objective.name} has no generator, and model.embedding_sharing gdes needs one: "
-                "set it to tied"
-            )
 
     def as_probe(self, batch: Batch) -> Batch:
         """`batch` unchanged: no sample depends on rounding."""
@@ -95,20 +85,6 @@ class RandomTokenSubstitution(ElectraObjective):
         """The operations per token of ELECTRA's discriminator alone."""
         electra = super().flops(cfg, row_tokens)
         return Flops(layers=electra.layers, one_layer=electra.one_layer, head=electra.head)
-
-    @staticmethod
-    def counts(batch: Batch) -> Tensor:
-        """The number of non-padding tokens of each task, float64 [2]."""
-        return ElectraObjective.counts(batch)[len(TASKS) :]
-
-    @classmethod
-    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each task, float32 [2]. The sums carry the gradient."""
-        return super().sums(output, batch)[len(TASKS) :]
-
-    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 2, languages]."""
-        return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """ELECTRA's metrics without the generator's."""

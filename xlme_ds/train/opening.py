@@ -46,14 +46,6 @@ class RunInfo(NamedTuple):
     folders: tuple[Path, ...] = ()  # in pre-training: the first data folder, then the held-out folder if any
 
 
-class RunInputs(NamedTuple):
-    """The opened inputs of a pre-training run."""
-
-    loader: Loader
-    heldout: Loader | None
-    initial: InitialValues | None  # None: parameters start at random or come from a checkpoint
-
-
 def heldout_data_config(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
@@ -76,9 +68,9 @@ def read_inputs(
     sources: Sequence[Path],
     rank: int,
     world: int,
-) -> RunInputs:
+) -> tuple[Loader, Loader | None, InitialValues | None]:
     """Lock the run's `folder`, open the loaders of the data and the held-out data, and read the first weights from
-    `sources`.
+    `sources`. Returns these three; without first weights, parameters start at random or come from a checkpoint.
 
     Raises ValueError for inputs that do not fit the run.
     """
@@ -106,9 +98,9 @@ def read_inputs(
     loader = open_loader(config, data, replica, replicas)
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
-        return RunInputs(loader, None, initial)
+        return loader, None, initial
     heldout_data = heldout_data_config(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial)
+    return loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial
 
 
 def starting_folders(config: RunConfig, out: Path) -> list[Path]:
@@ -132,11 +124,12 @@ def pretraining_info(
         return info
     objective = objective_of(config.objective)
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
-    unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
-    for index, store in heldout.stores.items() if root else ():
-        unigram[TASKS[index]] = unigram_nll_by_language(
+    unigram = {  # task -> (the unigram model's loss sums, token counts), both by language
+        TASKS[index]: unigram_nll_by_language(
             loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
         )
+        for index, store in (heldout.stores.items() if root else ())
+    }
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 

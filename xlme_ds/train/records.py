@@ -34,7 +34,7 @@ class StepLog:
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []  # step of each record that was kept from an earlier start
+        self.steps: list[int] = []  # step of each record, first of those that were kept from an earlier start
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
         unreadable: dict[int, bytes] = {}  # line number -> line, since the last kept record; damaged if another follows
@@ -61,7 +61,6 @@ class StepLog:
                 f"{self.path} is damaged: line {line_numbers} is moved to {moved_to}, and the other lines are kept",
                 flush=True,
             )
-        self.line_count = len(records)
         with atomic_write(self.path) as file:
             file.write(b"".join(line + b"\n" for line in records))
 
@@ -70,7 +69,7 @@ class StepLog:
         with errors_naming(self.path):
             if self.path.exists():
                 fsync(self.path)
-        return self.line_count
+        return len(self.steps)
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line with `values`, one of which is `step`, unless an earlier write failed."""
@@ -84,7 +83,7 @@ class StepLog:
     def _write(self, values: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        self.line_count += 1
+        self.steps.append(values["step"])
 
     def close(self) -> None:
         """Write what is still in a buffer; here nothing, because `write` closes the file after every line."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,10 @@ class Trainer:
         settings = config.train
         checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
         # Steps done before, and the state that the run saved after them.
-        self.start, self.saved = resume(engine, config, self.folder, checkpoints, self._fingerprints_until)
-        on_all_ranks(lambda: self._write_config() if root else None)
+        fingerprints_until = partial(data_fingerprints, self.loader, self.heldout)
+        self.start, self.saved = resume(engine, config, self.folder, checkpoints, fingerprints_until)
+        recorded = self.folder, config, self.loader, self.heldout, self.info, engine.world, self.saved["run"]
+        on_all_ranks(lambda: write_run_config(*recorded) if root else None)
         logged = on_all_ranks(lambda: self.folder.last_logged_step() if root else 0)
         if self.start >= settings.steps:
             on_all_ranks(lambda: _drop_later_records(self.folder, self.start) if root else None)
@@ -78,19 +80,16 @@ class Trainer:
         if logged > self.start:
             steps = f"steps {self.start + 1} to {min(logged, settings.steps)}"
             print(f"{out}: {steps} are done again: the newest checkpoint is of step {self.start}")
-        guard, callbacks, outputs = on_all_ranks(lambda: self._callbacks(peak_flops_per_s))
-        logs = [log for callback in (guard, *callbacks) for log in callback.logs]
-        report_missing_records(logs, config, self.start, self.saved)
-        state_after = partial(self._state_after, guard, logs, audited)
-        callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, self.start))
-        if root and self.info.folders:
-            # After Save, because the page shows the checkpoint that was just saved.
-            callbacks.append(UpdateReport(out, settings, checkpoints))
-        try:
+        with ExitStack() as outputs:
+            guard, callbacks = on_all_ranks(lambda: self._callbacks(peak_flops_per_s, outputs))
+            logs = [log for callback in (guard, *callbacks) for log in callback.logs]
+            report_missing_records(logs, config, self.start, self.saved)
+            state_after = partial(self._state_after, guard, logs, audited)
+            callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, self.start))
+            if root and self.info.folders:
+                # After Save, because the page shows the checkpoint that was just saved.
+                callbacks.append(UpdateReport(out, settings, checkpoints))
             done = fit(engine, config, guard, callbacks, self.start, stop, watchdog)
-        finally:  # a bar that is not closed leaves the terminal without a cursor
-            for output in outputs:
-                output.close()
         if guard.fault is not None:
             raise SharedError(f"{out}: {guard.fault}")
         if root and done < settings.steps:
@@ -98,23 +97,15 @@ class Trainer:
             print(f"{out}: {stopped}; the same command continues from there")
         return done >= settings.steps
 
-    def _fingerprints_until(self, done: int) -> dict[str, Any]:
-        return data_fingerprints(self.loader, self.heldout, done)
-
     def _tokens_until(self, done: int) -> int:
         """Tokens of the first `done` steps. The steps of a branch's parent may have had another number of tokens."""
         tokens_per_step = int(sum(self.config.data.mean_rows)) * self.loader.row_tokens
         return (self.saved["tokens"] if self.start else 0) + (done - self.start) * tokens_per_step
 
-    def _write_config(self) -> None:
-        identity = self.saved["run"]
-        write_run_config(self.folder, self.config, self.loader, self.heldout, self.info, self.engine.world, identity)
-
-    def _callbacks(
-        self, peak_flops_per_s: float | None
-    ) -> tuple[BadStepGuard, list[Callback], list[Console | Tracker]]:
-        """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
-        files. Raises OSError if a file cannot be written."""
+    def _callbacks(self, peak_flops_per_s: float | None, outputs: ExitStack) -> tuple[BadStepGuard, list[Callback]]:
+        """Returns (guard, callbacks that record the run). Only rank 0 has a console and files. `outputs` closes the
+        console, whose bar would leave the terminal without a cursor, and the tracker. Raises OSError if a file cannot
+        be written."""
         engine, config, out, start = self.engine, self.config, self.folder.path, self.start
         settings, info, root = config.train, self.info, engine.rank == 0
         faults = StepLog(out, "faults", start) if root else None
@@ -122,6 +113,9 @@ class Trainer:
         callbacks: list[Callback] = []
         tracker = Tracker(settings.wandb, out, self.saved["run"], asdict(config)) if root and settings.wandb else None
         console = Console(settings.steps, start, info.objective) if root else None
+        for output in (tracker, console):
+            if output is not None:
+                outputs.callback(output.close)
         if console is not None:
             log = MetricsLog(out, "metrics", start, tracker)
             speed_arguments = self._tokens_until, info.flops, peak_flops_per_s
@@ -135,7 +129,7 @@ class Trainer:
                 callbacks.append(Dimensions(engine, settings, first_step(asdict(config)), console, logs))
         if root and self.profiled:
             callbacks.append(Profile(out, self.profiled, engine.device))
-        return guard, callbacks, [output for output in (console, tracker) if output is not None]
+        return guard, callbacks
 
     def _state_after(
         self, guard: BadStepGuard, logs: Sequence[StepLog], audited: Path | None, done: int
@@ -148,7 +142,7 @@ class Trainer:
             "run": self.saved["run"],
             "settings": fixed_settings(self.config),
             "tilings": tilings(),
-            **self._fingerprints_until(done),
+            **data_fingerprints(self.loader, self.heldout, done),
             "tokens": self._tokens_until(done),
             "guard": guard.state,
             "records": {log.path.stem: log.sync() for log in logs},
@@ -191,7 +185,8 @@ def pretrain(
             # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer
             # ones.
             sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
-            inputs = on_all_ranks(partial(read_inputs, config, data, heldout, folder, sources, rank, world))
+            read = partial(read_inputs, config, data, heldout, folder, sources, rank, world)
+            loader, heldout_loader, initial_values = on_all_ranks(read)
             if any(all_gather(stop.received is not None)):
                 if rank == 0:
                     print(f"{out}: stopped before the first step; the same command starts again", flush=True)
@@ -202,11 +197,10 @@ def pretrain(
                     "`xlme prep encode --split` keeps some text out of training"
                 )
             require_engine(config)
-            engine = build_engine(config, *inputs)
+            engine = build_engine(config, loader, heldout_loader, initial_values)
             folders = (data[0],) if heldout is None else (data[0], heldout)
-            info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
-            trainer = Trainer(engine, config, folder, inputs.loader, inputs.heldout, info, profiled)
-            finished = trainer.train(stop, watchdog)
+            info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
+            finished = Trainer(engine, config, folder, loader, heldout_loader, info, profiled).train(stop, watchdog)
             watchdog.close()
             state = engine.full_state() if finished else {}
         if finished and rank == 0:

@@ -44,6 +44,14 @@ _CHANGEABLE_PREFIXES = (
     "engine.",
 )
 _MUST_STAY = ("engine.precision",)  # exceptions to `_CHANGEABLE_PREFIXES`
+# Prefix of a setting that a resume has changed -> why it must stay.
+_REASONS_TO_STAY = {
+    "train.steps": "with another, finished steps would have had another learning rate",
+    "schedule.": "with another, finished steps would have had another learning rate",
+    "data.phase": "with others, finished steps would have read other data",
+    "engine.precision": "without this setting, engine.kind and the processor choose it",
+    "base": "if --model still trains, name the checkpoint RUN@STEP that this run started from",
+}
 # Names of the files NAME.jsonl to which a run appends its records.
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
@@ -231,15 +239,7 @@ class RunFolder:
             another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
         if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is; choose {another}"
-        reason = ""
-        if key in ("train.steps", "schedule.name", "schedule.decay_steps"):
-            reason = " (with another, finished steps would have had another learning rate)"
-        elif key.startswith("data.phase"):
-            reason = " (with others, finished steps would have read other data)"
-        elif key == "engine.precision":
-            reason = " (without this setting, engine.kind and the processor choose it)"
-        elif key == "base":
-            reason = " (if --model still trains, name the checkpoint RUN@STEP that this run started from)"
+        reason = next((f" ({text})" for prefix, text in _REASONS_TO_STAY.items() if key.startswith(prefix)), "")
         return f"use the same settings to resume{reason}, or {another}"
 
 
