@@ -49,43 +49,40 @@ def require_fitting_data(loader: Loader, model: ModelConfig, training: Loader | 
     """Raise ValueError, which names the setting or the folder, if the data of `loader` do not fit `model`. `training`:
     the loader of the training data, if `loader` reads held-out data. These must have the same vocabulary as the
     training data, and none of their text."""
-    folder, reference = loader.folders[0], training or loader
-    vocabularies = ((other, Vocabulary(other / "vocab").sha256) for other in loader.folders)
-    misplaced = [f"{other}/vocab" for other, sha256 in vocabularies if sha256 != loader.vocabulary_sha256]
-    longest, longest_folder = max(zip(loader.row_lengths, loader.folders, strict=True))
-    for is_wrong, message in (
-        (
-            training and (loader.vocabulary_size, loader.layout) != (model.vocabulary, model.layout),
-            f"{folder} does not fit {reference.folders[0]}: encode and mix it with the same vocabulary and --layout "
-            f"{reference.layout}",
-        ),
-        (
-            loader.vocabulary_size != model.vocabulary,
+    folder = loader.folders[0]
+    with_other_vocabulary = [
+        other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
+    ]
+    if training is not None and (loader.vocabulary_size, loader.layout) != (model.vocabulary, model.layout):
+        raise ValueError(
+            f"{folder} does not fit {training.folders[0]}: encode and mix it with the same vocabulary and --layout "
+            f"{training.layout}"
+        )
+    if loader.vocabulary_size != model.vocabulary:
+        raise ValueError(
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, but the model has "
-            f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}",
-        ),
-        (
-            longest > model.max_positions,
+            f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}"
+        )
+    longest, longest_folder = max(zip(loader.row_lengths, loader.folders, strict=True))
+    if longest > model.max_positions:
+        raise ValueError(
             f"{longest_folder} has rows of {longest} tokens, but model.max_positions is {model.max_positions}: raise "
-            f"model.max_positions to {longest}",
-        ),
-        (
-            loader.layout != model.layout,
+            f"model.max_positions to {longest}"
+        )
+    if loader.layout != model.layout:
+        raise ValueError(
             f"{folder} was mixed with --layout {loader.layout}, but model.layout is {model.layout}: set model.layout "
-            f"to {loader.layout}",
-        ),
-        (
-            misplaced,
-            f"{''.join(misplaced[:1])} is not the vocabulary of the rows next to it: mix the rows again",
-        ),
-        (
-            loader.vocabulary_sha256 != reference.vocabulary_sha256,
-            f"{folder} and {reference.folders[0]} were encoded with different vocabularies: encode both with the same "
-            "one",
-        ),
-    ):
-        if is_wrong:
-            raise ValueError(message)
+            f"to {loader.layout}"
+        )
+    if with_other_vocabulary:
+        raise ValueError(
+            f"{with_other_vocabulary[0]}/vocab is not the vocabulary of the rows next to it: mix the rows again"
+        )
+    if training is not None and loader.vocabulary_sha256 != training.vocabulary_sha256:
+        raise ValueError(
+            f"{folder} and {training.folders[0]} were encoded with different vocabularies: encode both with the same "
+            "one"
+        )
     if training is not None:
         _require_split(loader, training)
 

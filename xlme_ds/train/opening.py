@@ -124,12 +124,11 @@ def pretraining_info(
         return info
     objective = objective_of(config.objective)
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
-    unigram = {  # task -> (the unigram model's loss sums, token counts), both by language
-        TASKS[index]: unigram_nll_by_language(
+    unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
+    for index, store in heldout.stores.items() if root else ():
+        unigram[TASKS[index]] = unigram_nll_by_language(
             loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
         )
-        for index, store in (heldout.stores.items() if root else ())
-    }
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
