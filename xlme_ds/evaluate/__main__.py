@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..cli import program, run_subcommand
-from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
+from .output import CommonOptions, EncoderOptions, LayerOptions
 
 _Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
 _Encoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
@@ -69,9 +69,9 @@ def align(options: _Layers, apart: bool = False) -> None:
     results = alignment.align(
         options.models, options.data, apart=apart, layer=options.layer, which=options.which, random=options.random
     )
-    curves = [Curve(model["model"], model["overall"]["aer"]) for model in results["models"]]
+    curves = {model["model"]: [model["overall"]["aer"]] for model in results["models"]}
     note = f"mean over {', '.join(results['models'][0]['tests'])}"
-    options.write_and_print(results, alignment.alignment_tables, curves, "mean alignment error rate (%)", note)
+    options.write_and_print(results, alignment.alignment_tables(results), curves, "mean alignment error rate (%)", note)
 
 
 def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
@@ -86,7 +86,7 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     from . import heldout_losses
 
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
-    options.write_and_print(results, heldout_losses.loss_tables)
+    options.write_and_print(results, heldout_losses.loss_tables(results))
 
 
 def perplexity(
@@ -108,7 +108,7 @@ def perplexity(
     results = heldout_perplexity.perplexity(
         options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
-    options.write_and_print(results, heldout_perplexity.perplexity_tables)
+    options.write_and_print(results, heldout_perplexity.perplexity_tables(results))
 
 
 def words(options: _Encoder) -> None:
@@ -121,22 +121,20 @@ def words(options: _Encoder) -> None:
     from . import lookup_table
 
     results = lookup_table.words(options.models, options.data, which=options.which, random=options.random)
-    options.write_and_print(results, lookup_table.word_tables)
+    options.write_and_print(results, lookup_table.word_tables(results))
 
 
 def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
     from . import retrieval
 
     models = results["models"]
-    curves = [
-        Curve(model["model"], retrieval.mean_of_directions(model, centred), centred)
-        for model in models
-        for centred in (False, True)
-    ]
+    curves = {
+        model["model"]: [retrieval.mean_of_directions(model, centred) for centred in (False, True)] for model in models
+    }
     # all models are tested on the same languages
     languages = "the papers' 36" if "36" in retrieval.complete_sets(models[0]) else str(len(models[0]["languages"]))
     measure, note = "accuracy@1, mean of both directions (%)", f"mean over {languages} languages"
-    options.write_and_print(results, retrieval.retrieval_tables, curves, measure, note)
+    options.write_and_print(results, retrieval.retrieval_tables(results), curves, measure, note)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,13 @@ def perplexity(
         require_readable(model, store)
         model_stores.append(open_monolingual(Path(data), model.cfg.language_embeddings))
     rows, tokens_per_character, characters = text_statistics(store, predictors[0].vocabulary, limit)
-    unigram_store = None if unigram is None else open_monolingual(Path(unigram))
-    if unigram_store is not None and unigram_store.manifest.shares_text(store.manifest):
-        raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
-    nlls_of_unigram = None if unigram_store is None else unigram_nlls(unigram_store, store, limit)
+    unigram_results = []
+    if unigram is not None:
+        train = open_monolingual(Path(unigram))
+        if train.manifest.shares_text(store.manifest):
+            raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
+        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        unigram_results = [metadata | perplexities(unigram_nlls(train, store, limit), tokens_per_character)]
     results = []
     for model, model_store in zip(predictors, model_stores, strict=True):
         nlls = mean_nlls(model, model_store, seed, sum(rows.values()), passes, limit)
@@ -67,10 +70,7 @@ def perplexity(
         if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
             rate = {language: count / passes / characters[language] for language, (_, count) in nlls.items()}
         results.append(metadata | perplexities(nlls, rate))
-    if nlls_of_unigram is not None:
-        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        results.append(metadata | perplexities(nlls_of_unigram, tokens_per_character))
-    return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results}
+    return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results + unigram_results}
 
 
 def open_monolingual(folder: Path, languages: Sequence[str] = ()) -> RowStore:
