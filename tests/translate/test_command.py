@@ -355,7 +355,7 @@ def ending_sooner(run: Path, lines: list[str], to: Path) -> tuple[Path, int]:
         weights = load_file(run / "model" / "model.safetensors")
         weights["masked_head.bias"][EOS] += (least + most) / 2
         save_file(weights, path)
-        found = translate_lines(load_translator(to), lines, (1, 0), 1, 1.0).lines
+        found = translate_lines(load_translator(to), lines, (1, 0), 1, 1.0)[0]
         empty = sum(not line.strip() for line in found)
         if 0 < empty < len(lines):
             return to, empty
@@ -483,7 +483,7 @@ def test_only_a_line_with_more_tokens_than_are_read_is_cut(run: Path, folder: Pa
     translator = load_translator(run)
     for more, cut in ((0, []), (1, [1])):
         line = next(line for n in range(80) if len(translator.vocabulary.encode(line := "n" * n)) == 46 + more)
-        assert translate_lines(translator, [line, "haus"], (0, 1), 1, 1.0).cut == cut
+        assert translate_lines(translator, [line, "haus"], (0, 1), 1, 1.0)[1] == cut
 
 
 def test_what_is_left_out_of_training_is_what_is_counted_as_trained_on(run: Path, folder: Path) -> None:

@@ -97,16 +97,16 @@ def run(settings: TranslateSettings) -> None:
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
     leaks = _leak_report(settings, translator, lines, reference)
-    translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
+    translations, cut = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
-    write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
-    if translated.cut:
-        named = " ".join(map(str, translated.cut[:_MAX_NAMED])) + (" ..." if len(translated.cut) > _MAX_NAMED else "")
+    write_text(settings.out, "".join(f"{line}\n" for line in translations))
+    if cut:
+        named = " ".join(map(str, cut[:_MAX_NAMED])) + (" ..." if len(cut) > _MAX_NAMED else "")
         longest = translator.model.cfg.max_positions - 2
-        note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
-    print(f"{settings.out}: {len(translated.lines)} lines")
+        note(f"{settings.source}: {len(cut)} lines have more than {longest} tokens and were cut: {named}")
+    print(f"{settings.out}: {len(translations)} lines")
     if reference is not None:
-        print("\n".join(bleu_and_chrf(translated.lines, reference, settings.to_language)))
+        print("\n".join(bleu_and_chrf(translations, reference, settings.to_language)))
     print(leaks, end="")
 
 

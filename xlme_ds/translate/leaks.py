@@ -23,15 +23,10 @@ def seen_lines(
     wrote; their rows of pairs and of sentences are read. Returns for each side the set of the indices of the lines that
     occur. Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
-    indices_by_text: list[dict[bytes, list[int]]] = [{} for _ in sides]  # for each side, ids -> indices of lines
-    for side, indices in zip(sides, indices_by_text, strict=True):
-        for index, line in enumerate(side):
-            indices.setdefault(_key(line), []).append(index)
-    seen: list[set[int]] = [set() for _ in sides]
-    for text in (_key(ids) for folder in folders for ids in _texts(folder, vocabulary)):
-        for indices, seen_of_side in zip(indices_by_text, seen, strict=True):
-            seen_of_side.update(indices.get(text, ()))
-    return seen
+    keys_of_sides = [[_key(line) for line in side] for side in sides]
+    texts = (_key(ids) for folder in folders for ids in _texts(folder, vocabulary))
+    seen = set[bytes]().union(*keys_of_sides).intersection(texts)
+    return [{index for index, key in enumerate(keys) if key in seen} for keys in keys_of_sides]
 
 
 def _key(ids: np.ndarray) -> bytes:

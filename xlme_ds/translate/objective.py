@@ -265,19 +265,17 @@ class MachineTranslation(MaskedLanguageModelling):
         ]
         return torch.stack(counts).double()
 
-    def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
-        return sum_by_task(values_M, self._term_indices(output), len(self.terms))
-
     def _term_indices(self, output: TranslationOutput) -> Tensor:
         return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """The summed losses, float32 [terms]; carries the gradient."""
-        return self._sum_by_term(output.nll_M, output)
+        return sum_by_task(output.nll_M, self._term_indices(output), len(self.terms))
 
     def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """Number of target tokens of each term that the model finds most likely, float64 [terms]."""
-        return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
+        is_right_M = output.predicted_M == batch.tokens_BT.flatten()[output.places_M]
+        return sum_by_task(is_right_M, self._term_indices(output), len(self.terms)).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """Returns float64 [2, terms, languages]: the summed losses and the numbers of target tokens, by the language of

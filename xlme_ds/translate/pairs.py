@@ -64,11 +64,10 @@ class PairFolder:
             for first, file in part_files.items():
                 if not file.exists():
                     part_lines = lines[first : first + _PART_LINES]
-                    translated = translate_lines(translator, part_lines, languages, beam, penalty)
-                    cut = set(translated.cut)  # line numbers from 1
+                    translations, cut = translate_lines(translator, part_lines, languages, beam, penalty)
                     part_pairs = [
                         pair
-                        for number, pair in enumerate(zip(part_lines, translated.lines, strict=True), start=1)
+                        for number, pair in enumerate(zip(part_lines, translations, strict=True), start=1)
                         if number not in cut and all(side.strip() for side in pair)
                     ]
                     empty = sum(not line.strip() for line in part_lines)

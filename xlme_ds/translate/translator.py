@@ -107,18 +107,12 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
         )
 
 
-class Translated(NamedTuple):
-    """Translations, one for each source line."""
-
-    lines: list[str]
-    cut: list[int]  # numbers (from 1) of the source lines that were too long, so that only their start was read
-
-
 def translate_lines(
     translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, length_penalty: float
-) -> Translated:
+) -> tuple[list[str], list[int]]:
     """Translate each line by itself; the translation of a blank line is empty. `languages` are the indices of the
-    source and the target language."""
+    source and the target language. Returns (translations, numbers from 1 of the lines that were too long, so that only
+    their start was read)."""
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = model.cfg.max_positions - 2  # ordinary tokens, without the two special ones
@@ -127,7 +121,7 @@ def translate_lines(
     translations = [""] * len(lines)
     for index, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
         translations[index] = vocabulary.decode(tokens)
-    return Translated(translations, [index + 1 for index in not_empty if len(sources[index]) > longest])
+    return translations, [index + 1 for index in not_empty if len(sources[index]) > longest]
 
 
 def bleu_and_chrf(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
