@@ -42,3 +42,10 @@ class Rows(NamedTuple):
     item_counts: np.ndarray  # int64 [B]: the number of items in each row
     lengths: np.ndarray  # int64: the number of tokens of each item, row after row
     languages: np.ndarray  # int64: the language index of each side of each item, row after row
+
+    def texts(self) -> list[np.ndarray]:
+        """The ids of every text, row after row, without special tokens. A text is not empty; a pair is two texts."""
+        places = np.flatnonzero(
+            self.tokens >= UNK
+        )  # the ids of `<s>`, `<pad>` and `</s>`, which end texts, are smaller
+        return np.split(self.tokens.ravel()[places], np.flatnonzero(np.diff(places) > 1) + 1)

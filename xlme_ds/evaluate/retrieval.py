@@ -18,7 +18,6 @@ import numpy as np
 
 from ..cli import progress
 from ..config import EncoderName
-from ..data.schema import EOS, LAYOUTS, PAD
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
@@ -165,19 +164,15 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]
 
 
 def stored_pairs(store: RowStore) -> Iterator[EnglishPair]:
-    """Yield the pairs with English of a store of the task para. There an item is a start token, the first side, the
-    separators of the store's layout, the second side, and `</s>`."""
-    separators = len(LAYOUTS[store.manifest.layout].between)
+    """Yield the pairs with English of a store of the task para."""
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
-        items = np.split(rows.tokens[rows.tokens != PAD], np.cumsum(rows.lengths)[:-1])
-        for ids, languages in zip(items, rows.languages.reshape(-1, 2), strict=True):
-            first_end = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])  # from 1: a layout may begin an item with </s>
-            first, second = (store.languages[index] for index in languages)
-            sides = {first: ids[1:first_end], second: ids[first_end + separators : -1]}
-            if ENGLISH in sides and first != second:
-                english = sides.pop(ENGLISH)
-                yield *sides.popitem(), english
+        sides = list(zip((store.languages[index] for index in rows.languages), rows.texts(), strict=True))
+        for pair in zip(sides[::2], sides[1::2], strict=True):
+            ids_of = dict(pair)
+            english = ids_of.pop(ENGLISH, None)
+            if english is not None and ids_of:  # not a pair of two English sides
+                yield *ids_of.popitem(), english
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:

@@ -5,7 +5,6 @@ Questions are in SQuAD's JSON. The test sets in XTREME's download have no labels
 texts, and the answers to a question are empty.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.files import refuse_carriage_returns, visible_paths
+from ..io.files import file_sha256, refuse_carriage_returns, visible_paths
 from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
@@ -84,7 +83,7 @@ class TaskSets(NamedTuple):
 
 def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
     """SHA-256 of files, by name."""
-    return {source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest() for source in sources}
+    return {source.path.name: file_sha256(source.path) for source in sources}
 
 
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
