@@ -7,7 +7,7 @@ is a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def perplexity(
         unigram_results = [metadata | perplexities(unigram_nlls(train, store, limit), tokens_per_character)]
     results = []
     for model, model_store in zip(predictors, model_stores, strict=True):
-        nlls = mean_nlls(model, model_store, seed, sum(rows.values()), passes, limit)
+        nlls = mean_nlls(summed_nlls(model, model_store, seed, sum(rows.values()), passes, limit))
         metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
         rate = tokens_per_character
         if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
@@ -144,11 +144,8 @@ def unigram_nlls(train: RowStore, store: RowStore, limit: int | None = None) -> 
             f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
         )
     nll_V = unigram_nll_by_id(train)
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
-    for language, rows, _ in rows_by_language(store, limit):
-        tokens = rows.tokens[rows.tokens > UNK]
-        totals[language] += nll_V[tokens].sum(), len(tokens)
-    return _means(totals)
+    tokens_read = ((language, rows.tokens[rows.tokens > UNK]) for language, rows, _ in rows_by_language(store, limit))
+    return mean_nlls((language, nll_V[tokens].sum(), len(tokens)) for language, tokens in tokens_read)
 
 
 def check_seed_and_counts(seed: int, **counts: int | None) -> None:
@@ -182,12 +179,12 @@ def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_nlls(
+def summed_nlls(
     predictor: ComparedPredictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
-) -> MeanNlls:
-    """A model's mean −log p on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so
-    they are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+) -> Iterator[tuple[str, float, float]]:
+    """Yield (language, a model's sum of −log p, number of predicted tokens) for batches of the first `limit` rows of
+    each language. The masks depend only on (seed, pass, row), so they are the same for all models. `total_rows`: the
+    number of rows, which the lines of progress show."""
     device = next(predictor.model.parameters()).device
     # Every model that masks has the same share of masked tokens, whatever share it was trained with.
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
@@ -197,12 +194,14 @@ def mean_nlls(
             numbers = records + pass_index * store.rows
             batch = collate([(TASKS.index("mono"), rows, numbers)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
-            totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
-    return _means(totals)
+            yield language, float(sums[0]), float(predictor.objective.counts(batch)[0])
 
 
-def _means(totals: Mapping[str, np.ndarray]) -> MeanNlls:
-    """MeanNlls from (sum of −log p, count) by language; a language without predicted tokens is left out."""
+def mean_nlls(batches: Iterable[tuple[str, float, float]]) -> MeanNlls:
+    """MeanNlls from (language, sum of −log p, count) of batches; a language without predicted tokens is left out."""
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for language, nll, count in batches:
+        totals[language] += nll, count
     return {
         language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
     }

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -87,7 +87,7 @@ class CommonOptions:
     def write_and_print(
         self,
         results: Mapping[str, Any],
-        tables: list[ResultTable],
+        tables_of: Callable[[Mapping[str, Any]], list[ResultTable]],
         curves: Curves | None = None,
         measure: str = "",
         note: str = "",
@@ -97,7 +97,7 @@ class CommonOptions:
         The plot shows all `curves`. One more table shows the first curve of each model, with `note` below it. `measure`
         is the label of the plot's vertical axis, and part of this table's title.
         """
-        test = results["test"]
+        tables, test = tables_of(results), results["test"]
         if curves:
             columns = {name: [percent(value) for value in of_model[0]] for name, of_model in curves.items()}
             # models may have different depths

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..data.collate import Collate, Purpose, collate, languages_of_text
-from ..data.masking import TaskRows
+from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.rows import TASKS
 from ..models.layers import MicroBatchShape
 from ..models.pipeline import Flops, PipelinePart, encoder_flops, masked_head_flops
@@ -36,12 +35,22 @@ from .sides import target_mask
 if TYPE_CHECKING:
     from ..data.shards import RowStore
 
+# Term -> (title of the loss, task, name of the accuracy, title of the accuracy).
 _QUANTITIES = {
-    "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
-    "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
-    "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
+    "ae": (
+        "Loss of every token, restored from a noised copy",
+        "mono",
+        "accuracy_denoising",
+        "Accuracy on every target token (denoising)",
+    ),
+    "bt": (
+        "Loss of every token, translated back",
+        "mono",
+        "accuracy_back",
+        "Accuracy on every target token (back-translation)",
+    ),
+    "mt": ("Loss of every target token", "para", "accuracy_para", "Accuracy on every target token"),
 }
-_ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
 
 
 class MachineTranslation(MaskedLanguageModelling):
@@ -68,12 +77,11 @@ class MachineTranslation(MaskedLanguageModelling):
         weight_points = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ALWAYS}
         self._weight_points = {term: points for term, points in weight_points.items() if points}
         self.terms = tuple(self._weight_points)
-        self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
-            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
-            for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
-            if term in self.terms
-        }
-        self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
+        own = {term: _QUANTITIES[term] for term in self.terms}
+        self.quantities = {
+            term: Quantity(title, "nats a token", task, unigram=True) for term, (title, task, *_) in own.items()
+        } | {name: Quantity(title) for _, _, name, title in own.values()}
+        self.accuracies = tuple(name for _, _, name, _ in own.values())
         super().__init__(cfg)
         self.weights = self._weights_in(0)
         # Index into TERMS -> index into `self.terms`. The entry of a term that is not trained is 0 and is never read.
@@ -95,12 +103,7 @@ class MachineTranslation(MaskedLanguageModelling):
         if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
             points["bt"] = ()
         mask = rows.manifest.vocabulary_size - 1
-        sentences = SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
-
-        def with_sentences(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
-            return sentences.added_to(collate(parts, seed, mask_fraction), parts, seed, step)
-
-        return with_sentences
+        return SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
 
     def as_probe(self, batch: Batch) -> Batch:
         """`batch` for the probe loss: without back-translation, unless that is its only term. The sources of
