@@ -1,7 +1,6 @@
 """`xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
-    from .translator import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
+    from .pairs import write_pairs  # it loads torch
+    from .translator import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines
 
     _check_outputs(settings)
     for path in (settings.source, settings.reference):
@@ -94,7 +94,8 @@ def run(settings: TranslateSettings) -> None:
                 f"--from {settings.from_language} and --to {settings.to_language} are one language, and --pairs needs "
                 "two: change one"
             )
-        _write_pairs(settings, settings.pairs, translator, lines, languages)
+        codes = settings.from_language, settings.to_language
+        write_pairs(settings.pairs, codes, translator, lines, languages, settings.beam, settings.length_penalty)
         return
     leaks = _leak_report(settings, translator, lines, reference)
     translations, cut = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
@@ -129,32 +130,13 @@ def _check_outputs(settings: TranslateSettings) -> None:
     require_writable_file(out, "--out")
 
 
-def _write_pairs(
-    settings: TranslateSettings, folder: Path, translator: "Translator", lines: list[str], languages: tuple[int, int]
-) -> None:
-    from ..trained.weights import weights_sha256
-    from .pairs import PairFolder
-
-    pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    provenance = {
-        "weights": weights_sha256(translator.model),
-        "source": sha256("\n".join(lines).encode()).hexdigest(),
-        "beam": settings.beam,
-        "length_penalty": settings.length_penalty,
-    }
-    if pairs.begin(provenance):
-        pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
-    else:
-        print(f"{pairs.path(settings.to_language)} is complete")
-
-
 def _leak_report(
     settings: TranslateSettings, translator: "Translator", lines: list[str], reference: list[str] | None
 ) -> str:
     """A line that says how many lines of source and reference are in the training data; empty without `trained_on`."""
     if not settings.trained_on:
         return ""
-    from .leaks import seen_lines
+    from .translator import seen_lines
 
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
     by_source, by_reference = seen_lines(settings.trained_on, sides, translator.vocabulary)
