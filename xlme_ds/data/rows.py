@@ -1,6 +1,7 @@
 """Training rows in plain numpy: special token ids, the tasks, layouts of items, and rows as arrays. An item is one text
 or one translation pair, with its special tokens."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +34,13 @@ class Layout:
 
 # The layouts of `xlme prep mix --layout` and `model.layout`. In the layout xlm, positions restart on the second side.
 LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
+
+
+def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the indices of items with these `lengths` in batches of `size`. Items of similar lengths are in one batch,
+    which needs little padding then; the shortest come first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
 class Rows(NamedTuple):

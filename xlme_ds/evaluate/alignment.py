@@ -15,7 +15,7 @@ import numpy as np
 
 from ..cli import note, progress
 from ..config import EncoderName
-from ..data.schema import LAYOUTS
+from ..data.rows import LAYOUTS, batches_by_length
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
@@ -261,10 +261,8 @@ def _subword_vectors(
     batch_size: int = 64,
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Yield (pair index, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
-    order = sorted(range(len(pairs)), key=lambda index: _size(pairs[index]))  # little padding inside a batch
     layout = LAYOUTS[encoder.cfg.layout]
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batches_by_length([_size(pair) for pair in pairs], batch_size):
         if apart:  # all sources, then all targets
             items = [layout.item(pairs[index][side][0]) for side in (0, 1) for index in indices]
             codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in indices]

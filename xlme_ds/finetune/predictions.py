@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..data.rows import batches_by_length
 from ..io.files import write_json, write_text
 from .downstream_tasks import DownstreamTask
 from .features import Feature, collate_features
@@ -48,11 +49,8 @@ def logits_of(model: TaskModel, features: Sequence[Feature], batch_size: int = 3
     and [tokens, labels] for the other kinds. `batch_size`: the number of features that the model reads at once."""
     model.eval()
     device = next(model.parameters()).device
-    # Batches of similar lengths need little padding.
-    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
     all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batches_by_length([len(feature.ids) for feature in features], batch_size):
         outputs = model(collate_features([features[i] for i in indices], model.kind).to(device)).float().cpu().numpy()
         for i, logits in zip(indices, outputs, strict=True):
             all_logits[i] = logits if model.kind == "pair" else logits[: len(features[i].ids)]

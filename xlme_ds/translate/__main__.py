@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from ..cli import fail, note, program
 from ..io.files import require_writable_file, write_text
 from ..io.help import call_from_command_line
-
-if TYPE_CHECKING:
-    from .translator import Translator
 
 _USAGE = "xlme translate --model PATH --source PATH --from LANG --to LANG (--out PATH | --pairs PATH) [OPTIONS]"
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
@@ -62,7 +59,7 @@ def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
     from .pairs import write_pairs  # it loads torch
-    from .translator import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines
+    from .translator import bleu_and_chrf, check_search, leak_report, load_translator, read_lines, translate_lines
 
     _check_outputs(settings)
     for path in (settings.source, settings.reference):
@@ -97,7 +94,7 @@ def run(settings: TranslateSettings) -> None:
         codes = settings.from_language, settings.to_language
         write_pairs(settings.pairs, codes, translator, lines, languages, settings.beam, settings.length_penalty)
         return
-    leaks = _leak_report(settings, translator, lines, reference)
+    leaks = leak_report(translator, settings.source, lines, reference, settings.trained_on)
     translations, cut = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
     write_text(settings.out, "".join(f"{line}\n" for line in translations))
@@ -128,23 +125,6 @@ def _check_outputs(settings: TranslateSettings) -> None:
     if out.suffix in COMPRESSED:
         raise ValueError(f"--out {out} would be plain text: leave out {out.suffix}")
     require_writable_file(out, "--out")
-
-
-def _leak_report(
-    settings: TranslateSettings, translator: "Translator", lines: list[str], reference: list[str] | None
-) -> str:
-    """A line that says how many lines of source and reference are in the training data; empty without `trained_on`."""
-    if not settings.trained_on:
-        return ""
-    from .translator import seen_lines
-
-    sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
-    by_source, by_reference = seen_lines(settings.trained_on, sides, translator.vocabulary)
-    seen, folders = len(by_source | by_reference), " ".join(map(str, settings.trained_on))
-    return (
-        f"{settings.source}: {seen} of {len(lines)} lines ({seen / max(len(lines), 1):.1%}) are in {folders}, "
-        f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
-    )
 
 
 if __name__ == "__main__":

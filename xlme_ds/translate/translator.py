@@ -147,6 +147,22 @@ def bleu_and_chrf(lines: Sequence[str], reference: Sequence[str], language: str)
     ]
 
 
+def leak_report(
+    translator: Translator, source: Path, lines: list[str], reference: list[str] | None, folders: Sequence[Path]
+) -> str:
+    """A line that says how many of the `lines` of the file `source` and of their reference are in the training data
+    `folders`; empty without `folders`."""
+    if not folders:
+        return ""
+    sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
+    by_source, by_reference = seen_lines(folders, sides, translator.vocabulary)
+    seen, named = len(by_source | by_reference), " ".join(map(str, folders))
+    return (
+        f"{source}: {seen} of {len(lines)} lines ({seen / len(lines):.1%}) are in {named}, "
+        f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
+    )
+
+
 def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
