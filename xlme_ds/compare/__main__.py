@@ -134,8 +134,8 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
     variables = child_environment()
     for planned in system.runs:
         if not (planned.folder / FINISHED).exists():
-            data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
-            options = [*planned.arguments, *data, "--out", str(planned.folder)]
+            folders = ("--data", settings.data_folder, "--heldout", settings.heldout, "--out", planned.folder)
+            options = [*planned.arguments, *map(str, folders)]
             run(launch_command("xlme_ds.pretrain", settings.processes, options), variables)
             if not (planned.folder / FINISHED).exists():
                 sys.exit(1)  # the run was stopped; its user continues it with the same command
@@ -143,8 +143,11 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
         module, *options = command
         run(launch_command(module, 1, options), variables, quiet=True)
         if not record_if_scored(system, name, command, settings):
-            stopped = f"{module} was stopped before it wrote its scores"
-            print(f"{system.model_folder}: {stopped}: give the same command again to continue", file=sys.stderr)
+            print(
+                f"{system.model_folder}: {module} was stopped before it wrote its scores: give the same command again "
+                "to continue",
+                file=sys.stderr,
+            )
             sys.exit(1)
 
 

@@ -132,9 +132,8 @@ def _model_entries(path: Path) -> list[dict[str, Any]]:
 
 def read_results(path: Path) -> list[RunScores]:
     """The runs in a compare.json. Raises ValueError for a file of another form."""
-    content = read_versioned(path)
     try:
-        return [RunScores(**run) for run in content["runs"]]
+        return [RunScores(**run) for run in read_versioned(path)["runs"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a compare.json of this version ({error}): write it again") from None
 

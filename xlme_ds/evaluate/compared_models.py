@@ -57,8 +57,11 @@ class ComparedEncoder(ComparedModel):
     @property
     def layerwise_metadata(self) -> dict[str, Any]:
         """`metadata` with more entries, for the results of tests that score every layer."""
-        layers = {"depth": self.cfg.discriminator_layers, "layer": self.layer}
-        return self.metadata | {"weights": weights_sha256(self.encoder)} | layers
+        return self.metadata | {
+            "weights": weights_sha256(self.encoder),
+            "depth": self.cfg.discriminator_layers,
+            "layer": self.layer,
+        }
 
 
 @dataclass(frozen=True)

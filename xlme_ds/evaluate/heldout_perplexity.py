@@ -227,8 +227,10 @@ def perplexities(nlls: MeanNlls, tokens_per_character: Mapping[str, float]) -> d
     nll, bits = (
         float(np.mean([values[key] for values in languages.values()])) for key in ("nll", "bits_per_character")
     )
-    overall = {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits}
-    return {"overall": overall, "languages": languages}
+    return {
+        "overall": {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits},
+        "languages": languages,
+    }
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:

@@ -160,15 +160,16 @@ def _retrieval(
         untrained = initial_encoder(config.model, config.objective.name, config.seed)
         before = retrieval_accuracies(untrained, bitexts, name="retrieval, untrained")
     trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
-    retrieval = {
-        "step": step,
-        "layers": list(range(config.model.discriminator_layers + 1)),
-        "pairs": sizes,
-        "candidates": sum(sizes.values()) / len(sizes),
-        "before": before,
-        "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
+    return {
+        "retrieval.json": {
+            "step": step,
+            "layers": list(range(config.model.discriminator_layers + 1)),
+            "pairs": sizes,
+            "candidates": sum(sizes.values()) / len(sizes),
+            "before": before,
+            "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
+        }
     }
-    return {"retrieval.json": retrieval}
 
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:

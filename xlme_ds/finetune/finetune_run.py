@@ -250,8 +250,7 @@ def _scores(
         features = featurise(examples, task, vocabulary, tuning, LAYOUTS[cfg.layout], language)
         predictions = predict(model, examples, features, task)
         if purpose == "test":
-            path = job.out / predictions_file(task, source.split, source.language)
-            write_predictions(path, examples, predictions)
+            write_predictions(job.out / predictions_file(task, source.split, source.language), examples, predictions)
         scores[purpose, source.language] = (
             score_predictions(config.task, task, examples, predictions, source.language)
             if have_labels(examples)

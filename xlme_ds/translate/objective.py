@@ -249,11 +249,10 @@ class MachineTranslation(MaskedLanguageModelling):
         """The sizes of the forward passes of all terms, the largest first. In a pair, each network reads half of the
         tokens. For a sentence, each network reads as many tokens as the sentence has, because a source is about as long
         as its target."""
-        sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
-        passes = [sentences] * (len(self.terms) - 1)
+        passes = [replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)] * (len(self.terms) - 1)
         if batch.pairs:
-            side = batch.row_tokens // 2
-            passes.append(replace(batch, tokens=batch.pairs * batch.row_tokens // 2, row_tokens=side))
+            pair_tokens = batch.pairs * batch.row_tokens
+            passes.append(replace(batch, tokens=pair_tokens // 2, row_tokens=batch.row_tokens // 2))
         return sorted(passes, key=lambda micro_batch: -micro_batch.tokens)
 
     def predicted_positions(self, batch: Batch) -> Tensor:

@@ -42,8 +42,10 @@ class Translator(NamedTuple):
         try:
             return language_index(self.model.cfg, code)
         except ValueError:
-            languages = " ".join(self.model.cfg.language_embeddings)
-            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
+            raise ValueError(
+                f"{option} {code} is no language of {self.folder}: choose one of "
+                f"{' '.join(self.model.cfg.language_embeddings)}"
+            ) from None
 
 
 def load_translator(folder: Path) -> Translator:
