@@ -28,8 +28,8 @@ from .task_files import Example, Question, Sentence, TextPair
 
 Predictions = list[list[str]] | list[str]  # one entry per example: the list of its words' tags, a label, or an answer
 
-# SQuAD's usual baselines and XTREME use these two values, too.
 PREDICTIONS_FOLDER = "predictions"  # in the run folder
+# SQuAD's usual baselines and XTREME use these two values, too.
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
 MAX_ANSWER_TOKENS = 30  # length of the longest answer
 

@@ -129,11 +129,9 @@ class TranslationModel(TextEncoder):
         embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         position_bias_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask)
-        assert isinstance(self_bias, TorchBias)
+        self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask, row_tokens)
         cross_bias = TorchBias(cross_attention_mask(target.segments, sources_BS), None, row_tokens=row_tokens)
-        shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
-        return decoder.run_layers_with(x_BRD, shared, seeds_B)
+        return decoder.run_layers_with(x_BRD, SharedInputs(self_bias, source_BSD, cross_bias), seeds_B)
 
 
 def max_translation_tokens(source_tokens: int) -> int:

@@ -110,11 +110,8 @@ class MachineTranslation(MaskedLanguageModelling):
         back-translation may differ between devices: if two tokens are almost equally likely, rounding decides which one
         the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
-        if "noised_BT" in batch.added or has_pairs:
-            return batch._replace(
-                added={name: value for name, value in batch.added.items() if name != "target_languages_BT"}
-            )
-        return batch
+        rest = {name: value_BT for name, value_BT in batch.added.items() if name != "target_languages_BT"}
+        return batch._replace(added=rest) if "noised_BT" in batch.added or has_pairs else batch
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
