@@ -133,8 +133,7 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     Raises ValueError for a damaged file, with its name and line, and for a folder without such files.
     """
     require_folder(folder, "name the folder of LASER's Tatoeba v1 files")
-    matches = [_TATOEBA_FILE.fullmatch(path.name) for path in folder.glob("tatoeba.*")]
-    codes = {match["code"] for match in matches if match}
+    codes = {match["code"] for path in folder.iterdir() if (match := _TATOEBA_FILE.fullmatch(path.name))}
     if not codes:
         raise ValueError(
             f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"
