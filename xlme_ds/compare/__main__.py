@@ -23,6 +23,7 @@ from ..io.files import read_versioned
 from ..io.folders import lock_folder
 from ..io.help import call_from_command_line
 from ..models.text_encoder import language_index
+from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import RunFolder
@@ -61,6 +62,8 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     `shared_settings` apply to every recipe. Raises ValueError if a check fails."""
     names, budgets = settings.recipes, settings.budgets
     seed_counts = settings.seeds * len(budgets) if len(settings.seeds) == 1 else settings.seeds
+    for name in "+".join(names).split("+"):
+        recipe(name)  # raises ValueError for an unknown recipe
     if len(set(names)) != len(names):
         raise ValueError(f"--recipes {' '.join(names)} names a system twice: name each once")
     if len(set(budgets)) != len(budgets):
