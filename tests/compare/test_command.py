@@ -21,7 +21,6 @@ from xlme_ds.compare.results import (
     RunScores,
     join_runs,
     mean_passes,
-    read_losses,
     read_results,
     read_scores,
 )
@@ -125,7 +124,7 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
         (tmp_path / f"pos/seed{seed}").mkdir(parents=True)
         content = {"format": 1, "languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
         (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
-    assert read_scores(tmp_path, 2)[0] == {"pos": 15.0}
+    assert read_scores(tmp_path, 2)["scores"] == {"pos": 15.0}
     with pytest.raises(
         ValueError, match=r"seed3/scores\.json and \S+seed1/scores\.json have scores of different files"
     ):
@@ -134,7 +133,7 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
 
 def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> None:
     """The trained model's come first; retrieval is the mean of both directions, and English counts in no task."""
-    assert read_scores(tmp_path, 1) == ({}, {})
+    assert not any(read_scores(tmp_path, 1).values())
     for n, name in enumerate(("pairs", "tatoeba")):
         models = [
             {"layer": 1, "sets": {}, "overall": {
@@ -149,12 +148,12 @@ def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         content = {"format": 1, "languages": {"de": {"f1": f1}, "en": {"f1": 99.0}, "sw": {"f1": f1 + 20}}}
         (tmp_path / name / "scores.json").write_text(json.dumps(content))
-    trained, untrained = read_scores(tmp_path, 1)
-    assert trained == pytest.approx(
+    found = read_scores(tmp_path, 1)
+    assert found["scores"] == pytest.approx(
         {"pos": 30, "align": 25, "pairs": 40, "pairs_centred": 70, "tatoeba": 65, "tatoeba_centred": 95}
     )
     of_both = {"pairs": 20, "pairs_centred": 50, "tatoeba": 20, "tatoeba_centred": 50}
-    assert untrained == pytest.approx({"ner": 15, "align": 90} | of_both)
+    assert found["untrained"] == pytest.approx({"ner": 15, "align": 90} | of_both)
 
 
 def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
@@ -294,15 +293,15 @@ def test_held_out_text_without_pairs_has_losses_of_one_kind(
         (tmp_path / "text" / name).symlink_to(folder / "heldout" / name)
     place = next((folder / "out/runs").glob("xlme-*/seed1"))
     (tmp_path / "losses.json").write_text(json.dumps({"format": 1, **losses([place], tmp_path / "text")}))
-    overall, languages = read_losses(tmp_path)
-    assert overall.keys() == languages.keys() == {"mlm"}
+    found = read_scores(tmp_path, 1)
+    assert found["losses"].keys() == found["languages"].keys() == {"mlm"}
 
 
 def test_runs_of_two_places_count_once() -> None:
     first, second = (RunScores("xlme", 1e14, seed, 1e14, 10, 1e6, {}, {}, {}, {"ner": 9.0}, {}) for seed in (1, 2))
-    assert join_runs({"here": [first], "a": [first, second], "b": [second]}) == [first, second]
+    assert join_runs([("here", first), ("a", first), ("a", second), ("b", second)]) == [first, second]
     with pytest.raises(ValueError, match=r"here and b have different runs of xlme with 1e\+14 operations and seed 1"):
-        join_runs({"here": [first], "b": [replace(first, scores={"ner": 9.5})]})
+        join_runs([("here", first), ("b", replace(first, scores={"ner": 9.5}))])
 
 
 def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> None:
@@ -315,7 +314,7 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
         return replace(RunScores.read(system, tmp_path / "data", 1), budget=1e9)
 
     first, second = read(1, 4), read(2, 4)
-    assert join_runs({"here": [first], "there": [second]}) == [first, second]
+    assert join_runs([("here", first), ("there", second)]) == [first, second]
     write_results([replace(first, scores={"pairs": 9.0})], tmp_path)
     (stored,) = read_results(tmp_path / "compare.json")
     assert [settings["data.mono_rows"] for settings in stored.settings] == [2, 2]
@@ -325,7 +324,7 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
         (replace(second, settings=[], tokens=9.0), "with tokens .* and 9.0: leave"),  # of an earlier version
     ):
         with pytest.raises(ValueError, match=rf"here and there have runs of .* with 1e\+09 operations, .*{message}"):
-            join_runs({"here": [stored], "there": [other]})
+            join_runs([("here", stored), ("there", other)])
 
 
 def test_other_runs_that_cannot_be_joined_are_refused_before_training(

@@ -25,7 +25,7 @@ from xlme_ds.evaluate.compared_models import _with_names, default_layer, load_en
 from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.heldout_perplexity import perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
-from xlme_ds.evaluate.output import Curve, ResultTable, _plot
+from xlme_ds.evaluate.output import ResultTable, _plot
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, accuracy_at_1, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -320,7 +320,7 @@ def test_untrained_models_differ_by_seed_and_shape(run: Path, tmp_path: Path) ->
 
 def test_a_plot_is_in_per_cent_and_names_what_is_centred(tmp_path: Path) -> None:
     """A colour for each model, also of its centred vectors."""
-    curves = [Curve("a", [0.25, 0.75]), Curve("a", [0.5, 0.9], True), Curve("b", [0.3, 0.4])]
+    curves = {"a": [[0.25, 0.75], [0.5, 0.9]], "b": [[0.3, 0.4]]}
     _plot(curves, "accuracy (%)", tmp_path / "plot")
     svg = (tmp_path / "plot.svg").read_text()
     texts = re.findall(r"<!-- (.*?) -->", svg)
@@ -364,7 +364,7 @@ def test_align_averages_over_its_tests(
     assert (
         f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
     )
-    _plot([Curve("first", model["overall"]["aer"])], "mean alignment error rate (%)", tmp_path / "expected")
+    _plot({"first": [model["overall"]["aer"]]}, "mean alignment error rate (%)", tmp_path / "expected")
     assert (tmp_path / "out/align.svg").read_bytes() == (tmp_path / "expected.svg").read_bytes()
     apart = answer([*command, "--apart"], capsys)
     assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"

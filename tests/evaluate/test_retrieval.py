@@ -19,7 +19,6 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.report_data import _retrieval, _shown_records
 from xlme_ds.evaluate.retrieval import (
-    TranslationPair,
     accuracies_of_vectors,
     accuracy_at_1,
     group_by_language,
@@ -53,7 +52,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 @pytest.mark.parametrize(("layout", "separators"), [("xlme", 1), ("xlm", 2)])
 def test_pairs_are_those_of_the_rows(tmp_path: Path, layout: str, separators: int) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=260, rows_per_shard=130, layout=layout) / "para")
-    found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in stored_pairs(store)]
+    found = [(language, other.tolist(), english.tolist()) for language, other, english in stored_pairs(store)]
     rng = np.random.default_rng([0, True])
     expected = []
     for _ in range(260):
@@ -61,8 +60,10 @@ def test_pairs_are_those_of_the_rows(tmp_path: Path, layout: str, separators: in
         for i, end in enumerate(np.cumsum(lengths)):
             item = tokens[end - lengths[i] : end]
             middle = item.index(EOS, 1)  # xlm's items begin with </s>
-            codes = [LANGUAGES[language] for language in languages[2 * i : 2 * i + 2]]
-            expected.append((item[1:middle], item[middle + separators : -1], *codes))
+            first, second = (LANGUAGES[language] for language in languages[2 * i : 2 * i + 2])
+            sides = item[1:middle], item[middle + separators : -1]
+            expected.append((second, *sides[::-1]) if first == "en" else (first, *sides))
+            assert (first == "en") != (second == "en")
     assert found == expected
 
 
@@ -187,21 +188,22 @@ def test_every_language_counts_the_same() -> None:
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40) / "para")
     pairs = list(stored_pairs(store))
-    one_side = [pair._replace(first=pair.first[:-1]) for pair in pairs]  # their second side repeats
+    one_side = [(language, other, english[:-1]) for language, other, english in pairs]  # their other side repeats
     groups = group_by_language([*pairs, *pairs, *one_side])
     assert set(groups) == {"de", "fr"}
-    english = {pair[pair.second_language == "en"].tobytes() for pair in [*pairs, *one_side]}
-    assert {"en"} < {pair.first_language for pair in pairs}, "on either side"
+    english = {pair[2].tobytes() for pair in [*pairs, *one_side]}
     for ours, theirs in groups.values():
         assert {ids.tobytes() for ids in ours} <= english
         for side in (ours, theirs):
             assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
     assert group_by_language(pairs[:3]) == {}
+    for codes, others in ((("de", "sw", "fr"), set()), (("en", "en", "fr"), {"fr"})):  # one side has to be English
+        store.languages = codes
+        assert {language for language, _, _ in stored_pairs(store)} == others
     lines = [np.array([number]) for number in range(4, 10)]
     for count in (4, 5):
-        alone = [TranslationPair(ids, ids, "sw", "en") for ids in lines[:count]]
-        others = [TranslationPair(ids, ids, *codes) for ids in lines for codes in (("de", "fr"), ("en", "en"))]
-        assert {code: len(ours) for code, (ours, _) in group_by_language(alone + others).items()} == (
+        alone = [("sw", ids, ids) for ids in lines[:count]]
+        assert {code: len(ours) for code, (ours, _) in group_by_language(alone).items()} == (
             {"sw": 5} if count == 5 else {}
         )
 
@@ -221,11 +223,12 @@ def test_pairs_of_text_are_found_by_name_in_either_order_and_in_archives(
     with zipfile.ZipFile(tmp_path / "en-sw.txt.zip", "w") as archive:
         archive.writestr("Some.en-sw.sw", lines[4] + "\n")
         archive.writestr("Some.en-sw.en", lines[5] + "\n")
-    found = [(pair.first_language, pair.second_language) for pair in heldout_pairs(tmp_path, vocabulary)]
-    assert sorted(found) == [("en", "de")] * 3 + [("en", "sw")] + [("en", "zh-Hans")] * 2  # an empty side is no pair
-    by_code = {pair.second_language: pair for pair in heldout_pairs(tmp_path, vocabulary)}
-    assert by_code["sw"].first.tolist() == vocabulary.encode(lines[5]).tolist()
-    assert by_code["zh-Hans"].second.tolist() == vocabulary.encode(lines[8]).tolist()
+    found = list(heldout_pairs(tmp_path, vocabulary))
+    codes = sorted(language for language, _, _ in found)
+    assert codes == ["de"] * 3 + ["sw"] + ["zh-Hans"] * 2  # an empty side is no pair
+    by_code = {language: sides for language, *sides in found}
+    assert by_code["sw"][1].tolist() == vocabulary.encode(lines[5]).tolist()
+    assert by_code["zh-Hans"][0].tolist() == vocabulary.encode(lines[8]).tolist()
 
 
 def test_pairs_of_a_data_folder_need_the_models_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:

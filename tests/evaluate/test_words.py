@@ -13,7 +13,6 @@ from tests.evaluate.folders import WORDS, write_run
 from tests.small import encoder_of, model
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.lookup_table import (
-    JudgedPairs,
     correlation,
     ranks,
     read_word_tests,
@@ -69,17 +68,17 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEnco
     sides = [table_of(lookup)[lookup.vocabulary.encode(word)].mean(0) for pair in pairs for word in pair]
     cosines = [1 - scipy.spatial.distance.cosine(a, b) for a, b in zip(sides[::2], sides[1::2], strict=True)]
     scores = [cosine**3 + 0.1 * (i % 2) for i, cosine in enumerate(cosines)]
-    found = similarity_scores(lookup, JudgedPairs(pairs, scores))
+    found = similarity_scores(lookup, pairs, scores)
     pearson, spearman = scipy.stats.pearsonr(cosines, scores)[0], scipy.stats.spearmanr(cosines, scores)[0]
     assert 0 < spearman < 1 and (found["pairs"], found["unknown"]) == (9, 0)
     assert found["pearson"] == pytest.approx(pearson) and found["spearman"] == pytest.approx(spearman)
     assert found["score"] == pytest.approx(scipy.stats.hmean([pearson, spearman]))
     strange = [("кирил", WORDS[0]), (WORDS[1], "кирил"), *pairs[:3]]
-    assert similarity_scores(lookup, JudgedPairs(strange, scores[:5]))["unknown"] == 2
+    assert similarity_scores(lookup, strange, scores[:5])["unknown"] == 2
     assert translation_scores(lookup, strange)["unknown"] == 2, "of both sides"
-    assert similarity_scores(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
+    assert similarity_scores(lookup, pairs, [-score for score in scores])["score"] == 0
     outlier = [100.0 if cosine == max(cosines) else -cosine for cosine in cosines]  # the signs of the two differ
-    found = similarity_scores(lookup, JudgedPairs(pairs, outlier))
+    found = similarity_scores(lookup, pairs, outlier)
     assert found["spearman"] < 0 < found["pearson"] and found["score"] == 0
 
 

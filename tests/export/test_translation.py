@@ -264,7 +264,7 @@ def test_text_in_a_process_without_this_package(both: Both, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     ours = load_translator(both.run)
     cpu = Translator(ours.folder, ours.model.cpu(), ours.vocabulary)
-    assert json.loads(done.stdout.splitlines()[-1]) == translate_lines(cpu, lines, (0, 3), 1, 1.0).lines
+    assert json.loads(done.stdout.splitlines()[-1]) == translate_lines(cpu, lines, (0, 3), 1, 1.0)[0]
 
 
 def test_the_tokenizer_gives_our_sources(both: Both) -> None:

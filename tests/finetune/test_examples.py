@@ -213,6 +213,7 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
         find_task_files(TASKS["ner"], [tmp_path / "a"])
     examples = {"dev-context-en-question-en.json", "tydiqa.goldp.en.train.json", "xquad.en.json", "eng.train"}
     assert {task.example_file_name for task in TASKS.values()} == examples | {"train-en.tsv"}
+    assert all(re.fullmatch(task.file_patterns[0], task.example_file_name) for task in TASKS.values())
 
 
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:

@@ -42,9 +42,8 @@ from xlme_ds.io.folders import lock_folder
 from xlme_ds.train.data import open_loader
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
-from xlme_ds.translate.leaks import seen_lines
-from xlme_ds.translate.pairs import PairFolder
-from xlme_ds.translate.translator import bleu_and_chrf, load_translator, read_lines, translate_lines
+from xlme_ds.translate.pairs import write_pairs
+from xlme_ds.translate.translator import bleu_and_chrf, load_translator, read_lines, seen_lines, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
@@ -355,7 +354,7 @@ def ending_sooner(run: Path, lines: list[str], to: Path) -> tuple[Path, int]:
         weights = load_file(run / "model" / "model.safetensors")
         weights["masked_head.bias"][EOS] += (least + most) / 2
         save_file(weights, path)
-        found = translate_lines(load_translator(to), lines, (1, 0), 1, 1.0).lines
+        found = translate_lines(load_translator(to), lines, (1, 0), 1, 1.0)[0]
         empty = sum(not line.strip() for line in found)
         if 0 < empty < len(lines):
             return to, empty
@@ -363,22 +362,24 @@ def ending_sooner(run: Path, lines: list[str], to: Path) -> tuple[Path, int]:
     raise AssertionError("all or none are empty")
 
 
-def test_pairs_of_another_format_fail(tmp_path: Path) -> None:
-    pairs, record = PairFolder(tmp_path, "de", "en"), tmp_path / ".back_en.de-en.json"
-    assert pairs.begin({"beam": 1}) and pairs.begin({"beam": 1})
-    assert read_json(record, dict) == {"beam": 1, "format": 1}
-    write_json(record, {"beam": 1})
+def test_pairs_of_another_format_fail(run: Path, tmp_path: Path) -> None:
+    given, record = (tmp_path, ("de", "en"), load_translator(run), ["haus"], (0, 1), 1, 1.0), ".back_en.de-en.json"
+    write_pairs(*given)
+    provenance = read_json(tmp_path / record, dict)
+    assert provenance.pop("format") == 1 and provenance["beam"] == 1
+    write_json(tmp_path / record, provenance)
     with pytest.raises(ValueError, match=r"\.back_en\.de-en\.json has format None, this version reads 1: make it"):
-        pairs.begin({"beam": 1})
+        write_pairs(*given)
 
 
-def test_one_process_writes_pairs(run: Path, tmp_path: Path) -> None:
-    pairs = PairFolder(tmp_path, "de", "en")
-    assert pairs.begin({})
-    with lock_folder(pairs.parts), pytest.raises(ValueError, match="another process is still working in"):
-        pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
-    pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
-    assert not pairs.parts.exists() and not pairs.begin({})
+def test_one_process_writes_pairs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, parts = (tmp_path, ("de", "en"), load_translator(run), ["haus"], (0, 1), 1, 1.0), ".back_en.de-en.parts"
+    with lock_folder(tmp_path / parts), pytest.raises(ValueError, match="another process is still working in"):
+        write_pairs(*given)
+    write_pairs(*given)
+    assert not (tmp_path / parts).exists() and "is complete" not in capsys.readouterr().out
+    write_pairs(*given)
+    assert "is complete" in capsys.readouterr().out
 
 
 def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,9 +443,9 @@ def test_the_last_row_of_every_folder_is_looked_at(
     run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of pairs and of sentences; rows are read three at a time. Rows that are no sentences are named."""
-    from xlme_ds.translate import leaks
+    from xlme_ds.translate import translator
 
-    monkeypatch.setattr(leaks, "_ROWS_PER_READ", 3)
+    monkeypatch.setattr(translator, "_ROWS_PER_READ", 3)
     vocabulary = load_run(run).vocabulary
     lines = [german(one) for one in sentences(60, 8)]
     (folder / "last" / "mono").mkdir(parents=True)
@@ -462,20 +463,20 @@ def test_the_last_row_of_every_folder_is_looked_at(
         tokens = RowStore(path / task).read(np.array([6])).tokens.ravel().tolist()
         last = vocabulary.decode(tokens[1 : tokens.index(EOS, 1)])
         assert last in lines or last in map(english, sentences(60, 8))
-        (found,) = leaks.seen_lines(mixed, [[vocabulary.encode(last)]], vocabulary)
-        (alone,) = leaks.seen_lines([path], [[vocabulary.encode(last)] * 2], vocabulary)
+        (found,) = seen_lines(mixed, [[vocabulary.encode(last)]], vocabulary)
+        (alone,) = seen_lines([path], [[vocabulary.encode(last)] * 2], vocabulary)
         assert (found, alone) == ({0}, {0, 1})  # every one of equal lines
     text, stream = folder / "encoded-stream", folder / "last-stream"
     assert not data_prep(f"encode --mono {folder}/last/mono --para {folder}/last --out {text} {given}".split())
     asked = "--mono-rows 5 --para-rows 7 --layout xlm --row-tokens 48"
     assert not data_prep(f"mix --encoded {text} --out {stream} {given} {asked}".split())
     capsys.readouterr()
-    leaks.seen_lines([stream], [[vocabulary.encode(lines[0])]], vocabulary)
+    seen_lines([stream], [[vocabulary.encode(lines[0])]], vocabulary)
     said = f"{stream}/mono was mixed without --sentences: lines were not looked for in its 5 rows\n"
     assert capsys.readouterr().err == said
     only = [[vocabulary.encode(line)] for line in lines]
-    both = [leaks.seen_lines(mixed, [one], vocabulary)[0] for one in only]
-    each = [[leaks.seen_lines([path], [one], vocabulary)[0] for one in only] for path in mixed]
+    both = [seen_lines(mixed, [one], vocabulary)[0] for one in only]
+    each = [[seen_lines([path], [one], vocabulary)[0] for one in only] for path in mixed]
     assert both == [one | two for one, two in zip(*each, strict=True)]
 
 
@@ -483,7 +484,7 @@ def test_only_a_line_with_more_tokens_than_are_read_is_cut(run: Path, folder: Pa
     translator = load_translator(run)
     for more, cut in ((0, []), (1, [1])):
         line = next(line for n in range(80) if len(translator.vocabulary.encode(line := "n" * n)) == 46 + more)
-        assert translate_lines(translator, [line, "haus"], (0, 1), 1, 1.0).cut == cut
+        assert translate_lines(translator, [line, "haus"], (0, 1), 1, 1.0)[1] == cut
 
 
 def test_what_is_left_out_of_training_is_what_is_counted_as_trained_on(run: Path, folder: Path) -> None:

@@ -37,7 +37,8 @@ def read_whole(model: TranslationModel, source: np.ndarray, written: list[int]) 
         for tokens, place, language in zip((item, before), places, LANGUAGES, strict=True)
     ]
     with torch.no_grad():
-        scores = model.logits(model.decode(sides[1], model.encode(sides[0]), sides[0].segments)[0])
+        hidden = model.decode(sides[1], model.encode(sides[0]), sides[0].segments)[0]
+        scores = model.masked_head.logits(hidden, model.embedding_blocks)
     scores[:, [BOS, PAD, UNK, model.cfg.vocabulary - 1]] = float("-inf")
     return scores.log_softmax(-1)
 

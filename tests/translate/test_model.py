@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.small import LANGUAGES, SMALL, batch_of, lively, rows_of
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.collate import collate
 from xlme_ds.data.masking import TaskRows
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
 from xlme_ds.models import attention, encoder, layers
@@ -250,7 +249,7 @@ def test_sentences_by_the_formulas(changes: dict[str, object]) -> None:
     parts += [(1, rows_of([[LAYOUTS[layout].item(*pair).tolist() for pair in row] for row in texts()], 44, 1),
                np.arange(2))]  # fmt: skip
     made = SentenceInputs(("0:0.5", "10:0"), ("0:2",), (0, 1, 2), SMALL.vocabulary - 1)
-    batch = made.added_to(collate(parts, 3, 1.0), parts, 3, 5)
+    batch = made(parts, 3, 1.0, 5)
     objective = objective_of(ObjectiveConfig("mt", 1.0, denoising=made.denoising, back_translation=("0:2",))).at(5)
     assert objective.weights.tolist() == [0.25, 2.0, 1.0]
     formulas, expected = Formulas(model), {"ae": [], "bt": []}
@@ -327,7 +326,7 @@ def long_sentences() -> tuple[Batch, int]:
     rows = rows_of([[[0, *rng.integers(4, 96, size).tolist(), EOS]]], SMALL.max_positions)
     parts: TaskRows = [(0, rows, np.arange(1) + 5)]
     made = SentenceInputs(("0:1",), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)
-    return made.added_to(collate(parts, 3, 1.0), parts, 3, 0), size
+    return made(parts, 3, 1.0, 0), size
 
 
 def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +336,7 @@ def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: 
         model.masked_head.bias[EOS] -= 50.0  # translations as long as they may be
     rows = rows_of([[[0, 5 + n, EOS] for n in range(4)]], 12)
     parts: TaskRows = [(0, rows, np.arange(1))]
-    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added_to(collate(parts, 3, 1.0), parts, 3, 0)
+    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)(parts, 3, 1.0, 0)
     kept: list[Tensor] = []
     real = attention.drop_weights
 
@@ -363,7 +362,7 @@ def test_of_n_tokens_a_translation_has_at_most_xlms_number(size: int) -> None:
         model.masked_head.bias[EOS] -= 50.0
     rows = rows_of([[[0, *range(5, 5 + size), EOS]]], 40)
     parts: TaskRows = [(0, rows, np.arange(1))]
-    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added_to(collate(parts, 3, 1.0), parts, 3, 0)
+    batch = SentenceInputs((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)(parts, 3, 1.0, 0)
     assert int((model.back_translated_sources(batch).segments > 0).sum()) == int(1.3 * size + 5) + 2
 
 

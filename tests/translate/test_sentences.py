@@ -12,7 +12,6 @@ from tests.rows import write_data
 from tests.small import SMALL, item, rows_of
 from xlme_ds.config import DataConfig, ObjectiveConfig, weight_at
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.rows import EOS, PAD, Rows
 from xlme_ds.data.schema import read_manifest, write_manifest
@@ -30,7 +29,7 @@ def translation(denoising: tuple[str, ...] = (), back: tuple[str, ...] = ()) -> 
 
 def noised(rows: Rows, first: int = 0, seed: int = 3, step: int = 0, by: SentenceInputs = BOTH) -> Batch:
     parts = [(0, rows, np.arange(len(rows.tokens)) + first)]
-    return by.added_to(collate(parts, seed, 1.0), parts, seed, step)
+    return by(parts, seed, 1.0, step)
 
 
 def test_shares_and_moves() -> None:

@@ -45,13 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
     settings = call_from_command_line(CompareSettings, prog, options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])
-        other_runs = {str(path): read_results(path) for path in settings.also}
+        other_runs = [(str(path), run) for path in settings.also for run in read_results(path)]
         if other_runs:
-            require_equal_settings(_runs_by_source(systems, settings, other_runs))
+            require_equal_settings([*_own_runs(systems, settings), *other_runs])
         with lock_folder(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
-            for table in write_results(join_runs(_runs_by_source(systems, settings, other_runs)), settings.out):
+            for table in write_results(join_runs([*_own_runs(systems, settings), *other_runs]), settings.out):
                 table.show(terminal(160))
     except (ValueError, OSError) as error:
         fail(prog, error)
@@ -101,12 +101,12 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     return systems
 
 
-def _runs_by_source(
-    systems: list[System], settings: CompareSettings, other_runs: dict[str, list[RunScores]]
-) -> dict[str, list[RunScores]]:
-    """The runs of this comparison, with the scores that they have so far, and after them `other_runs`."""
-    runs = [RunScores.read(system, settings.data_folder, settings.tuning_seeds) for system in systems]
-    return {f"--out {settings.out}": runs} | other_runs
+def _own_runs(systems: list[System], settings: CompareSettings) -> list[tuple[str, RunScores]]:
+    """(source, run) for every run of this comparison, with the scores that it has so far."""
+    return [
+        (f"--out {settings.out}", RunScores.read(system, settings.data_folder, settings.tuning_seeds))
+        for system in systems
+    ]
 
 
 def _require_matching(planned: PlannedRun, settings: CompareSettings) -> None:
@@ -137,8 +137,8 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
     variables = child_environment()
     for planned in system.runs:
         if not (planned.folder / FINISHED).exists():
-            data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
-            options = [*planned.arguments, *data, "--out", str(planned.folder)]
+            folders = ("--data", settings.data_folder, "--heldout", settings.heldout, "--out", planned.folder)
+            options = [*planned.arguments, *map(str, folders)]
             run(launch_command("xlme_ds.pretrain", settings.processes, options), variables)
             if not (planned.folder / FINISHED).exists():
                 sys.exit(1)  # the run was stopped; its user continues it with the same command
@@ -146,8 +146,11 @@ def _train_and_test(system: System, settings: CompareSettings) -> None:
         module, *options = command
         run(launch_command(module, 1, options), variables, quiet=True)
         if not record_if_scored(system, name, command, settings):
-            stopped = f"{module} was stopped before it wrote its scores"
-            print(f"{system.model_folder}: {stopped}: give the same command again to continue", file=sys.stderr)
+            print(
+                f"{system.model_folder}: {module} was stopped before it wrote its scores: give the same command again "
+                "to continue",
+                file=sys.stderr,
+            )
             sys.exit(1)
 
 

@@ -1,6 +1,6 @@
 """Reads the scores of all runs of a comparison, and joins those of several comparisons."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -42,8 +42,6 @@ class RunScores:
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
         """Read the scores from the last run's folder, and the passes over the data from the manifests in `data`."""
-        trained, untrained = read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds)
-        losses, by_language = read_losses(system.model_folder / SCORES_FOLDER)
         rows_read = {
             task: sum(round(run.config.train.steps * run.config.data.mean_rows[index]) for run in system.runs)
             for index, task in enumerate(TASKS)
@@ -58,10 +56,7 @@ class RunScores:
             passes={
                 task: mean for task, rows in rows_read.items() if rows and (mean := mean_passes(data / task, rows))
             },
-            losses=losses,
-            languages=by_language,
-            scores=trained,
-            untrained=untrained,
+            **read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds),
             settings=[
                 {key: value for key, value in fixed_settings(run.config).items() if key not in _DIFFERS_BY_SEED}
                 for run in system.runs
@@ -86,15 +81,16 @@ def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
     return [folder / task / (f"seed{n}" if seeds > 1 else "") / "scores.json" for n in range(1, seeds + 1)]
 
 
-def read_scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns (trained, untrained): by measure, the scores in `folder` of the trained and of the untrained model; the
-    second dict is empty if the untrained model was not tested. Raises ValueError for a malformed file, and if the files
-    of one fine-tuning task are from several models, training sets or tests."""
-    trained: dict[str, float] = {}
-    untrained: dict[str, float] = {}
+def read_scores(folder: Path, tuning_seeds: int) -> dict[str, dict[str, Any]]:
+    """The fields `losses`, `languages`, `scores` and `untrained` of a `RunScores`, from the files in `folder`. A test
+    without a file has no scores. The losses are empty for a model that does not predict masked tokens. Raises
+    ValueError for a malformed file, and if the files of one fine-tuning task are from several models, training sets or
+    tests."""
+    fields: dict[str, dict[str, Any]] = {"losses": {}, "languages": {}, "scores": {}, "untrained": {}}
+    models = (fields["scores"], ""), (fields["untrained"], UNTRAINED_SUFFIX)
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
     try:
-        for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED_SUFFIX)), ("pos", "ner")):
+        for (model_scores, suffix), task in product(models, ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
             first = read_versioned(files[0]) if files else {}
             means = []
@@ -111,33 +107,22 @@ def read_scores(folder: Path, tuning_seeds: int) -> tuple[dict[str, float], dict
                 model_scores[task] = fmean(means)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
-            for model_scores, result in zip((trained, untrained), _model_entries(path), strict=False):
+            for (model_scores, _), result in zip(models, _model_entries(path), strict=False):
                 layer = result["layer"]
                 if test == "align":
                     model_scores[test] = 100 * result["overall"]["aer"][layer]
                 else:
                     model_scores[test] = 100 * mean_of_directions(result)[layer]
                     model_scores[f"{test}_centred"] = 100 * mean_of_directions(result, centred=True)[layer]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _malformed(path, error) from None
-    return trained, untrained
-
-
-def read_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Returns two dicts of the held-out losses in `folder`: by loss term, and by loss term and language. Both dicts are
-    empty for a model that does not predict masked tokens."""
-    path = folder / "losses.json"
-    try:
+        path = folder / "losses.json"
         result = _model_entries(path)[0] if path.exists() else {"overall": {}, "languages": {}}
-        terms = [term for term in LOSSES if term in result["languages"]]  # tlm needs held-out pairs
-        return {term: result["overall"][term] for term in terms}, {term: result["languages"][term] for term in terms}
-    except (KeyError, TypeError, IndexError) as error:
-        raise _malformed(path, error) from None
-
-
-def _malformed(path: Path, error: Exception) -> ValueError:
-    """The error to raise for a score file that does not have the expected form."""
-    return ValueError(f"{path} lacks {error} or has another form: delete it, and give the same command again")
+        for term in [term for term in LOSSES if term in result["languages"]]:  # tlm needs held-out pairs
+            fields["losses"][term], fields["languages"][term] = result["overall"][term], result["languages"][term]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"{path} lacks {error} or has another form: delete it, and give the same command again"
+        ) from None
+    return fields
 
 
 def _model_entries(path: Path) -> list[dict[str, Any]]:
@@ -147,43 +132,40 @@ def _model_entries(path: Path) -> list[dict[str, Any]]:
 
 def read_results(path: Path) -> list[RunScores]:
     """The runs in a compare.json. Raises ValueError for a file of another form."""
-    content = read_versioned(path)
     try:
-        return [RunScores(**run) for run in content["runs"]]
+        return [RunScores(**run) for run in read_versioned(path)["runs"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a compare.json of this version ({error}): write it again") from None
 
 
-def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
-    """The runs of several sources (folders or files, by name) without duplicates. Raises ValueError for two different
-    runs of one system, budget and seed, and if `require_equal_settings` does."""
-    require_equal_settings(by_source)
+def join_runs(runs: Sequence[tuple[str, RunScores]]) -> list[RunScores]:
+    """The `runs`, each given with its source (the name of a folder or file), without duplicates. Raises ValueError for
+    two different runs of one system, budget and seed, and if `require_equal_settings` does."""
+    require_equal_settings(runs)
     first_runs: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
-    for source, runs in by_source.items():
-        for run in runs:
-            first_source, first = first_runs.setdefault((run.system, run.budget, run.seed), (source, run))
-            if run != first:
-                raise ValueError(
-                    f"{first_source} and {source} have different runs of {run.system} with {run.budget:.3g} operations "
-                    f"and seed {run.seed}: leave one of them out"
-                )
+    for source, run in runs:
+        first_source, first = first_runs.setdefault((run.system, run.budget, run.seed), (source, run))
+        if run != first:
+            raise ValueError(
+                f"{first_source} and {source} have different runs of {run.system} with {run.budget:.3g} operations "
+                f"and seed {run.seed}: leave one of them out"
+            )
     return [run for _, run in first_runs.values()]
 
 
-def require_equal_settings(by_source: Mapping[str, Sequence[RunScores]]) -> None:
-    """Raise ValueError if two runs of one system and budget differ in a setting that does not depend on the seed, or in
-    their steps or tokens. Scores do not matter."""
+def require_equal_settings(runs: Sequence[tuple[str, RunScores]]) -> None:
+    """Raise ValueError if two `runs` of one system and budget differ in a setting that does not depend on the seed, or
+    in their steps or tokens. Scores do not matter."""
     first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
-    for source, runs in by_source.items():
-        for run in runs:
-            first_source, first = first_seeds.setdefault((run.system, run.budget), (source, run))
-            theirs, ours = _shared_by_seeds(first), _shared_by_seeds(run)
-            for key in theirs:
-                if key in ours and theirs[key] != ours[key]:
-                    raise ValueError(
-                        f"{first_source} and {source} have runs of {run.system} with {run.budget:.3g} operations, but "
-                        f"with {key} {theirs[key]} and {ours[key]}: leave one of them out"
-                    )
+    for source, run in runs:
+        first_source, first = first_seeds.setdefault((run.system, run.budget), (source, run))
+        theirs, ours = _shared_by_seeds(first), _shared_by_seeds(run)
+        for key in theirs:
+            if key in ours and theirs[key] != ours[key]:
+                raise ValueError(
+                    f"{first_source} and {source} have runs of {run.system} with {run.budget:.3g} operations, but "
+                    f"with {key} {theirs[key]} and {ours[key]}: leave one of them out"
+                )
 
 
 def _shared_by_seeds(run: RunScores) -> dict[str, Any]:

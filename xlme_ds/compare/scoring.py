@@ -21,9 +21,8 @@ from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.finetune_run import require_scorer
 from ..finetune.settings import FinetuneSettings, parse, run_config
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples, training_examples
-from ..io.files import file_sha256, write_versioned
+from ..io.files import file_sha256, read_optional, write_versioned
 from ..objectives import objective_of
-from ..report.run_files import read_optional
 from ..settings_file import check_ranges
 from ..validate import check_processes
 from .results import LOSSES, SCORES_FOLDER, UNTRAINED_SUFFIX, finetune_score_files

@@ -1,6 +1,7 @@
 """Training rows in plain numpy: special token ids, the tasks, layouts of items, and rows as arrays. An item is one text
 or one translation pair, with its special tokens."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +36,13 @@ class Layout:
 LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
 
 
+def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the indices of items with these `lengths` in batches of `size`. Items of similar lengths are in one batch,
+    which needs little padding then; the shortest come first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
 class Rows(NamedTuple):
     """Training rows as arrays, in reading order."""
 
@@ -42,3 +50,10 @@ class Rows(NamedTuple):
     item_counts: np.ndarray  # int64 [B]: the number of items in each row
     lengths: np.ndarray  # int64: the number of tokens of each item, row after row
     languages: np.ndarray  # int64: the language index of each side of each item, row after row
+
+    def texts(self) -> list[np.ndarray]:
+        """The ids of every text, row after row, without special tokens. A text is not empty; a pair is two texts."""
+        places = np.flatnonzero(
+            self.tokens >= UNK
+        )  # the ids of `<s>`, `<pad>` and `</s>`, which end texts, are smaller
+        return np.split(self.tokens.ravel()[places], np.flatnonzero(np.diff(places) > 1) + 1)

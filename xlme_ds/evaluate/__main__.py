@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..cli import program, run_subcommand
-from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
+from .output import CommonOptions, EncoderOptions, LayerOptions
 
 _Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
 _Encoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
@@ -33,10 +33,12 @@ def tatoeba(options: _Layers) -> None:
     """
     from . import retrieval
 
-    results = retrieval.tatoeba(
-        options.models, options.data, layer=options.layer, which=options.which, random=options.random
+    _output_retrieval(
+        retrieval.tatoeba(
+            options.models, options.data, layer=options.layer, which=options.which, random=options.random
+        ),
+        options,
     )
-    _output_retrieval(results, options)
 
 
 def pairs(options: _Layers, limit: int = 1000) -> None:
@@ -50,10 +52,12 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     """
     from . import retrieval
 
-    results = retrieval.pairs(
-        options.models, options.data, limit=limit, layer=options.layer, which=options.which, random=options.random
+    _output_retrieval(
+        retrieval.pairs(
+            options.models, options.data, limit=limit, layer=options.layer, which=options.which, random=options.random
+        ),
+        options,
     )
-    _output_retrieval(results, options)
 
 
 def align(options: _Layers, apart: bool = False) -> None:
@@ -69,7 +73,7 @@ def align(options: _Layers, apart: bool = False) -> None:
     results = alignment.align(
         options.models, options.data, apart=apart, layer=options.layer, which=options.which, random=options.random
     )
-    curves = [Curve(model["model"], model["overall"]["aer"]) for model in results["models"]]
+    curves = {model["model"]: [model["overall"]["aer"]] for model in results["models"]}
     note = f"mean over {', '.join(results['models'][0]['tests'])}"
     options.write_and_print(results, alignment.alignment_tables, curves, "mean alignment error rate (%)", note)
 
@@ -85,8 +89,10 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """
     from . import heldout_losses
 
-    results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
-    options.write_and_print(results, heldout_losses.loss_tables)
+    options.write_and_print(
+        heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random),
+        heldout_losses.loss_tables,
+    )
 
 
 def perplexity(
@@ -105,10 +111,12 @@ def perplexity(
     """
     from . import heldout_perplexity
 
-    results = heldout_perplexity.perplexity(
-        options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
+    options.write_and_print(
+        heldout_perplexity.perplexity(
+            options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
+        ),
+        heldout_perplexity.perplexity_tables,
     )
-    options.write_and_print(results, heldout_perplexity.perplexity_tables)
 
 
 def words(options: _Encoder) -> None:
@@ -120,19 +128,19 @@ def words(options: _Encoder) -> None:
     """
     from . import lookup_table
 
-    results = lookup_table.words(options.models, options.data, which=options.which, random=options.random)
-    options.write_and_print(results, lookup_table.word_tables)
+    options.write_and_print(
+        lookup_table.words(options.models, options.data, which=options.which, random=options.random),
+        lookup_table.word_tables,
+    )
 
 
 def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
     from . import retrieval
 
     models = results["models"]
-    curves = [
-        Curve(model["model"], retrieval.mean_of_directions(model, centred), centred)
-        for model in models
-        for centred in (False, True)
-    ]
+    curves = {
+        model["model"]: [retrieval.mean_of_directions(model, centred) for centred in (False, True)] for model in models
+    }
     # all models are tested on the same languages
     languages = "the papers' 36" if "36" in retrieval.complete_sets(models[0]) else str(len(models[0]["languages"]))
     measure, note = "accuracy@1, mean of both directions (%)", f"mean over {languages} languages"

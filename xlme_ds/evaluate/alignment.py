@@ -1,7 +1,8 @@
 """Word alignment by optimal transport between the subword vectors of one layer (XLM-Align section 3.1; XLM-E section
 4.6), and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
-Sizes of arrays: S source subwords and T target subwords of a pair, D width.
+Sizes of arrays: S source subwords and T target subwords of a pair, D width. The subwords of a sentence of N subwords
+are an array [2, N]: their ids, and for each of them the index of its word.
 """
 
 import os
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..cli import note, progress
 from ..config import EncoderName
-from ..data.schema import LAYOUTS
+from ..data.rows import LAYOUTS, batches_by_length
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
 from ..io.folders import require_folder
@@ -43,13 +44,6 @@ class GoldPair(NamedTuple):
     target: list[str]
     sure: Links
     possible: Links
-
-
-class Subwords(NamedTuple):
-    """The subwords of a sentence."""
-
-    ids: np.ndarray
-    words: np.ndarray  # index of the word that each subword belongs to
 
 
 @check_argument_types
@@ -195,37 +189,31 @@ def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray
     return rows_ST, columns_ST
 
 
-def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
-    """(source, target) indices of all pairs of subwords that are each other's most probable partner."""
-    if not similarity_ST.size:
-        return []
-    rows_ST, columns_ST = sinkhorn(similarity_ST)
-    target_of, source_of = rows_ST.argmax(1), columns_ST.argmax(0)
-    return [(source, int(target)) for source, target in enumerate(target_of) if source_of[target] == source]
-
-
 def align_words(
     source_SD: np.ndarray, target_TD: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
 ) -> Links:
-    """Links between words: two words are linked if a subword of one is aligned with a subword of the other. `source_SD`
-    and `target_TD`: the vector of each subword; `source_words` and `target_words`: the index of each subword's word."""
-    return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
+    """Links between words: two words are linked if a subword of one and a subword of the other are each other's most
+    probable partner. `source_SD` and `target_TD`: the vector of each subword; `source_words` and `target_words`: the
+    index of each subword's word."""
+    similarity_ST = source_SD @ target_TD.T
+    if not similarity_ST.size:
+        return set()
+    rows_ST, columns_ST = sinkhorn(similarity_ST)
+    target_of, source_of = rows_ST.argmax(1), columns_ST.argmax(0)
+    mutual = np.flatnonzero(source_of[target_of] == np.arange(len(target_of)))
+    return set(zip(source_words[mutual].tolist(), target_words[target_of[mutual]].tolist(), strict=True))
 
 
-def tokenize_words(words: list[str], vocabulary: Vocabulary) -> Subwords:
+def tokenize_words(words: list[str], vocabulary: Vocabulary) -> np.ndarray:
     """The subwords of `words`, each word tokenized by itself."""
     ids, sizes = vocabulary.encode_lines(words)
-    return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
+    return np.stack([ids, np.repeat(np.arange(len(words)), sizes)])
 
 
-def truncate_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
+def truncate_pair(source: np.ndarray, target: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
-    source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
-    return _truncate(source, source_size), _truncate(target, room - source_size)
-
-
-def _truncate(side: Subwords, size: int) -> Subwords:
-    return Subwords(side.ids[:size], side.words[:size])
+    source_size = min(source.shape[1], max(room // 2, room - target.shape[1]))
+    return source[:, :source_size], target[:, : room - source_size]
 
 
 def score_test(
@@ -244,7 +232,7 @@ def score_test(
     whole_pairs = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in gold]
     if apart:
         room = encoder.cfg.max_positions - 2  # without <s> and </s>
-        pairs = [(_truncate(source, room), _truncate(target, room)) for source, target in whole_pairs]
+        pairs = [(source[:, :room], target[:, :room]) for source, target in whole_pairs]
     else:
         room = encoder.cfg.max_positions - LAYOUTS[encoder.cfg.layout].pair_specials
         pairs = [truncate_pair(source, target, room) for source, target in whole_pairs]
@@ -253,7 +241,7 @@ def score_test(
         ([set() for _ in gold], [set() for _ in gold]) for _ in range(encoder.cfg.discriminator_layers + 1)
     ]
     for index, layer, source_SD, target_TD in _subword_vectors(encoder, pairs, apart, languages):
-        source, target = (side.words for side in pairs[index])
+        source, target = (words for _, words in pairs[index])
         by_product, by_cosine = by_layer[layer]
         by_product[index] = align_words(source_SD, target_TD, source, target)
         by_cosine[index] = align_words(unit_vectors(source_SD), unit_vectors(target_TD), source, target)
@@ -267,28 +255,26 @@ def score_test(
 
 def _subword_vectors(
     encoder: TextEncoder,
-    pairs: list[tuple[Subwords, Subwords]],
+    pairs: list[tuple[np.ndarray, np.ndarray]],
     apart: bool,
     languages: tuple[str, ...],
     batch_size: int = 64,
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Yield (pair index, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
-    order = sorted(range(len(pairs)), key=lambda index: _size(pairs[index]))  # little padding inside a batch
     layout = LAYOUTS[encoder.cfg.layout]
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batches_by_length([_size(pair) for pair in pairs], batch_size):
         if apart:  # all sources, then all targets
-            items = [layout.item(pairs[index][side].ids) for side in (0, 1) for index in indices]
+            items = [layout.item(pairs[index][side][0]) for side in (0, 1) for index in indices]
             codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in indices]
         else:
-            items = [layout.item(pairs[index][0].ids, pairs[index][1].ids) for index in indices]
+            items = [layout.item(*(ids for ids, _ in pairs[index])) for index in indices]
             codes = [languages] * len(indices) if languages else []
         states: dict[int, list[np.ndarray]] = {}  # by item, the states [tokens, D] of every layer
         for item_indices, _, layers in hidden_states(encoder, items, batch_size, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(item_indices)}
         for source_item, index in enumerate(indices):
-            source_size, target_size = (len(side.ids) for side in pairs[index])
+            source_size, target_size = (side.shape[1] for side in pairs[index])
             target_item = source_item + len(indices) if apart else source_item
             # The position of the target's first subword in its item. The source's first subword is at position 1, after
             # the start token.
@@ -299,8 +285,8 @@ def _subword_vectors(
                 yield index, layer, source_states[1 : 1 + source_size], target_TD
 
 
-def _size(pair: tuple[Subwords, Subwords]) -> int:
-    return len(pair[0].ids) + len(pair[1].ids)
+def _size(pair: tuple[np.ndarray, np.ndarray]) -> int:
+    return pair[0].shape[1] + pair[1].shape[1]
 
 
 def score_all_tests(

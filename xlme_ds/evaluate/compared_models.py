@@ -57,8 +57,11 @@ class ComparedEncoder(ComparedModel):
     @property
     def layerwise_metadata(self) -> dict[str, Any]:
         """`metadata` with more entries, for the results of tests that score every layer."""
-        layers = {"depth": self.cfg.discriminator_layers, "layer": self.layer}
-        return self.metadata | {"weights": weights_sha256(self.encoder)} | layers
+        return self.metadata | {
+            "weights": weights_sha256(self.encoder),
+            "depth": self.cfg.discriminator_layers,
+            "layer": self.layer,
+        }
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,8 @@ def trained_on_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """A list with one note for a table, which names the models that were trained on the test's text; empty if there are
     none. `results`: the models' entries in the results."""
     names = [result["model"] for result in results if result.get("trained_on")]
-    if not names:
-        return []
-    return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"]
+    text = f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"
+    return [text] if names else []
 
 
 def _exported_run(folder: Path) -> TrainedRun:

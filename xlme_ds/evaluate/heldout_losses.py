@@ -37,12 +37,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     predictors = load_predictors(models, random)
-    stores_of_models = []
-    for model in predictors:
-        stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
-        for store in stores.values():
-            require_readable(model, store)
-        stores_of_models.append(_stores_to_read(model, stores))
+    stores_of_models = [_open_stores(model, folder, tasks) for model in predictors]
     results = []
     for model, stores in zip(predictors, stores_of_models, strict=True):
         metadata = model.metadata
@@ -53,14 +48,17 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
 
 
-def _stores_to_read(model: ComparedPredictor, stores: Mapping[int, RowStore]) -> dict[int, RowStore]:
-    """The stores with rows that the model was trained to predict. Raises ValueError if there are none, and if such rows
-    do not fit the objective."""
+def _open_stores(model: ComparedPredictor, folder: Path, tasks: Sequence[int]) -> dict[int, RowStore]:
+    """The rows of those `tasks` that the model was trained to predict, by task. Raises ValueError if there are none, if
+    the model cannot read the rows of one of the `tasks`, and if its objective cannot."""
+    stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
+    for store in stores.values():
+        require_readable(model, store)
     own_tasks = {model.objective.quantities[term].task for term in model.objective.terms}
     own_stores = {task: store for task, store in stores.items() if TASKS[task] in own_tasks}
     if not own_stores:
         raise ValueError(
-            f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
+            f"{folder} has no rows that {model.folder} was trained to predict "
             f"({', '.join(model.objective.terms)}): name other data"
         )
     for store in own_stores.values():

@@ -7,7 +7,7 @@ is a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,22 @@ def perplexity(
         require_readable(model, store)
         model_stores.append(open_monolingual(Path(data), model.cfg.language_embeddings))
     rows, tokens_per_character, characters = text_statistics(store, predictors[0].vocabulary, limit)
-    unigram_store = None if unigram is None else open_monolingual(Path(unigram))
-    if unigram_store is not None and unigram_store.manifest.shares_text(store.manifest):
-        raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
-    nlls_of_unigram = None if unigram_store is None else unigram_nlls(unigram_store, store, limit)
+    unigram_results = []
+    if unigram is not None:
+        train = open_monolingual(Path(unigram))
+        if train.manifest.shares_text(store.manifest):
+            raise ValueError(f"{unigram} and {data} have the same text: name the training data for the unigram model")
+        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        unigram_results = [metadata | perplexities(unigram_nlls(train, store, limit), tokens_per_character)]
     results = []
     for model, model_store in zip(predictors, model_stores, strict=True):
-        nlls = mean_nlls(model, model_store, seed, sum(rows.values()), passes, limit)
+        nlls = mean_nlls(summed_nlls(model, model_store, seed, sum(rows.values()), passes, limit))
         metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
         rate = tokens_per_character
         if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
             rate = {language: count / passes / characters[language] for language, (_, count) in nlls.items()}
         results.append(metadata | perplexities(nlls, rate))
-    if nlls_of_unigram is not None:
-        metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        results.append(metadata | perplexities(nlls_of_unigram, tokens_per_character))
-    return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results}
+    return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results + unigram_results}
 
 
 def open_monolingual(folder: Path, languages: Sequence[str] = ()) -> RowStore:
@@ -144,11 +144,8 @@ def unigram_nlls(train: RowStore, store: RowStore, limit: int | None = None) -> 
             f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
         )
     nll_V = unigram_nll_by_id(train)
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
-    for language, rows, _ in rows_by_language(store, limit):
-        tokens = rows.tokens[rows.tokens > UNK]
-        totals[language] += nll_V[tokens].sum(), len(tokens)
-    return _means(totals)
+    tokens_read = ((language, rows.tokens[rows.tokens > UNK]) for language, rows, _ in rows_by_language(store, limit))
+    return mean_nlls((language, nll_V[tokens].sum(), len(tokens)) for language, tokens in tokens_read)
 
 
 def check_seed_and_counts(seed: int, **counts: int | None) -> None:
@@ -182,12 +179,12 @@ def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_nlls(
+def summed_nlls(
     predictor: ComparedPredictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
-) -> MeanNlls:
-    """A model's mean −log p on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so
-    they are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+) -> Iterator[tuple[str, float, float]]:
+    """Yield (language, a model's sum of −log p, number of predicted tokens) for batches of the first `limit` rows of
+    each language. The masks depend only on (seed, pass, row), so they are the same for all models. `total_rows`: the
+    number of rows, which the lines of progress show."""
     device = next(predictor.model.parameters()).device
     # Every model that masks has the same share of masked tokens, whatever share it was trained with.
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
@@ -197,12 +194,14 @@ def mean_nlls(
             numbers = records + pass_index * store.rows
             batch = collate([(TASKS.index("mono"), rows, numbers)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
-            totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
-    return _means(totals)
+            yield language, float(sums[0]), float(predictor.objective.counts(batch)[0])
 
 
-def _means(totals: Mapping[str, np.ndarray]) -> MeanNlls:
-    """MeanNlls from (sum of −log p, count) by language; a language without predicted tokens is left out."""
+def mean_nlls(batches: Iterable[tuple[str, float, float]]) -> MeanNlls:
+    """MeanNlls from (language, sum of −log p, count) of batches; a language without predicted tokens is left out."""
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for language, nll, count in batches:
+        totals[language] += nll, count
     return {
         language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
     }
@@ -228,8 +227,10 @@ def perplexities(nlls: MeanNlls, tokens_per_character: Mapping[str, float]) -> d
     nll, bits = (
         float(np.mean([values[key] for values in languages.values()])) for key in ("nll", "bits_per_character")
     )
-    overall = {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits}
-    return {"overall": overall, "languages": languages}
+    return {
+        "overall": {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits},
+        "languages": languages,
+    }
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,38 +28,45 @@ from .text_lines import require_same_length, split_lines
 from .vectors import unit_vectors
 
 WordPair = tuple[str, str]
+JudgedPairs = tuple[list[WordPair], list[float]]  # pairs of words or phrases, the similarity that people gave each
 
 _PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # endings of the names of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
-
-
-# For each kind of test, the columns of its table: title of the column -> (key in the test's results, format).
-_COLUMNS = {
-    "similarity": {
-        "pairs": ("pairs", "d"),
-        "Pearson": ("pearson", ".3f"),
-        "Spearman": ("spearman", ".3f"),
-        "harmonic mean": ("score", ".3f"),
-        "unknown": ("unknown", "d"),
-    },
-    "dictionaries": {
-        "pairs": ("pairs", "d"),
-        "identical": ("identical", "d"),
-        "cosine": ("cosine", ".3f"),
-        "L2 distance": ("distance", ".3f"),
-        "P@1": ("precision", ".1%"),
-        "candidates": ("candidates", "d"),
-        "unknown": ("unknown", "d"),
-    },
+# For each kind of test its table: the title, the title of the first column, the others (title -> key in the test's
+# results, format) and the notes.
+_TABLES: dict[str, tuple[str, str, dict[str, tuple[str, str]], list[str]]] = {
+    "similarity": (
+        "Word similarity: cosines against people's scores",
+        "test",
+        {
+            "pairs": ("pairs", "d"),
+            "Pearson": ("pearson", ".3f"),
+            "Spearman": ("spearman", ".3f"),
+            "harmonic mean": ("score", ".3f"),
+            "unknown": ("unknown", "d"),
+        },
+        [_UNKNOWN_NOTE],
+    ),
+    "dictionaries": (
+        "Translations in the lookup table",
+        "dictionary",
+        {
+            "pairs": ("pairs", "d"),
+            "identical": ("identical", "d"),
+            "cosine": ("cosine", ".3f"),
+            "L2 distance": ("distance", ".3f"),
+            "P@1": ("precision", ".1%"),
+            "candidates": ("candidates", "d"),
+            "unknown": ("unknown", "d"),
+        },
+        [
+            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
+            "so that their cosine is 1",
+            _UNKNOWN_NOTE,
+        ],
+    ),
 }
-
-
-class JudgedPairs(NamedTuple):
-    """Pairs of words or phrases, and the similarity score that people gave each."""
-
-    pairs: list[WordPair]
-    scores: list[float]
 
 
 @check_argument_types
@@ -78,7 +85,7 @@ def words(
     for model in compared:
         trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
-            "similarity": {name: similarity_scores(trained, test) for name, test in judged.items()},
+            "similarity": {name: similarity_scores(trained, *test) for name, test in judged.items()},
             "dictionaries": {name: translation_scores(trained, test) for name, test in dictionaries.items()},
         }
         results.append(model.metadata | scores)
@@ -141,7 +148,7 @@ def _read_judged(path: Path) -> JudgedPairs:
         scores.append(score)
     if len(set(scores)) < 2:
         raise ValueError(f"{key} has the same score on every line, which gives no correlation: fetch the file again")
-    return JudgedPairs(pairs, scores)
+    return pairs, scores
 
 
 def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
@@ -186,15 +193,15 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
     return first_ND, second_ND, first_unknown + second_unknown
 
 
-def similarity_scores(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Pearson's and Spearman's correlation of the pairs' cosines with the human scores, and SemEval's score: the
+def similarity_scores(model: TrainedEncoder, pairs: Sequence[WordPair], scores: Sequence[float]) -> dict[str, Any]:
+    """Pearson's and Spearman's correlation of the pairs' cosines with the human `scores`, and SemEval's score: the
     harmonic mean of the two correlations if both are positive, else 0."""
-    first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
+    first_ND, second_ND, unknown = _pair_vectors(model, pairs)
     cosines = (unit_vectors(first_ND) * unit_vectors(second_ND)).sum(1)
-    human_scores = np.array(test.scores)
+    human_scores = np.array(scores)
     pearson, spearman = correlation(cosines, human_scores), correlation(ranks(cosines), ranks(human_scores))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
-    return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
+    return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(pairs), "unknown": unknown}
 
 
 def translation_scores(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
@@ -241,26 +248,12 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
-    models = results["models"]
-    similarity_table = ResultTable(
-        "Word similarity: cosines against people's scores",
-        ["test", "model", *_COLUMNS["similarity"]],
-        notes=[_UNKNOWN_NOTE],
-    )
-    dictionary_table = ResultTable(
-        "Translations in the lookup table",
-        ["dictionary", "model", *_COLUMNS["dictionaries"]],
-        notes=[
-            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
-            "so that their cosine is 1",
-            _UNKNOWN_NOTE,
-        ],
-    )
-    tables = {"similarity": similarity_table, "dictionaries": dictionary_table}
-    for kind, table in tables.items():
-        table.rows = [
-            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in _COLUMNS[kind].values())]
+    models, tables = results["models"], []
+    for kind, (title, first_column, columns, notes) in _TABLES.items():
+        rows = [
+            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in columns.values())]
             for name in models[0][kind]
             for model in models
         ]
-    return [table for table in tables.values() if table.rows]
+        tables.append(ResultTable(title, [first_column, "model", *columns], rows, notes))
+    return [table for table in tables if table.rows]

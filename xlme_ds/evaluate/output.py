@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import matplotlib
 import tyro
@@ -21,13 +21,14 @@ from ..io.folders import require_writable
 
 _MAX_PRINTED_ROWS = 25  # if a longer table has means, and a file holds it whole, only its means are printed
 
-
-class Curve(NamedTuple):
-    """A model's scores over the layers, for the plot."""
-
-    name: str
-    fractions: Sequence[float]  # one for each layer
-    centred: bool = False  # whether the scores are those of centred vectors
+# Model -> its curves in the plot, each with a fraction for every layer: the scores and, in some tests, the scores of
+# centred vectors.
+Curves = Mapping[str, Sequence[Sequence[float]]]
+# End of a curve's name in the legend -> how the curve is drawn, in the order of the curves of a model.
+_CURVE_STYLES: dict[str, dict[str, Any]] = {
+    "": {"marker": "o", "markersize": 4},
+    ", centred (not the paper's)": {"linestyle": "--", "linewidth": 0.9},
+}
 
 
 @dataclass
@@ -87,20 +88,18 @@ class CommonOptions:
         self,
         results: Mapping[str, Any],
         tables_of: Callable[[Mapping[str, Any]], list[ResultTable]],
-        curves: Sequence[Curve] = (),
+        curves: Curves | None = None,
         measure: str = "",
         note: str = "",
     ) -> None:
         """Print the results or their tables. If `out` is set, first write both, and then the plot, into this folder.
 
-        The plot shows all `curves`. One more table shows the curves that are not centred, with `note` below it.
-        `measure` is the label of the plot's vertical axis, and part of this table's title.
+        The plot shows all `curves`. One more table shows the first curve of each model, with `note` below it. `measure`
+        is the label of the plot's vertical axis, and part of this table's title.
         """
         tables, test = tables_of(results), results["test"]
         if curves:
-            columns = {
-                curve.name: [percent(value) for value in curve.fractions] for curve in curves if not curve.centred
-            }
+            columns = {name: [percent(value) for value in of_model[0]] for name, of_model in curves.items()}
             # models may have different depths
             rows = [[str(layer), *cells] for layer, cells in enumerate(zip_longest(*columns.values(), fillvalue=""))]
             tables.append(ResultTable(f"By layer: {measure}", ["layer (0 = embeddings)", *columns], rows, [note]))
@@ -171,19 +170,16 @@ def table_at_layer(
     )
 
 
-def _plot(curves: Sequence[Curve], measure: str, stem: Path) -> None:
-    """Write the plot as `stem`.png and `stem`.svg. Each name has one colour; curves of centred vectors are dashed."""
-    colours: dict[str, str] = {}
+def _plot(curves: Curves, measure: str, stem: Path) -> None:
+    """Write the plot as `stem`.png and `stem`.svg. Each model has one colour; curves of centred vectors are dashed."""
     # The fixed salt makes the ids in an SVG, and so the file, the same each time.
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        for curve in curves:
-            colour, label = colours.setdefault(curve.name, f"C{len(colours)}"), plot_label(curve.name)
-            style: dict[str, Any] = {"marker": "o", "markersize": 4}
-            if curve.centred:
-                style, label = {"linestyle": "--", "linewidth": 0.9}, f"{label}, centred (not the paper's)"
-            axes.plot([100 * value for value in curve.fractions], color=colour, label=label, **style)
+        for number, (name, of_model) in enumerate(curves.items()):
+            for fractions, (ending, style) in zip(of_model, _CURVE_STYLES.items(), strict=False):
+                percents = [100 * value for value in fractions]
+                axes.plot(percents, color=f"C{number}", label=plot_label(name) + ending, **style)
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(measure)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -18,7 +18,7 @@ from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.files import read_versioned, write_versioned
+from ..io.files import read_optional, write_versioned
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..trained.config_json import read_config, read_run_config
@@ -56,7 +56,7 @@ def update_report_data(run: Path) -> None:
     if trained.step is None or trained.step <= shown_step(run):
         return
     data, heldout = _data_of(run, recorded["data"])
-    earlier = _read(run / "retrieval.json")
+    earlier = read_optional(run / "retrieval.json")
     config = replace(read_run_config(run), model=trained.model)  # an earlier phase may have another rotary base
     contents = _contents(config, trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
     if not _finished(run) and shown_step(run) < trained.step:  # no other process wrote newer files meanwhile
@@ -65,7 +65,7 @@ def update_report_data(run: Path) -> None:
 
 def shown_step(run: Path) -> int:
     """The step of the model whose sentences the report shows; 0 if there are none yet."""
-    samples = _read(run / "samples.json").get("samples", [])
+    samples = read_optional(run / "samples.json").get("samples", [])
     return int(samples[0]["step"]) if samples else 0
 
 
@@ -87,10 +87,6 @@ def _write(run: Path, contents: Mapping[str, Any]) -> None:
 def _finished(run: Path) -> bool:
     """Whether the run has its model in one file, which is written after the last step."""
     return (run / MODEL_FOLDER / WEIGHTS_FILE).exists()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_versioned(path) if path.exists() else {}
 
 
 def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
@@ -164,15 +160,16 @@ def _retrieval(
         untrained = initial_encoder(config.model, config.objective.name, config.seed)
         before = retrieval_accuracies(untrained, bitexts, name="retrieval, untrained")
     trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
-    retrieval = {
-        "step": step,
-        "layers": list(range(config.model.discriminator_layers + 1)),
-        "pairs": sizes,
-        "candidates": sum(sizes.values()) / len(sizes),
-        "before": before,
-        "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
+    return {
+        "retrieval.json": {
+            "step": step,
+            "layers": list(range(config.model.discriminator_layers + 1)),
+            "pairs": sizes,
+            "candidates": sum(sizes.values()) / len(sizes),
+            "before": before,
+            "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
+        }
     }
-    return {"retrieval.json": retrieval}
 
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:

@@ -12,13 +12,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..cli import progress
 from ..config import EncoderName
-from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
@@ -32,6 +31,8 @@ from .vectors import sentence_vectors, unit_vectors
 
 Bitext = tuple[list[np.ndarray], list[np.ndarray]]  # token ids of (the English sentences, their translations)
 Bitexts = Mapping[str, Bitext]  # by the other language
+# A translation pair with English: (the other language, token ids of the translation, token ids of the English side).
+EnglishPair = tuple[str, np.ndarray, np.ndarray]
 
 ENGLISH = "en"
 DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
@@ -132,8 +133,7 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     Raises ValueError for a damaged file, with its name and line, and for a folder without such files.
     """
     require_folder(folder, "name the folder of LASER's Tatoeba v1 files")
-    matches = [_TATOEBA_FILE.fullmatch(path.name) for path in folder.glob("tatoeba.*")]
-    codes = {match["code"] for match in matches if match}
+    codes = {match["code"] for path in folder.iterdir() if (match := _TATOEBA_FILE.fullmatch(path.name))}
     if not codes:
         raise ValueError(
             f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"
@@ -144,18 +144,9 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     }
 
 
-class TranslationPair(NamedTuple):
-    """The token ids of both sides, without special tokens, and the sides' language codes."""
-
-    first: np.ndarray
-    second: np.ndarray
-    first_language: str
-    second_language: str
-
-
-def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """The pairs in `folder`, which is a data folder with para/ or has line-aligned files: X.en-de.en with X.en-de.de,
-    or en-de.txt.zip.
+def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:
+    """The pairs with English in `folder`, which is a data folder with para/ or has line-aligned files: X.en-de.en with
+    X.en-de.de, or en-de.txt.zip.
 
     Raises ValueError for data that another vocabulary encoded, for damaged files, and for a folder without pairs.
     """
@@ -171,26 +162,19 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
         yield from _text_pairs(folder, vocabulary)
 
 
-def stored_pairs(store: RowStore) -> Iterator[TranslationPair]:
-    """Yield the pairs of a store of the task para. There an item is a start token, the first side, the separators of
-    the store's layout, the second side, and `</s>`."""
-    codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
+def stored_pairs(store: RowStore) -> Iterator[EnglishPair]:
+    """Yield the pairs with English of a store of the task para."""
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
-        languages = iter(rows.languages)  # of every side, row after row
-        lengths = iter(rows.lengths)  # of every item, row after row
-        for tokens, items in zip(rows.tokens, rows.item_counts, strict=True):
-            offset = 0
-            for _ in range(items):
-                length = int(next(lengths))
-                ids = tokens[offset : offset + length]
-                first_end = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])  # from 1: a layout may begin an item with </s>
-                first, second = codes[next(languages)], codes[next(languages)]
-                yield TranslationPair(ids[1:first_end], ids[first_end + separators : -1], first, second)
-                offset += length
+        sides = list(zip((store.languages[index] for index in rows.languages), rows.texts(), strict=True))
+        for pair in zip(sides[::2], sides[1::2], strict=True):
+            ids_of = dict(pair)
+            english = ids_of.pop(ENGLISH, None)
+            if english is not None and ids_of:  # not a pair of two English sides
+                yield *ids_of.popitem(), english
 
 
-def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
+def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:
     require_folder(folder, "name a data folder with para/, or a folder of text")
     names = [path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     matches = [match for name in names if (match := _PAIR_FILE.fullmatch(name))]
@@ -210,7 +194,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
         require_same_length(english, english_name, other, other_name)
         for english_line, other_line in zip(english, other, strict=True):
             if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
-                yield TranslationPair(vocabulary.encode(english_line), vocabulary.encode(other_line), ENGLISH, language)
+                yield language, vocabulary.encode(other_line), vocabulary.encode(english_line)
     if not matches:
         raise ValueError(
             f"{folder} holds no pairs with {ENGLISH}: put X.{ENGLISH}-de.{ENGLISH} and X.{ENGLISH}-de.de or "
@@ -240,22 +224,15 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     return sides
 
 
-def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Bitext]:
-    """Group the pairs that have English on one side by the language of the other side. Returns for each language
-    (English sentences, translations).
+def group_by_language(english_pairs: Iterable[EnglishPair], fewest: int = FEWEST_PAIRS) -> dict[str, Bitext]:
+    """Group pairs by the language that is not English. Returns for each language (English sentences, translations).
 
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
     """
     bitexts: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
     translations: dict[str, set[bytes]] = defaultdict(set)
-    for pair in translation_pairs:
-        if (pair.first_language == ENGLISH) == (pair.second_language == ENGLISH):
-            continue
-        if pair.first_language == ENGLISH:
-            english, other, language = pair.first, pair.second, pair.second_language
-        else:
-            english, other, language = pair.second, pair.first, pair.first_language
+    for language, other, english in english_pairs:
         if english.tobytes() not in bitexts[language] and other.tobytes() not in translations[language]:
             bitexts[language][english.tobytes()] = (english, other)
             translations[language].add(other.tobytes())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..data.schema import LAYOUTS, PAD
+from ..data.rows import LAYOUTS, PAD, batches_by_length
 from ..models.text_encoder import TextEncoder, languages_of, positions_and_segments
 
 
@@ -28,9 +28,7 @@ def hidden_states(
     """
     encoder.eval()
     device = next(encoder.parameters()).device
-    order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batches_by_length([len(item) for item in items], batch_size):
         tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
         positions_BT, mask_BT = positions_and_segments(tokens_BT)
         languages_BT = languages_of(encoder.cfg, [languages[i] for i in indices], tokens_BT) if languages else None

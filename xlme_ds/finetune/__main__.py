@@ -29,8 +29,7 @@ def check_flags(argv: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = without_local_rank(sys.argv[1:] if arguments is None else arguments)
-    only_prints = bool({*HELP_FLAGS, "--list"} & set(options))
-    stop = None if only_prints else StopRequest()
+    stop = None if {*HELP_FLAGS, "--list"} & set(options) else StopRequest()  # those flags only print
     try:
         command = parse(program("finetune"), options, __doc__ or "")
         runs = jobs(command)

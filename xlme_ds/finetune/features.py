@@ -7,7 +7,7 @@ B rows, T tokens.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -62,19 +62,25 @@ def featurise(
 
     `tuning` must be completed (`TuningConfig.completed`). `first_index`: the index of the first example.
     """
+    label_ids = {NO_LABEL: IGNORED} | {label: index for index, label in enumerate(task.labels)}
     features: list[Feature] = []
     for index, example in enumerate(examples, start=first_index):
         if isinstance(example, Sentence):
-            features += _sentence_features(example, index, task.labels, vocabulary, tuning.max_tokens, layout)
+            features += _sentence_features(example, index, label_ids, vocabulary, tuning.max_tokens, layout)
         elif isinstance(example, TextPair):
-            features.append(_pair_feature(example, index, task.labels, vocabulary, tuning.max_tokens, layout))
+            features.append(_pair_feature(example, index, label_ids, vocabulary, tuning.max_tokens, layout))
         else:
             features += _question_features(example, index, vocabulary, tuning, layout)
     return [feature._replace(language=language) for feature in features]
 
 
 def _sentence_features(
-    sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
+    sentence: Sentence,
+    index: int,
+    label_ids: Mapping[str, int],
+    vocabulary: Vocabulary,
+    max_tokens: int,
+    layout: Layout,
 ) -> list[Feature]:
     """The inputs made from a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
@@ -88,7 +94,7 @@ def _sentence_features(
             inputs.append(([], [IGNORED], []))
         tokens, token_labels, word_starts = inputs[-1]
         word_starts.append(1 + len(tokens))
-        token_labels += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
+        token_labels += [label_ids[tag]] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
         Feature(layout.item(np.array(tokens)), np.array([*token_labels, IGNORED]), index, word_starts=np.array(starts))
@@ -97,7 +103,7 @@ def _sentence_features(
 
 
 def _pair_feature(
-    pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
+    pair: TextPair, index: int, label_ids: Mapping[str, int], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
     """The input of a pair. If it would have more than `max_tokens` tokens, the end of one text or of both is cut off. A
     text that has at most half of the tokens that fit, special ones apart, stays whole."""
@@ -105,11 +111,7 @@ def _pair_feature(
     room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
     ids = layout.item(first[:first_length], second[: room - first_length])
-    return Feature(ids, np.array([_label(labels, pair.label)]), index)
-
-
-def _label(labels: Sequence[str], label: str) -> int:
-    return IGNORED if label == NO_LABEL else labels.index(label)
+    return Feature(ids, np.array([label_ids[pair.label]]), index)
 
 
 def _question_features(

@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from ..checkpoint_names import checkpoints_of
 from ..config import Training
 from ..data.schema import LAYOUTS
+from ..data.vocabulary import Vocabulary
 from ..engine.build import build_data_parallel_engine, require_engine, with_shared_precision
 from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
 from ..io.files import read_versioned, write_versioned
@@ -50,16 +51,6 @@ ENGLISH = "en"  # the language whose scores `gap` compares with those of the oth
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
-class TuningInputs(NamedTuple):
-    """Everything that is read before the model is built."""
-
-    initial: TrainedEncoder
-    sets: TaskSets
-    config: FinetuneConfig
-    loader: TaskLoader
-    unlabelled: list[str]  # languages of the test files without labels that this rank predicts
-
-
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless
     scores.json exists and the model is intact. Collective over the ranks, which have joined their process group.
@@ -74,9 +65,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
         job = replace(job, command=replace(job.command, engine=with_shared_precision(job.command.engine)))
-        inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
-        initial, sets, config, loader, _ = inputs
-        unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
+        initial, sets, config, loader, unlabelled_here = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
+        unlabelled = {language for of_rank in all_gather(unlabelled_here) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
         earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
         predictions = [job.out / predictions_file(task, source.split, source.language) for source in sets.test]
@@ -116,17 +106,20 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        scores_of_rank = on_all_ranks(lambda: _scores(model, inputs, job, rank, world, stop))
-        scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
-        all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
-        if not all_scored:
+        vocabulary = initial.vocabulary
+        scores_here = on_all_ranks(lambda: _scores(model, vocabulary, job, config, sets, rank, world, stop))
+        scores = {key: metrics for of_rank in all_gather(scores_here) for key, metrics in of_rank.items()}
+        if len(scores) < len(sets.test) + len(sets.dev):  # after a request to stop
             return None
-        return on_all_ranks(lambda: _write_scores(job, folder, inputs, scores) if rank == 0 else None)
+        return on_all_ranks(lambda: _write_scores(job, folder, config, sets, scores) if rank == 0 else None)
 
 
-def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningInputs:
+def _read_inputs(
+    job: Job, folder: RunFolder, rank: int, world: int
+) -> tuple[TrainedEncoder, TaskSets, FinetuneConfig, TaskLoader, list[str]]:
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
-    run before training. Raises ValueError."""
+    run before training. Returns (initial encoder, files, configuration, training batches, languages of the test files
+    without labels that this rank predicts). Raises ValueError."""
     command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
     engine = command.engine
     check_processes(engine, world)
@@ -168,7 +161,7 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return TuningInputs(initial, sets, config, loader, unlabelled)
+    return initial, sets, config, loader, unlabelled
 
 
 def require_scorer(task: DownstreamTask) -> None:
@@ -231,11 +224,19 @@ def _initialise(
     )
 
 
-def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
+def _scores(
+    model: TaskModel,
+    vocabulary: Vocabulary,
+    job: Job,
+    config: FinetuneConfig,
+    sets: TaskSets,
+    rank: int,
+    world: int,
+    stop: StopRequest,
+) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
-    initial, sets, tuning = inputs.initial, inputs.sets, inputs.config.tuning
-    task, cfg = DOWNSTREAM_TASKS[job.command.task], initial.encoder.cfg
+    task, cfg, tuning = DOWNSTREAM_TASKS[config.task], config.model, config.tuning
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
     for count, (purpose, source) in enumerate(files[rank::world], start=1):
@@ -245,36 +246,29 @@ def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: 
             print(f"{job.out}: scoring {source.path.name}, {count} of {len(files[::world])}", flush=True)
         held_out = source.split == "train"  # then a tenth of this training file is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
-        features = featurise(
-            examples, task, initial.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
-        )
+        language = language_index(cfg, source.language)
+        features = featurise(examples, task, vocabulary, tuning, LAYOUTS[cfg.layout], language)
         predictions = predict(model, examples, features, task)
         if purpose == "test":
-            path = job.out / predictions_file(task, source.split, source.language)
-            write_predictions(path, examples, predictions)
+            write_predictions(job.out / predictions_file(task, source.split, source.language), examples, predictions)
         scores[purpose, source.language] = (
-            score_predictions(job.command.task, task, examples, predictions, source.language)
+            score_predictions(config.task, task, examples, predictions, source.language)
             if have_labels(examples)
             else None
         )
     return scores
 
 
-def _write_scores(job: Job, folder: RunFolder, inputs: TuningInputs, scores: Scores) -> dict[str, Any]:
+def _write_scores(
+    job: Job, folder: RunFolder, config: FinetuneConfig, sets: TaskSets, scores: Scores
+) -> dict[str, Any]:
     """Write scores.json, mark the run finished, and return the content of scores.json."""
-    result = _summary(job, inputs.config, inputs.sets, scores)
-    write_versioned(job.scores_file, result)
-    folder.finish(inputs.config.train.steps)
-    return result
-
-
-def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
-    task, split = DOWNSTREAM_TASKS[job.command.task], sets.test[0].split
+    task, split = DOWNSTREAM_TASKS[config.task], sets.test[0].split
     by_key = sorted(scores.items())
     languages = {code: metrics for (purpose, code), metrics in by_key if purpose == "test" and metrics is not None}
     dev = {code: metrics for (purpose, code), metrics in by_key if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
-        "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
+        "task": config.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(config.tuning), "settings": job.tuning_count, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
@@ -288,6 +282,8 @@ def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -
     others = {code: metrics for code, metrics in languages.items() if code != ENGLISH}
     if ENGLISH in languages and others:
         result["gap"] = {metric: languages[ENGLISH][metric] - mean for metric, mean in _mean(task, others).items()}
+    write_versioned(job.scores_file, result)
+    folder.finish(config.train.steps)
     return result
 
 

@@ -12,13 +12,14 @@ import string
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..data.rows import batches_by_length
 from ..io.files import write_json, write_text
 from .downstream_tasks import DownstreamTask
 from .features import Feature, collate_features
@@ -26,10 +27,9 @@ from .objective import TaskModel
 from .task_files import Example, Question, Sentence, TextPair
 
 Predictions = list[list[str]] | list[str]  # one entry per example: the list of its words' tags, a label, or an answer
-WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
-# SQuAD's usual baselines and XTREME use these two values, too.
 PREDICTIONS_FOLDER = "predictions"  # in the run folder
+# SQuAD's usual baselines and XTREME use these two values, too.
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
 MAX_ANSWER_TOKENS = 30  # length of the longest answer
 
@@ -48,11 +48,8 @@ def logits_of(model: TaskModel, features: Sequence[Feature], batch_size: int = 3
     and [tokens, labels] for the other kinds. `batch_size`: the number of features that the model reads at once."""
     model.eval()
     device = next(model.parameters()).device
-    # Batches of similar lengths need little padding.
-    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
     all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batches_by_length([len(feature.ids) for feature in features], batch_size):
         outputs = model(collate_features([features[i] for i in indices], model.kind).to(device)).float().cpu().numpy()
         for i, logits in zip(indices, outputs, strict=True):
             all_logits[i] = logits if model.kind == "pair" else logits[: len(features[i].ids)]
@@ -107,30 +104,27 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
     return answer
 
 
-def squad_words(text: str, language: str = "en") -> list[str]:
-    """The words of a text as SQuAD compares them. `language` has no effect: English articles are always dropped."""
-    text = "".join(character for character in text.lower() if character not in string.punctuation)
-    return re.sub(_ARTICLES["en"], " ", text).split()
-
-
-def mlqa_words(text: str, language: str) -> list[str]:
-    """The words of a text as MLQA compares them."""
-    text = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
-    if language in _ARTICLES:
-        text = re.sub(_ARTICLES[language], " ", text)
+def answer_words(text: str, language: str | None = None) -> list[str]:
+    """The words of a text in `language` as MLQA compares them; without a language, as SQuAD compares them."""
+    kept = (character for character in text.lower() if character not in string.punctuation)
+    if language is not None:
+        kept = (character for character in kept if unicodedata.category(character)[0] != "P")
+    text = "".join(kept)
+    if articles := _ARTICLES.get(language or "en"):
+        text = re.sub(articles, " ", text)
     if language == "zh":  # every Chinese character is a word, and text between them is split at white space
         return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", text)
     return text.split()
 
 
-def score_answer(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
+def score_answer(prediction: str, answers: Sequence[str], language: str | None = None) -> tuple[float, float]:
     """Returns (F1 over words, exact match) of a predicted answer, each from 0 to 1. If there are several right
-    `answers`, each value is the best one over them. `words` splits a text into words.
+    `answers`, each value is the best one over them. `language`: as in `answer_words`.
 
     F1 is the harmonic mean of precision (the fraction of the predicted words that the answer has) and recall (the
     fraction of the answer's words that were predicted).
     """
-    predicted, expected = words(prediction, language), [words(answer, language) for answer in answers]
+    predicted, expected = answer_words(prediction, language), [answer_words(answer, language) for answer in answers]
     f1 = 0.0
     for answer in expected:
         if common := (Counter(predicted) & Counter(answer)).total():
@@ -148,9 +142,8 @@ def score_predictions(
     """
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
-        splitter = mlqa_words if name == "mlqa" else squad_words
         scores = [
-            score_answer(str(prediction), [text for text, _ in question.answers], language, splitter)
+            score_answer(str(prediction), [text for text, _ in question.answers], language if name == "mlqa" else None)
             for question, prediction in pairs
             if isinstance(question, Question)
         ]

@@ -5,7 +5,6 @@ Questions are in SQuAD's JSON. The test sets in XTREME's download have no labels
 texts, and the answers to a question are empty.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.files import refuse_carriage_returns, visible_paths
+from ..io.files import file_sha256, refuse_carriage_returns, visible_paths
 from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
@@ -84,7 +83,7 @@ class TaskSets(NamedTuple):
 
 def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
     """SHA-256 of files, by name."""
-    return {source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest() for source in sources}
+    return {source.path.name: file_sha256(source.path) for source in sources}
 
 
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
@@ -171,24 +170,21 @@ def have_labels(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
-
-
-def _text(path: Path) -> str:
-    """The text of a UTF-8 file. A file other than .tsv is read as Latin-1 if most of its non-ASCII lines are not valid
-    UTF-8."""
+    """The lines of a UTF-8 file with their numbers. A file other than .tsv is read as Latin-1 if most of its non-ASCII
+    lines are not valid UTF-8."""
     content = path.read_bytes()
     refuse_carriage_returns(content, path)
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # The original files of CoNLL-2002 and 2003 are Latin-1. If most non-ASCII lines are UTF-8, the file is damaged.
         beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
         are_utf8 = [line.decode("utf-8", "ignore").encode() == line for line in beyond_ascii]
-        if path.suffix != ".tsv" and 2 * sum(are_utf8) < len(beyond_ascii):
-            return content.decode("latin-1")
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
+        if path.suffix == ".tsv" or 2 * sum(are_utf8) >= len(beyond_ascii):
+            number = error.object.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
+        text = content.decode("latin-1")
+    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:

@@ -94,6 +94,11 @@ def read_versioned(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """What `read_versioned` returns; empty if there is no file."""
+    return read_versioned(path) if path.exists() else {}
+
+
 def write_checksummed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
     """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`. `context` is hashed but
     not stored: a reader must give the same one."""

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from ..checkpoint_names import require_run_folder
-from ..io.files import read_versioned
+from ..io.files import read_optional
 from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
 
@@ -45,12 +45,6 @@ def require_run(folder: Path) -> None:
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} has no config.json: {advice}")
     refuse_export(folder, advice)
-
-
-def read_optional(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that a run wrote; empty if there is no file. Raises ValueError if the file holds
-    anything else."""
-    return read_versioned(path) if path.exists() else {}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -30,11 +30,11 @@ def lines(
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
     languages = translator.language_index(source, "source"), translator.language_index(target, "target")
-    translation = translate_lines(translator, unicode_lines, languages, beam, length_penalty)
-    if translation.cut:
-        counted = f"{len(translation.cut)} of {len(unicode_lines)} lines"
+    translations, cut = translate_lines(translator, unicode_lines, languages, beam, length_penalty)
+    if cut:
+        counted = f"{len(cut)} of {len(unicode_lines)} lines"
         warnings.warn(f"{counted} were cut to the length that the model reads", stacklevel=3)
-    return translation.lines
+    return translations
 
 
 def __dir__() -> list[str]:

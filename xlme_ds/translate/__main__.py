@@ -1,18 +1,14 @@
 """`xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from ..cli import fail, note, program
 from ..io.files import require_writable_file, write_text
 from ..io.help import call_from_command_line
-
-if TYPE_CHECKING:
-    from .translator import Translator
 
 _USAGE = "xlme translate --model PATH --source PATH --from LANG --to LANG (--out PATH | --pairs PATH) [OPTIONS]"
 _MAX_NAMED = 5  # largest number of line numbers that a note lists
@@ -62,7 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
-    from .translator import bleu_and_chrf, check_search, load_translator, read_lines, translate_lines  # it loads torch
+    from .pairs import write_pairs  # it loads torch
+    from .translator import bleu_and_chrf, check_search, leak_report, load_translator, read_lines, translate_lines
 
     _check_outputs(settings)
     for path in (settings.source, settings.reference):
@@ -94,19 +91,20 @@ def run(settings: TranslateSettings) -> None:
                 f"--from {settings.from_language} and --to {settings.to_language} are one language, and --pairs needs "
                 "two: change one"
             )
-        _write_pairs(settings, settings.pairs, translator, lines, languages)
+        codes = settings.from_language, settings.to_language
+        write_pairs(settings.pairs, codes, translator, lines, languages, settings.beam, settings.length_penalty)
         return
-    leaks = _leak_report(settings, translator, lines, reference)
-    translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
+    leaks = leak_report(translator, settings.source, lines, reference, settings.trained_on)
+    translations, cut = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
-    write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
-    if translated.cut:
-        named = " ".join(map(str, translated.cut[:_MAX_NAMED])) + (" ..." if len(translated.cut) > _MAX_NAMED else "")
+    write_text(settings.out, "".join(f"{line}\n" for line in translations))
+    if cut:
+        named = " ".join(map(str, cut[:_MAX_NAMED])) + (" ..." if len(cut) > _MAX_NAMED else "")
         longest = translator.model.cfg.max_positions - 2
-        note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
-    print(f"{settings.out}: {len(translated.lines)} lines")
+        note(f"{settings.source}: {len(cut)} lines have more than {longest} tokens and were cut: {named}")
+    print(f"{settings.out}: {len(translations)} lines")
     if reference is not None:
-        print("\n".join(bleu_and_chrf(translated.lines, reference, settings.to_language)))
+        print("\n".join(bleu_and_chrf(translations, reference, settings.to_language)))
     print(leaks, end="")
 
 
@@ -127,42 +125,6 @@ def _check_outputs(settings: TranslateSettings) -> None:
     if out.suffix in COMPRESSED:
         raise ValueError(f"--out {out} would be plain text: leave out {out.suffix}")
     require_writable_file(out, "--out")
-
-
-def _write_pairs(
-    settings: TranslateSettings, folder: Path, translator: "Translator", lines: list[str], languages: tuple[int, int]
-) -> None:
-    from ..trained.weights import weights_sha256
-    from .pairs import PairFolder
-
-    pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    provenance = {
-        "weights": weights_sha256(translator.model),
-        "source": sha256("\n".join(lines).encode()).hexdigest(),
-        "beam": settings.beam,
-        "length_penalty": settings.length_penalty,
-    }
-    if pairs.begin(provenance):
-        pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
-    else:
-        print(f"{pairs.path(settings.to_language)} is complete")
-
-
-def _leak_report(
-    settings: TranslateSettings, translator: "Translator", lines: list[str], reference: list[str] | None
-) -> str:
-    """A line that says how many lines of source and reference are in the training data; empty without `trained_on`."""
-    if not settings.trained_on:
-        return ""
-    from .leaks import seen_lines
-
-    sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
-    by_source, by_reference = seen_lines(settings.trained_on, sides, translator.vocabulary)
-    seen, folders = len(by_source | by_reference), " ".join(map(str, settings.trained_on))
-    return (
-        f"{settings.source}: {seen} of {len(lines)} lines ({seen / max(len(lines), 1):.1%}) are in {folders}, "
-        f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
-    )
 
 
 if __name__ == "__main__":

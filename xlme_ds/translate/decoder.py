@@ -73,9 +73,12 @@ class CrossAttention(nn.Module):
             if shared.past is not None:
                 shared.past[self] = k_BHSK, v_BHSK
         inputs = q_BHRK, k_BHSK, v_BHSK, None, shared.cross_bias
-        if seeds_B is None or not self.dropout:
-            return self.output(_join_heads(fused_attend(*inputs)))
-        return self.output(_join_heads(dropout_attend(*inputs, self.dropout, seeds_B)))
+        out_BHRK = (
+            fused_attend(*inputs)
+            if seeds_B is None or not self.dropout
+            else dropout_attend(*inputs, self.dropout, seeds_B)
+        )
+        return self.output(_join_heads(out_BHRK))
 
 
 def _split_heads(x: Tensor, parts: int, heads: int) -> Tensor:

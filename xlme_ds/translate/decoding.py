@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..cli import progress
 from ..data.rows import EOS, LAYOUTS, PAD
+from ..models.text_encoder import positions_and_segments
 from .model import CachedDecoder, TranslationModel, max_translation_tokens
 from .sides import Side
 
@@ -103,14 +105,10 @@ class Search:
 
 def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language: int) -> Side:
     """The encoder's input: one row per sentence, with special tokens, on the model's device."""
-    items = [LAYOUTS[model.cfg.layout].item(source) for source in sources]
-    tokens_AS = np.full((len(items), max(map(len, items))), PAD, dtype=np.int64)
-    for row, item in zip(tokens_AS, items, strict=True):
-        row[: len(item)] = item
-    tokens = torch.from_numpy(tokens_AS).to(model.embedding_blocks[0].device)
-    item_numbers = (tokens != PAD).long()  # each row is one item: 1, and 0 at padding
-    positions = torch.arange(tokens.shape[1], device=tokens.device)
-    return Side(tokens, positions * item_numbers, language * item_numbers, item_numbers)
+    items = [torch.from_numpy(LAYOUTS[model.cfg.layout].item(source)).long() for source in sources]
+    tokens_AS = pad_sequence(items, True, PAD).to(model.embedding_blocks[0].device)
+    positions_AS, segments_AS = positions_and_segments(tokens_AS)
+    return Side(tokens_AS, positions_AS, language * segments_AS, segments_AS)
 
 
 @torch.no_grad()

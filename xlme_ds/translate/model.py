@@ -100,11 +100,13 @@ class TranslationModel(TextEncoder):
     def back_translated_sources(self, rows: Batch) -> Side:
         """Sources for back-translation: a greedy translation of each monolingual sentence, written in evaluation mode
         and without gradient."""
-        sentences, training = unpacked_sentences(rows), self.training
+        source, languages_N, row_N, item_N = unpacked_sentences(rows)
+        training = self.training
         self.eval()
-        tokens = translate_greedily(self, sentences.source, sentences.target_languages_N)
+        tokens = translate_greedily(self, source, languages_N)
         self.train(training)
-        return translated_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
+        opening = LAYOUTS[self.cfg.layout].opening
+        return translated_sources(tokens, languages_N, row_N, item_N, opening, len(rows.task_B))
 
     def encode(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
@@ -127,36 +129,9 @@ class TranslationModel(TextEncoder):
         embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
         x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
         position_bias_HW = decoder.bias_by_distance(target.tokens.shape[1])
-        self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask)
-        assert isinstance(self_bias, TorchBias)
+        self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask, row_tokens)
         cross_bias = TorchBias(cross_attention_mask(target.segments, sources_BS), None, row_tokens=row_tokens)
-        shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
-        return decoder.run_layers_with(x_BRD, shared, seeds_B)
-
-    def decode_step(
-        self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
-    ) -> Tensor:
-        """The decoder's last hidden state, [B, D], after it has read one more token of each target, `tokens_B`, at
-        `position` (from 0). `allowed_B11S`: whether a source token may be read. `past` caches the keys and values of
-        earlier tokens; those of this token are added."""
-        decoder = self.decoder
-        position_B1 = torch.full_like(tokens_B, position)[:, None]
-        embedded_B1D = lookup(tokens_B[:, None], self.embedding_blocks)
-        x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
-        position_bias_HW, all_111R = (
-            decoder.bias_by_distance(position + 1),
-            allowed_B11S.new_ones(1, 1, 1, position + 1),
-        )
-        # The biases by distance from the new token to each token of the target: from the first token to the new one.
-        position_bias_H1R = (
-            None if position_bias_HW is None else position_bias_HW[:, None, : position + 1].to(x_B1D.dtype)
-        )
-        self_bias, cross_bias = TorchBias(all_111R, position_bias_H1R), TorchBias(allowed_B11S, None)
-        return decoder.run_layers_with(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
-
-    def logits(self, hidden_BD: Tensor) -> Tensor:
-        """Logits of the next token, [B, V], from last hidden states."""
-        return self.masked_head.logits(hidden_BD, self.embedding_blocks)
+        return decoder.run_layers_with(x_BRD, SharedInputs(self_bias, source_BSD, cross_bias), seeds_B)
 
 
 def max_translation_tokens(source_tokens: int) -> int:
@@ -170,18 +145,25 @@ class CachedDecoder:
     def __init__(self, model: TranslationModel, source: Side, languages_N: Tensor):
         self.model, self.languages_N = model, languages_N
         self.source_NSD = model.encode(source)
-        self.allowed_N11S = (source.segments > 0)[:, None, None]
+        self.allowed_N11S = (source.segments > 0)[:, None, None]  # whether a source token may be read
         self.past: dict[nn.Module, KeysAndValues] = {}
         self.position = 0  # position of the next token that the decoder reads
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
         """Read `tokens_N`; returns the log-probabilities of the next tokens, float32 or wider [N, V]. All tokens except
         ordinary ones and `</s>` have −∞."""
-        hidden_ND = self.model.decode_step(
-            tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
-        )
-        logits_NV = self.model.logits(hidden_ND)
+        decoder, blocks = self.model.decoder, self.model.embedding_blocks
+        position_N1 = torch.full_like(tokens_N, self.position)[:, None]
+        x_N1D = decoder.embed(lookup(tokens_N[:, None], blocks), position_N1, self.languages_N[:, None])
         self.position += 1
+        position_bias_HW = decoder.bias_by_distance(self.position)
+        # The biases by distance from the new token to each token of the target: from the first token to the new one.
+        position_bias_H1R = (
+            None if position_bias_HW is None else position_bias_HW[:, None, : self.position].to(x_N1D.dtype)
+        )
+        self_bias = TorchBias(self.allowed_N11S.new_ones(1, 1, 1, self.position), position_bias_H1R)
+        shared = SharedInputs(self_bias, self.source_NSD, TorchBias(self.allowed_N11S, None), self.past)
+        logits_NV = self.model.masked_head.logits(decoder.run_layers_with(x_N1D, shared)[:, 0], blocks)
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         logits_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
         return logits_NV.log_softmax(-1)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..data.collate import Collate, Purpose, collate, languages_of_text
-from ..data.masking import TaskRows
+from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.rows import TASKS
 from ..models.layers import MicroBatchShape
 from ..models.pipeline import Flops, PipelinePart, encoder_flops, masked_head_flops
@@ -36,12 +35,22 @@ from .sides import target_mask
 if TYPE_CHECKING:
     from ..data.shards import RowStore
 
+# Term -> (title of the loss, task, name of the accuracy, title of the accuracy).
 _QUANTITIES = {
-    "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
-    "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
-    "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
+    "ae": (
+        "Loss of every token, restored from a noised copy",
+        "mono",
+        "accuracy_denoising",
+        "Accuracy on every target token (denoising)",
+    ),
+    "bt": (
+        "Loss of every token, translated back",
+        "mono",
+        "accuracy_back",
+        "Accuracy on every target token (back-translation)",
+    ),
+    "mt": ("Loss of every target token", "para", "accuracy_para", "Accuracy on every target token"),
 }
-_ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
 
 
 class MachineTranslation(MaskedLanguageModelling):
@@ -68,12 +77,11 @@ class MachineTranslation(MaskedLanguageModelling):
         weight_points = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ALWAYS}
         self._weight_points = {term: points for term, points in weight_points.items() if points}
         self.terms = tuple(self._weight_points)
-        self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
-            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
-            for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
-            if term in self.terms
-        }
-        self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
+        own = {term: _QUANTITIES[term] for term in self.terms}
+        self.quantities = {
+            term: Quantity(title, "nats a token", task, unigram=True) for term, (title, task, *_) in own.items()
+        } | {name: Quantity(title) for _, _, name, title in own.values()}
+        self.accuracies = tuple(name for _, _, name, _ in own.values())
         super().__init__(cfg)
         self.weights = self._weights_in(0)
         # Index into TERMS -> index into `self.terms`. The entry of a term that is not trained is 0 and is never read.
@@ -95,23 +103,15 @@ class MachineTranslation(MaskedLanguageModelling):
         if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
             points["bt"] = ()
         mask = rows.manifest.vocabulary_size - 1
-        sentences = SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
-
-        def with_sentences(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
-            return sentences.added_to(collate(parts, seed, mask_fraction), parts, seed, step)
-
-        return with_sentences
+        return SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
 
     def as_probe(self, batch: Batch) -> Batch:
         """`batch` for the probe loss: without back-translation, unless that is its only term. The sources of
         back-translation may differ between devices: if two tokens are almost equally likely, rounding decides which one
         the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
-        if "noised_BT" in batch.added or has_pairs:
-            return batch._replace(
-                added={name: value for name, value in batch.added.items() if name != "target_languages_BT"}
-            )
-        return batch
+        rest = {name: value_BT for name, value_BT in batch.added.items() if name != "target_languages_BT"}
+        return batch._replace(added=rest) if "noised_BT" in batch.added or has_pairs else batch
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
@@ -246,11 +246,10 @@ class MachineTranslation(MaskedLanguageModelling):
         """The sizes of the forward passes of all terms, the largest first. In a pair, each network reads half of the
         tokens. For a sentence, each network reads as many tokens as the sentence has, because a source is about as long
         as its target."""
-        sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
-        passes = [sentences] * (len(self.terms) - 1)
+        passes = [replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)] * (len(self.terms) - 1)
         if batch.pairs:
-            side = batch.row_tokens // 2
-            passes.append(replace(batch, tokens=batch.pairs * batch.row_tokens // 2, row_tokens=side))
+            pair_tokens = batch.pairs * batch.row_tokens
+            passes.append(replace(batch, tokens=pair_tokens // 2, row_tokens=batch.row_tokens // 2))
         return sorted(passes, key=lambda micro_batch: -micro_batch.tokens)
 
     def predicted_positions(self, batch: Batch) -> Tensor:
@@ -265,19 +264,17 @@ class MachineTranslation(MaskedLanguageModelling):
         ]
         return torch.stack(counts).double()
 
-    def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
-        return sum_by_task(values_M, self._term_indices(output), len(self.terms))
-
     def _term_indices(self, output: TranslationOutput) -> Tensor:
         return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """The summed losses, float32 [terms]; carries the gradient."""
-        return self._sum_by_term(output.nll_M, output)
+        return sum_by_task(output.nll_M, self._term_indices(output), len(self.terms))
 
     def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """Number of target tokens of each term that the model finds most likely, float64 [terms]."""
-        return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
+        is_right_M = output.predicted_M == batch.tokens_BT.flatten()[output.places_M]
+        return sum_by_task(is_right_M, self._term_indices(output), len(self.terms)).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """Returns float64 [2, terms, languages]: the summed losses and the numbers of target tokens, by the language of

@@ -13,6 +13,7 @@ from numba.types import int32, int64, uint64, void
 
 from ..config import weight_at
 from ..data.batch import Batch
+from ..data.collate import collate
 from ..data.compiled import compiled, readonly
 from ..data.masking import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
@@ -30,7 +31,7 @@ _LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True)
 class SentenceInputs:
-    """Adds noised copies to the batch of a step if the weight of denoising is not 0 in this step. Adds the target
+    """Makes batches (`Collate`), which have noised copies if the weight of denoising is not 0 in the step, and target
     languages if the weight of back-translation is not 0 (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
@@ -45,9 +46,10 @@ class SentenceInputs:
                 f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
             )
 
-    def added_to(self, batch: Batch, task_rows: TaskRows, seed: int, step: int) -> Batch:
-        """Returns `batch` with `noised_BT` and `target_languages_BT` added, int64 [B, T], each only if the step needs
-        it. `collate` made the batch of `task_rows`."""
+    def __call__(self, task_rows: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
+        """The batch that `collate` makes, with `noised_BT` and `target_languages_BT` added, int64 [B, T], each only if
+        the step needs it."""
+        batch = collate(task_rows, seed, mask_fraction)
         noised_BT, target_languages_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0  # index in the batch of the task's first row
         for task, rows, row_numbers in task_rows:
@@ -56,11 +58,14 @@ class SentenceInputs:
                 of_task = noised_BT[first:end], target_languages_BT[first:end]
                 _noise(*rows, row_numbers, key, self.mask, np.array(self.languages), *of_task)
             first += len(rows.tokens)
-        if weight_at(self.denoising, step):
-            batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
-        if weight_at(self.back_translation, step):
-            batch = batch.with_added(target_languages_BT=torch.from_numpy(target_languages_BT))
-        return batch
+        made = {
+            "noised_BT": (noised_BT, self.denoising),
+            "target_languages_BT": (target_languages_BT, self.back_translation),
+        }
+        needed = {
+            name: torch.from_numpy(values_BT) for name, (values_BT, points) in made.items() if weight_at(points, step)
+        }
+        return batch.with_added(**needed)
 
 
 @compiled(

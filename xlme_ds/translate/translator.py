@@ -1,16 +1,20 @@
-"""Translates the lines of a file with a model trained for objective.name mt, and scores translations."""
+"""Translates the lines of a file with a model trained for objective.name mt, scores translations, and finds the lines
+that occur in training data."""
 
 import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ..cli import note
+from ..data.rows import TASKS
+from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..io.files import refuse_carriage_returns
 from ..models.text_encoder import language_index
@@ -20,6 +24,7 @@ from .decoding import translate
 from .exports import load_with_decoder
 from .model import TranslationModel
 
+_ROWS_PER_READ = 4096  # of training data in which lines are searched
 _MAX_PENALTY = 10  # powers of lengths then stay well within the range of floats
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 COMPRESSED = (".gz", *_STREAMS)  # suffixes of files that are uncompressed
@@ -37,8 +42,10 @@ class Translator(NamedTuple):
         try:
             return language_index(self.model.cfg, code)
         except ValueError:
-            languages = " ".join(self.model.cfg.language_embeddings)
-            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
+            raise ValueError(
+                f"{option} {code} is no language of {self.folder}: choose one of "
+                f"{' '.join(self.model.cfg.language_embeddings)}"
+            ) from None
 
 
 def load_translator(folder: Path) -> Translator:
@@ -107,18 +114,12 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
         )
 
 
-class Translated(NamedTuple):
-    """Translations, one for each source line."""
-
-    lines: list[str]
-    cut: list[int]  # numbers (from 1) of the source lines that were too long, so that only their start was read
-
-
 def translate_lines(
     translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, length_penalty: float
-) -> Translated:
+) -> tuple[list[str], list[int]]:
     """Translate each line by itself; the translation of a blank line is empty. `languages` are the indices of the
-    source and the target language."""
+    source and the target language. Returns (translations, numbers from 1 of the lines that were too long, so that only
+    their start was read)."""
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = model.cfg.max_positions - 2  # ordinary tokens, without the two special ones
@@ -127,7 +128,7 @@ def translate_lines(
     translations = [""] * len(lines)
     for index, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
         translations[index] = vocabulary.decode(tokens)
-    return Translated(translations, [index + 1 for index in not_empty if len(sources[index]) > longest])
+    return translations, [index + 1 for index in not_empty if len(sources[index]) > longest]
 
 
 def bleu_and_chrf(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
@@ -146,3 +147,59 @@ def bleu_and_chrf(lines: Sequence[str], reference: Sequence[str], language: str)
         metric.corpus_score(list(lines), [list(reference)]).format(signature=str(metric.get_signature()))
         for metric in metrics
     ]
+
+
+def leak_report(
+    translator: Translator, source: Path, lines: list[str], reference: list[str] | None, folders: Sequence[Path]
+) -> str:
+    """A line that says how many of the `lines` of the file `source` and of their reference are in the training data
+    `folders`; empty without `folders`."""
+    if not folders:
+        return ""
+    sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
+    by_source, by_reference = seen_lines(folders, sides, translator.vocabulary)
+    seen, named = len(by_source | by_reference), " ".join(map(str, folders))
+    return (
+        f"{source}: {seen} of {len(lines)} lines ({seen / len(lines):.1%}) are in {named}, "
+        f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
+    )
+
+
+def seen_lines(
+    folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
+) -> list[set[int]]:
+    """Find the lines of a test set that also occur in training data, as one side of a pair or as a sentence.
+
+    `sides` has the lines of each side of the test set as token ids, int32. `folders` are data folders that `xlme prep
+    mix` wrote; their rows of pairs and of sentences are read. Returns for each side the set of the indices of the lines
+    that occur. Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
+    """
+    keys_of_sides = [[line.tobytes() for line in side] for side in sides]
+    texts = (text for folder in folders for text in _texts(folder, vocabulary))
+    seen = set[bytes]().union(*keys_of_sides).intersection(texts)
+    return [{index for index, key in enumerate(keys) if key in seen} for keys in keys_of_sides]
+
+
+def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[bytes]:
+    """Yield the int32 ids of every text in the rows of a folder; `_ROWS_PER_READ` rows are read at a time. A text is
+    one side of a pair, or a sentence."""
+    all_stores = [RowStore(folder / task) for task in TASKS if (folder / task).is_dir()]
+    # Monolingual rows that were mixed without --sentences do not hold single lines.
+    unsplit = [s for s in all_stores if s.folder.name == "mono" and s.manifest.packed_unit != "sentences"]
+    stores = [store for store in all_stores if store not in unsplit]
+    if not stores:
+        raise ValueError(
+            f"{folder} has neither pairs nor rows that were mixed with --sentences, in which lines could be found: "
+            "name data that a translation model is trained on"
+        )
+    for store in unsplit:
+        note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
+    for store in stores:
+        if store.manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(
+                f"{store.folder} was encoded with another vocabulary than the model's: name the data that the model "
+                "was trained on"
+            )
+        for first in range(0, store.rows, _ROWS_PER_READ):
+            row_numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
+            yield from (text.tobytes() for text in store.read(row_numbers).texts())
