@@ -124,16 +124,17 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
         (tmp_path / f"pos/seed{seed}").mkdir(parents=True)
         content = {"format": 1, "languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
         (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
-    assert read_scores(tmp_path, 2)["scores"] == {"pos": 15.0}
+    assert read_scores(tmp_path, 2, ["pos"])["scores"] == {"pos": 15.0}
     with pytest.raises(
         ValueError, match=r"seed3/scores\.json and \S+seed1/scores\.json have scores of different files"
     ):
-        read_scores(tmp_path, 3)
+        read_scores(tmp_path, 3, ["pos"])
 
 
 def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> None:
     """The trained model's come first; retrieval is the mean of both directions, and English counts in no task."""
-    assert not any(read_scores(tmp_path, 1).values())
+    tests = "pos", "ner-untrained", "pairs", "tatoeba", "align", "losses"
+    assert not any(read_scores(tmp_path, 1, tests).values())
     for n, name in enumerate(("pairs", "tatoeba")):
         models = [
             {"layer": 1, "sets": {}, "overall": {
@@ -148,12 +149,13 @@ def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         content = {"format": 1, "languages": {"de": {"f1": f1}, "en": {"f1": 99.0}, "sw": {"f1": f1 + 20}}}
         (tmp_path / name / "scores.json").write_text(json.dumps(content))
-    found = read_scores(tmp_path, 1)
+    found = read_scores(tmp_path, 1, tests)
     assert found["scores"] == pytest.approx(
         {"pos": 30, "align": 25, "pairs": 40, "pairs_centred": 70, "tatoeba": 65, "tatoeba_centred": 95}
     )
     of_both = {"pairs": 20, "pairs_centred": 50, "tatoeba": 20, "tatoeba_centred": 50}
     assert found["untrained"] == pytest.approx({"ner": 15, "align": 90} | of_both)
+    assert read_scores(tmp_path, 1, ["align"])["scores"] == pytest.approx({"align": 25}), "of the tests asked for alone"
 
 
 def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
@@ -201,7 +203,7 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     chain = plan_system(CHAIN, 1, Budget(1e9, 6, 32), [*SETTINGS.split(), "--model.vocabulary", "99"], {}, tmp_path)
     steps = [planned.config.train.steps for planned in chain.runs]
     assert min(steps) > 9 and len(steps) == 2
-    read = RunScores.read(chain, tmp_path, 1)  # every step of both runs reads three rows of each task
+    read = RunScores.read(chain, tmp_path, 1, {})  # every step of both runs reads three rows of each task
     assert read.passes == {task: pytest.approx(3 * sum(steps) / 20 * 2.5) for task in TASKS}
 
 
@@ -293,7 +295,7 @@ def test_held_out_text_without_pairs_has_losses_of_one_kind(
         (tmp_path / "text" / name).symlink_to(folder / "heldout" / name)
     place = next((folder / "out/runs").glob("xlme-*/seed1"))
     (tmp_path / "losses.json").write_text(json.dumps({"format": 1, **losses([place], tmp_path / "text")}))
-    found = read_scores(tmp_path, 1)
+    found = read_scores(tmp_path, 1, ["losses"])
     assert found["losses"].keys() == found["languages"].keys() == {"mlm"}
 
 
@@ -311,7 +313,7 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
     def read(seed: int, rows: int, *settings: str) -> RunScores:
         budget = Budget(1e9 * rows, rows, 32)  # as many steps, whatever the rows
         system = plan_system(CHAIN, seed, budget, [*small, *settings], {}, tmp_path / str(rows))
-        return replace(RunScores.read(system, tmp_path / "data", 1), budget=1e9)
+        return replace(RunScores.read(system, tmp_path / "data", 1, {"training": "a", "align": "b"}), budget=1e9)
 
     first, second = read(1, 4), read(2, 4)
     assert join_runs([("here", first), ("there", second)]) == [first, second]
@@ -324,6 +326,13 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
         (replace(second, settings=[], tokens=9.0), "with tokens .* and 9.0: leave"),  # of an earlier version
     ):
         with pytest.raises(ValueError, match=rf"here and there have runs of .* with 1e\+09 operations, .*{message}"):
+            join_runs([("here", stored), ("there", other)])
+    for data, message in (
+        ({"training": "c"}, "training data"),
+        ({"training": "a", "align": "c"}, "data for the test align"),
+    ):
+        other = replace(second, system="xlme", data=data)
+        with pytest.raises(ValueError, match=f"here and there have different {message}: leave one of them out"):
             join_runs([("here", stored), ("there", other)])
 
 
@@ -345,6 +354,7 @@ def test_other_runs_that_cannot_be_joined_are_refused_before_training(
     [
         ({"budgets": (float("inf"),)}, "--budgets has inf: it must be above 0 and finite"),
         ({"budgets": (float("nan"),)}, "--budgets has nan: it must be above 0 and finite"),
+        ({"budgets": (1e9, 1.0001e9)}, r"--budgets 1e\+09 and 1.0001e\+09 give xlme the same number of steps: leave one"),
         ({"align": Path("nowhere")}, "nowhere"),
         ({"tatoeba": Path("nowhere")}, "nowhere does not exist: name the folder of LASER"),
         ({"pairs": Path("nowhere")}, "nowhere does not exist: name a data folder with para/, or a folder of text"),

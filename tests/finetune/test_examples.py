@@ -104,6 +104,9 @@ def test_tests_without_labels(tmp_path: Path) -> None:
         )
     named = bare_or_not(tmp_path / "test-vi.tsv", "kalo\nMalcolm X\nsador\n")  # as Vietnamese words have spaces
     assert read_examples(named, TASKS["pos"]) == [Sentence(["kalo", "Malcolm X", "sador"], [""] * 3)]
+    half = bare_or_not(tmp_path / "test-sw.tsv", "Juma B-PER\nyuko O\n" + "hapa\n" * 3)
+    with pytest.raises(ValueError, match=r"test-sw\.tsv has a tag in 2 of 5 lines: give all words a tag, or none"):
+        read_examples(half, TASKS["ner"])
     texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
     bare = read_examples(texts, TASKS["pawsx"])
     assert bare == [TextPair("Un", "Deux", ""), TextPair("Trois", "Quatre", "")] and not have_labels(bare)
@@ -260,7 +263,7 @@ def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None
     assert any(len(read_examples(one, TASKS[task])) == examples for one in found if one.language == "en")
 
 
-def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSets:
+def chosen(task: str, names: str, several: bool = True, split: str = "test", **tuning: Any) -> TaskSets:
     """Of files by these names; the task's own folder first."""
     found = []
     for name in names.split():
@@ -268,7 +271,7 @@ def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSe
             for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
                 named = match.groupdict()
                 found.append(TaskFile(Path(name), named.get("language", "en"), named.get("split", "test"), own))
-    return choose_sets(found, task, TuningConfig(**tuning), several)
+    return choose_sets(found, task, TuningConfig(**tuning), several, split)
 
 
 def names(sources: list[TaskFile]) -> str:
@@ -286,6 +289,11 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     )
     assert not sets.held_out and sets.dev_only == ["fr"], "a dev set alone is not scored where others have tests"
     assert chosen("ner", "train-en.tsv dev-en.tsv test-de.tsv", several=False).dev_only == [], "en's dev set is scored"
+    on_dev = chosen("xnli", files, split="dev")
+    assert names(on_dev.test) == "dev-de.tsv dev-en.tsv dev-fr.tsv" and on_dev.held_out and on_dev.dev_only == []
+    assert not chosen("xnli", files, several=False, split="dev").held_out
+    with pytest.raises(ValueError, match="no dev set of ner in the data"):
+        chosen("ner", "train-en.tsv test-de.tsv", split="dev")
     for all_of in (("all",), ("all", "de")):
         assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
     both = chosen(

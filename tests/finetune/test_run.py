@@ -75,13 +75,20 @@ def tagged(path: Path) -> list[list[str]]:
 
 
 def tune(
-    base: Path, task: str, data: Path, out: Path, several: int = 1, random: bool = False, **tuning: Any
+    base: Path,
+    task: str,
+    data: Path,
+    out: Path,
+    several: int = 1,
+    random: bool = False,
+    split: Any = "test",
+    **tuning: Any,
 ) -> dict[str, Any]:
     """A run in this process."""
     settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
     engine, stop = EngineConfig(kind="plain", precision="fp32"), StopRequest()
     train = replace(_TRAIN_DEFAULTS, save_every=1000)
-    command = FinetuneSettings(task, base, (data,), out, random=random, engine=engine, train=train)
+    command = FinetuneSettings(task, base, (data,), out, random=random, split=split, engine=engine, train=train)
     job = Job(command, out, 1, settings, several)
     torch.set_num_threads(1)
     try:
@@ -143,12 +150,18 @@ def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     fixed = {"train_examples": 40} | ({"train_languages": ("all",)} if task == "ner" else {})
     found = tune(base, task, data, tmp_path / "out", **fixed)
     said = capsys.readouterr().out
-    assert f"no labels in {name} (1 of 2 test sets)" in said.partition("starting at step")[0], "before the first step"
+    before = said.partition("starting at step")[0]
+    assert f"no labels in {name} (1 of 2 test sets)" in before
+    assert ("; --split dev scores the dev sets instead" in before) == (data / "dev-en.tsv").exists()
     assert found["languages"].keys() == {"en"} and found["train_languages"] == (
         ["de", "en"] if task == "ner" else ["en"]
     )
     assert found["unlabelled"] == {"de": f"predictions/{file}"} and "gap" not in found
     assert found["mean"] == found["languages"]["en"]
+    if task == "ner":  # the dev sets in place of the tests: English has one
+        on_dev = tune(base, task, data, tmp_path / "dev", split="dev", **fixed)
+        assert on_dev["split"] == "dev" and on_dev["languages"].keys() == {"en"} and on_dev["unlabelled"] == {}
+        assert list((tmp_path / "dev/predictions").rglob("*.*")) == [tmp_path / "dev/predictions/panx/dev-en.tsv"]
     with_hash = lambda *names: {each: hashlib.sha256((data / each).read_bytes()).hexdigest() for each in names}  # noqa: E731
     assert found["training"] == with_hash(*found["training"]) and len(found["training"]) == len(
         found["train_languages"]

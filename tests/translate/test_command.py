@@ -395,6 +395,14 @@ def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsy
     assert len(read_lines(folder / "same" / "back_de.de-en.en")) == 60 - empty
     command([*words, str(other)])
     assert "is complete" in capsys.readouterr().out
+    (folder / "foreign").mkdir()
+    text = shutil.copy(folder / "test.en", folder / "foreign" / "back_de.de-en.en")
+    for pairs_of in (folder / "test.en", text):
+        own = ["--source", str(pairs_of), "--pairs", str(folder / "foreign"), "--model", str(other)]
+        with pytest.raises(SystemExit):
+            command(["translate", "--from", "en", "--to", "de", "--beam", "1", *own])
+        assert "back_de.de-en.en exists already, and this command did not write it" in capsys.readouterr().err
+    assert text.read_bytes() == (folder / "test.en").read_bytes() and len(list(text.parent.iterdir())) == 1
     weights = load_file(here / "model" / "model.safetensors")
     save_file(weights | {"masked_head.bias": weights["masked_head.bias"] + 1}, here / "model" / "model.safetensors")
     with pytest.raises(SystemExit):

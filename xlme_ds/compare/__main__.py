@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from ..checkpoint_names import FINISHED
 from ..cli import fail, program
@@ -27,8 +28,8 @@ from ..recipes import recipe
 from ..run_commands import child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import RunFolder
-from .results import RunScores, join_runs, read_results, require_equal_settings
-from .scoring import pending_tests, record_if_scored, require_tests
+from .results import RunScores, join_runs, read_results, require_comparable
+from .scoring import data_of, pending_tests, record_if_scored, require_tests
 from .summary import write_results
 from .systems import Budget, CompareSettings, PlannedRun, System, own_settings, plan_system
 
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = [(str(path), run) for path in settings.also for run in read_results(path)]
         if other_runs:
-            require_equal_settings([*_own_runs(systems, settings), *other_runs])
+            require_comparable([*_own_runs(systems, settings), *other_runs])
         with lock_folder(settings.out):
             for system in systems:
                 _train_and_test(system, settings)
@@ -93,7 +94,13 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
         for seed in range(1, count + 1)
         for name in names
     ]
+    budgets_by_folder: dict[Path, float] = {}
     for system in systems:
+        other = budgets_by_folder.setdefault(system.model_folder, system.budget)
+        if other != system.budget:
+            raise ValueError(
+                f"--budgets {other:g} and {system.budget:g} give {system.name} the same number of steps: leave one out"
+            )
         for code in sorted(languages):
             language_index(system.runs[-1].config.model, code)  # raises ValueError if the model lacks the language
         for planned in system.runs:
@@ -102,11 +109,9 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
 
 
 def _own_runs(systems: list[System], settings: CompareSettings) -> list[tuple[str, RunScores]]:
-    """(source, run) for every run of this comparison, with the scores that it has so far."""
-    return [
-        (f"--out {settings.out}", RunScores.read(system, settings.data_folder, settings.tuning_seeds))
-        for system in systems
-    ]
+    """(source, run) for every run of this comparison, with the scores that it has so far in the tests of `settings`."""
+    source, folder, seeds = f"--out {settings.out}", settings.data_folder, settings.tuning_seeds
+    return [(source, RunScores.read(system, folder, seeds, data_of(system, settings))) for system in systems]
 
 
 def _require_matching(planned: PlannedRun, settings: CompareSettings) -> None:

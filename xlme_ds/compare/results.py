@@ -1,6 +1,6 @@
 """Reads the scores of all runs of a comparison, and joins those of several comparisons."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -38,10 +38,13 @@ class RunScores:
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
     # For each run of the system, the settings that do not depend on the seed.
     settings: list[dict[str, Any]] = field(default_factory=list, compare=False)
+    # SHA-256 of the data by use: `training`, or the name of a test
+    data: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def read(cls, system: System, data: Path, tuning_seeds: int) -> Self:
-        """Read the scores from the last run's folder, and the passes over the data from the manifests in `data`."""
+    def read(cls, system: System, folder: Path, tuning_seeds: int, data: Mapping[str, str]) -> Self:
+        """Read the scores of the tests in `data` (the field) from the last run's folder, and the passes over the data
+        from the manifests in `folder`."""
         rows_read = {
             task: sum(round(run.config.train.steps * run.config.data.mean_rows[index]) for run in system.runs)
             for index, task in enumerate(TASKS)
@@ -54,9 +57,10 @@ class RunScores:
             steps=sum(run.config.train.steps for run in system.runs),
             tokens=sum(run.config.train.steps * run.step_tokens for run in system.runs),
             passes={
-                task: mean for task, rows in rows_read.items() if rows and (mean := mean_passes(data / task, rows))
+                task: mean for task, rows in rows_read.items() if rows and (mean := mean_passes(folder / task, rows))
             },
-            **read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds),
+            **read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds, data),
+            data=dict(data),
             settings=[
                 {key: value for key, value in fixed_settings(run.config).items() if key not in _DIFFERS_BY_SEED}
                 for run in system.runs
@@ -81,9 +85,9 @@ def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
     return [folder / task / (f"seed{n}" if seeds > 1 else "") / "scores.json" for n in range(1, seeds + 1)]
 
 
-def read_scores(folder: Path, tuning_seeds: int) -> dict[str, dict[str, Any]]:
-    """The fields `losses`, `languages`, `scores` and `untrained` of a `RunScores`, from the files in `folder`. A test
-    without a file has no scores. The losses are empty for a model that does not predict masked tokens. Raises
+def read_scores(folder: Path, tuning_seeds: int, tests: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The fields `losses`, `languages`, `scores` and `untrained` of a `RunScores`, from the files of the `tests` in
+    `folder`. A test without a file has no scores. The losses are empty for a model that does not predict masked tokens. Raises
     ValueError for a malformed file, and if the files of one fine-tuning task are from several models, training sets or
     tests."""
     fields: dict[str, dict[str, Any]] = {"losses": {}, "languages": {}, "scores": {}, "untrained": {}}
@@ -91,7 +95,8 @@ def read_scores(folder: Path, tuning_seeds: int) -> dict[str, dict[str, Any]]:
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
     try:
         for (model_scores, suffix), task in product(models, ("pos", "ner")):
-            files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
+            files = finetune_score_files(folder, task + suffix, tuning_seeds) if task + suffix in tests else []
+            files = [path for path in files if path.exists()]
             first = read_versioned(files[0]) if files else {}
             means = []
             for path in files:
@@ -105,7 +110,7 @@ def read_scores(folder: Path, tuning_seeds: int) -> dict[str, dict[str, Any]]:
                 means.append(fmean(metrics["f1"] for code, metrics in content["languages"].items() if code != "en"))
             if means:
                 model_scores[task] = fmean(means)
-        for test in ("align", "pairs", "tatoeba"):
+        for test in [test for test in ("align", "pairs", "tatoeba") if test in tests]:
             path = folder / f"{test}.json"
             for (model_scores, _), result in zip(models, _model_entries(path), strict=False):
                 layer = result["layer"]
@@ -115,7 +120,8 @@ def read_scores(folder: Path, tuning_seeds: int) -> dict[str, dict[str, Any]]:
                     model_scores[test] = 100 * mean_of_directions(result)[layer]
                     model_scores[f"{test}_centred"] = 100 * mean_of_directions(result, centred=True)[layer]
         path = folder / "losses.json"
-        result = _model_entries(path)[0] if path.exists() else {"overall": {}, "languages": {}}
+        has_losses = "losses" in tests and path.exists()
+        result = _model_entries(path)[0] if has_losses else {"overall": {}, "languages": {}}
         for term in [term for term in LOSSES if term in result["languages"]]:  # tlm needs held-out pairs
             fields["losses"][term], fields["languages"][term] = result["overall"][term], result["languages"][term]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -140,8 +146,8 @@ def read_results(path: Path) -> list[RunScores]:
 
 def join_runs(runs: Sequence[tuple[str, RunScores]]) -> list[RunScores]:
     """The `runs`, each given with its source (the name of a folder or file), without duplicates. Raises ValueError for
-    two different runs of one system, budget and seed, and if `require_equal_settings` does."""
-    require_equal_settings(runs)
+    two different runs of one system, budget and seed, and if `require_comparable` does."""
+    require_comparable(runs)
     first_runs: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
     for source, run in runs:
         first_source, first = first_runs.setdefault((run.system, run.budget, run.seed), (source, run))
@@ -153,11 +159,17 @@ def join_runs(runs: Sequence[tuple[str, RunScores]]) -> list[RunScores]:
     return [run for _, run in first_runs.values()]
 
 
-def require_equal_settings(runs: Sequence[tuple[str, RunScores]]) -> None:
-    """Raise ValueError if two `runs` of one system and budget differ in a setting that does not depend on the seed, or
-    in their steps or tokens. Scores do not matter."""
+def require_comparable(runs: Sequence[tuple[str, RunScores]]) -> None:
+    """Raise ValueError if two `runs` were trained or tested on different data, or if two of one system and budget differ
+    in a setting that does not depend on the seed, or in their steps or tokens. Scores do not matter."""
+    first_data: dict[str, tuple[str, str]] = {}
     first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
     for source, run in runs:
+        for use, sha256 in run.data.items():
+            first_source, first_sha256 = first_data.setdefault(use, (source, sha256))
+            if sha256 != first_sha256:
+                kind = "training data" if use == "training" else f"data for the test {use}"
+                raise ValueError(f"{first_source} and {source} have different {kind}: leave one of them out")
         first_source, first = first_seeds.setdefault((run.system, run.budget), (source, run))
         theirs, ours = _shared_by_seeds(first), _shared_by_seeds(run)
         for key in theirs:

@@ -111,6 +111,12 @@ def _entry(command: list[str]) -> dict[str, Any]:
     return {"command": command, "data": data_sha256(Path(command[command.index("--data") + 1]))}
 
 
+def data_of(system: System, settings: CompareSettings) -> dict[str, str]:
+    """SHA-256 of the system's data by use: `training`, and the name of each test that `settings` ask for."""
+    tests = {name: _entry(command)["data"] for name, command in _tests(system, settings)}
+    return {"training": data_sha256(settings.data_folder)} | tests
+
+
 @cache
 def data_sha256(folder: Path) -> str:
     """SHA-256 of the names and bytes of all files in a folder; of a folder of mixed data, only of the manifests."""
@@ -133,13 +139,13 @@ def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, lis
     out = system.model_folder / SCORES_FOLDER
     untrained = ["--random"] if system.budget == min(settings.budgets) else []
     predicts_masked = set(LOSSES) & set(objective_of(system.runs[-1].config.objective).terms)
-    data_of = {
+    folders = {
         "losses": settings.heldout if predicts_masked else None,
         "pairs": settings.pairs or settings.heldout,
         "tatoeba": settings.tatoeba,
         "align": settings.align,
     }
-    for test, data in data_of.items():
+    for test, data in folders.items():
         if data is not None:
             options = ["--model", str(system.model_folder), "--data", str(data), "--out", str(out)]
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]

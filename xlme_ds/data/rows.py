@@ -53,7 +53,5 @@ class Rows(NamedTuple):
 
     def texts(self) -> list[np.ndarray]:
         """The ids of every text, row after row, without special tokens. A text is not empty; a pair is two texts."""
-        places = np.flatnonzero(
-            self.tokens >= UNK
-        )  # the ids of `<s>`, `<pad>` and `</s>`, which end texts, are smaller
+        places = np.flatnonzero(self.tokens >= UNK)  # smaller ids are of `<s>`, `<pad>` and `</s>`, which end texts
         return np.split(self.tokens.ravel()[places], np.flatnonzero(np.diff(places) > 1) + 1)

@@ -22,13 +22,15 @@ def run(
     data: Path | str | Sequence[Path | str],
     out: Path | str,
     seed: int = 1,
+    split: Literal["test", "dev"] = "test",
     **tuning: Any,
 ) -> dict[str, Any] | None:
     """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`, on the GPU
     if there is one.
 
     Returns the scores as in `out`/scores.json, such as `languages` (the metrics of each language) and `mean` (of each
-    metric, over the languages); None if a signal stopped the run. `tuning`: settings of `xlme finetune --tuning.…`,
+    metric, over the languages); None if a signal stopped the run. `split` dev scores the dev sets of all languages in
+    place of the tests, which have no labels in XTREME's download. `tuning`: settings of `xlme finetune --tuning.…`,
     such as learning_rate, batch, epochs, warmup, dropout and train_languages; all others have their defaults. A second
     call with the same `out` resumes the run. Raises ValueError for a mistake in the settings or the data.
     """
@@ -42,7 +44,9 @@ def run(
         if name not in names:
             raise no_such("argument", name, names)
     folders = tuple(map(Path, [data] if isinstance(data, str | PathLike) else data))
-    settings = FinetuneSettings(task, Path(model), folders, Path(out), seeds=(seed,), tuning=TuningConfig(**tuning))
+    settings = FinetuneSettings(
+        task, Path(model), folders, Path(out), split=split, seeds=(seed,), tuning=TuningConfig(**tuning)
+    )
     stop = StopRequest()
     try:
         return run_all(settings, jobs(settings), stop)[0]

@@ -129,7 +129,7 @@ def _read_inputs(
     cfg = initial.encoder.cfg
     if command.random:
         initial = initial._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
-    sets = choose_sets(sources, command.task, job.tuning, job.tuning_count > 1)
+    sets = choose_sets(sources, command.task, job.tuning, job.tuning_count > 1, command.split)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
     examples_before = 0
@@ -194,11 +194,12 @@ def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any] | None:
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[str]) -> None:
     """Print which files are not scored, and whether settings are chosen on held-out training examples."""
+    has_dev = bool(sets.dev_only) or any(source.own_dataset for source in sets.dev)
     if names := [source.path.name for source in sets.test if source.language in unlabelled]:
         print(
             f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): they get no "
             f"scores; their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
-            "that XTREME evaluates",
+            f"that XTREME evaluates{'; --split dev scores the dev sets instead' if has_dev else ''}",
             flush=True,
         )
     if sets.dev_only:

@@ -120,6 +120,8 @@ class FinetuneSettings:
     random: bool = False
     """To measure what pre-training gains, start from random weights in the model's shape. If the model is that of a
     run, the run's seed draws them."""
+    split: Literal["test", "dev"] = "test"
+    """Sets to score and predict. dev: the dev sets of all languages, because XTREME's tests have no labels."""
     seeds: tuple[Seed, ...] = (1,)
     """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False

@@ -69,7 +69,7 @@ class TaskSets(NamedTuple):
     """The files of a run by their purpose."""
 
     train: list[TaskFile]
-    test: list[TaskFile]  # files to score: the test sets, or the dev sets if no language has a test set
+    test: list[TaskFile]  # files to score: the test sets, or the dev sets on request and if no language has a test set
     # Files by which settings are chosen: the dev sets of the languages that are trained on. If `held_out` is True, the
     # training files serve instead.
     dev: list[TaskFile]
@@ -115,8 +115,10 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
     return list(files.values())
 
 
-def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, several_settings: bool) -> TaskSets:
-    """Sort the files of the task `name` by their purpose.
+def choose_sets(
+    sources: Sequence[TaskFile], name: str, tuning: TuningConfig, several_settings: bool, split: str = "test"
+) -> TaskSets:
+    """Sort the files of the task `name` by their purpose; `split` (test or dev) names the sets to score.
 
     `several_settings`: whether the command runs several settings, to choose the best by the dev sets of the training
     languages. A language's dev set is the task's own or, if the task has none, that of the other dataset on which the
@@ -135,9 +137,10 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, se
         )
     own_files = [source for source in sources if source.own_dataset]
     own_dev = [source for source in own_files if source.split == "dev"]
-    test = [source for source in own_files if source.split == "test"] or own_dev
+    test = [source for source in own_files if source.split == split] or own_dev
     if not test:
-        raise ValueError(f"no test or dev set of {name} in the data: add the folder that has one")
+        sets = "dev" if split == "dev" else "test or dev"
+        raise ValueError(f"no {sets} set of {name} in the data: add the folder that has one")
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
@@ -191,14 +194,14 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     """The sentences of a file with one word and its tag per line. A test set may have words without tags."""
     path, lines = source.path, _lines(source.path)
     full_lines = [line for _, line in lines if line.strip()]
-    lines_with_tag = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
+    tagged = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # The published PAN-X has the language before every word (de:Berlin); XTREME's scripts remove it.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
-    # The majority of the lines decides whether words are bare, because a bare word may end like a tag: Malcolm X.
-    bare = (
-        source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * lines_with_tag < len(full_lines)
-    )
+    # The majority of the lines decides whether words are bare, because a few bare words may end like a tag: Malcolm X.
+    bare = source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * tagged < len(full_lines)
+    if bare and tagged > max(1, len(full_lines) / 20):
+        raise ValueError(f"{path} has a tag in {tagged} of {len(full_lines)} lines: give all words a tag, or none")
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the added empty line ends the last sentence

@@ -46,10 +46,12 @@ def write_pairs(
         "length_penalty": penalty,
     }
     complete = all(file.exists() for file in files)
-    if not complete and not record.exists():
+    if not record.exists() and (foreign := next((file for file in files if file.exists()), None)):
+        raise ValueError(f"{foreign} exists already, and this command did not write it: name another folder")
+    if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_versioned(record, provenance)
-    if not record.exists() or read_versioned(record) != provenance:
+    if read_versioned(record) != provenance:
         raise ValueError(
             f"{folder} has pairs of other text, another model or other settings: name another folder, or delete it"
         )
