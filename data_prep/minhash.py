@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.filters.clean import Counts, text_warnings
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
@@ -53,18 +53,17 @@ class MinhashConfig:
 
 def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
-    stage, languages = on_root(lambda: _plan(config))
+    stage, languages = _plan(config)
     with stage.open():
         finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
         results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
-        on_root(lambda: shutil.rmtree(stage.folder / _WORK, ignore_errors=True))
+        shutil.rmtree(stage.folder / _WORK, ignore_errors=True)
+        by_language = dict(zip((name for name, _ in languages), results, strict=True))
         if not finished:
-            on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
-    for (name, _), result in zip(languages, results, strict=True):
-        on_root(
-            partial(print_stdout, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
-        )
+            _write_manifest(stage, by_language)
+    for name, result in by_language.items():
+        print_stdout(f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
 
 
 def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:

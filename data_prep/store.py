@@ -15,7 +15,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
-from xlme_ds.data.schema import Manifest, Shard, read_manifest
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
-from xlme_ds.io.folders import lock_folder, make_folder
+from xlme_ds.io.folders import lock_folder, make_folder, require_folder
 
 
 @dataclass(frozen=True)
@@ -41,47 +41,46 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open the folder of an earlier run, and lock it for the `with` block. Collective under
-        MPI: every rank must call this method.
+        """Create the folder, or open the folder of an earlier run, and lock it for the `with` block.
 
         Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
-        with ExitStack() as root_lock:  # on the root rank this holds the lock, on the other ranks nothing
-            on_root(lambda: self._open(root_lock))
+        make_folder(self.folder / "tasks")
+        with lock_folder(self.folder):
+            for leftover in self.folder.rglob(".*.tmp"):
+                subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
+                in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
+                if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
+                    leftover.unlink()
+            self.check_settings()
+            path = self.folder / "settings.json"
+            if _read_or_none(path) is None:
+                write_checksummed(path, self._settings_json)
             yield
 
-    def _open(self, root_lock: ExitStack) -> None:
-        make_folder(self.folder / "tasks")
-        root_lock.enter_context(lock_folder(self.folder))
-        for leftover in self.folder.rglob(".*.tmp"):
-            subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
-            in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
-            if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
-                leftover.unlink()
-        path = self.folder / "settings.json"
-        self.check_settings()
-        if _read_or_none(path) is None:
-            write_checksummed(path, self._settings_json)
-
-    def check_settings(self) -> dict[str, Any] | None:
-        """The stage name and settings of the run that began the folder; None for a new folder. Raises ValueError if
-        they differ from this stage's name and settings."""
-        if not self.folder.is_dir():
-            return None
+    def check_settings(self) -> None:
+        """Raise ValueError if a run of another stage or with other settings began the folder."""
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        recorded = next(filter(None, map(_read_or_none, paths)), None)
-        if recorded is not None:
-            _require_same_settings(self.folder, recorded, self._settings_json)
-        return recorded
+        old = next(filter(None, map(_read_or_none, paths)), None) if self.folder.is_dir() else None
+        if old is None:
+            return
+        advice = "choose another output folder, or delete this folder"
+        if old["stage"] != self.name:
+            raise ValueError(f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}")
+        before, after = old["settings"], self._settings_json["settings"]
+        changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+        if changed:
+            changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+            raise ValueError(f"{self.folder} was begun with other settings ({changes}): {advice}")
 
     def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
-        """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
+        """Whether the stage is complete and every file has its recorded checksum.
 
         If not, a warning names the missing or damaged files, and the manifest and the markers of their tasks are
         removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
         checked.
         """
-        manifest, any_damaged, files = on_root(self._read_markers)
+        manifest, any_damaged, files = self._read_markers()
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             in_markers = {shard for _, shard in files}
@@ -90,8 +89,8 @@ class Stage:
         if manifest is not None and not any_damaged and not damaged:
             return True
         if manifest is not None:
-            on_root((self.folder / "manifest.json").unlink)
-        on_root(lambda: self.remove_markers(damaged - {""}))
+            (self.folder / "manifest.json").unlink()
+        self.remove_markers(damaged - {""})
         return False
 
     def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
@@ -117,7 +116,7 @@ class Stage:
 
     def _tasks_of_damaged(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those `files` that are missing or damaged; a warning names the files. Each item of `files` is
-        (task, file). Collective under MPI."""
+        (task, file)."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         intact = run_tasks(partial(is_intact, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -125,7 +124,7 @@ class Stage:
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
-            on_root(lambda: warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}"))
+            warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
         return {task for task, _ in lost}
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:
@@ -177,6 +176,18 @@ def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `stage` began to write into the folder and has not completed it."""
     recorded = _read_or_none(folder / "settings.json")
     return recorded is not None and recorded["stage"] == stage and not (folder / "manifest.json").exists()
+
+
+def mixed_tasks(data: Path) -> list[str]:
+    """The tasks of which stage `mix` has written all rows into `data`. Raises ValueError if there are none."""
+    tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
+    if not tasks:
+        require_folder(data, "name the folder that `xlme prep mix` wrote")
+        raise ValueError(
+            f"{data} holds neither mono/manifest.json nor para/manifest.json: name the folder that `xlme prep mix` "
+            "wrote"
+        )
+    return tasks
 
 
 def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -280,18 +291,6 @@ class _HashingFile(io.RawIOBase):
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
         """The file's entry for a marker."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
-
-
-def _require_same_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise ValueError if the stage and settings that began the folder, `old`, differ from `new`."""
-    advice = "choose another output folder, or delete this folder"
-    if old["stage"] != new["stage"]:
-        raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")
-    before, after = old["settings"], new["settings"]
-    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-    if changed:
-        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-        raise ValueError(f"{folder} was begun with other settings ({changes}): {advice}")
 
 
 def _short(value: Any, limit: int = 120) -> str:

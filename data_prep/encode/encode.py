@@ -29,7 +29,7 @@ from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks, world_size
+from data_prep.parallel import run_tasks, world_size
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import READERS, DocumentReader
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -73,13 +73,12 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    with raised_by_all_ranks():
-        if config.max_pair_tokens < 2 or config.block_bytes < 1:
-            raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
-        if not 0 < config.heldout_share < 1:
-            raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
+    if config.max_pair_tokens < 2 or config.block_bytes < 1:
+        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+    if not 0 < config.heldout_share < 1:
+        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
     # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
-    vocabulary_size, plans = on_root(lambda: _plans(config))
+    vocabulary_size, plans = _plans(config)
     for kind, (stage, tasks) in plans.items():
         with stage.open():
             _run_plan(config, kind, stage, tasks, vocabulary_size)
@@ -133,24 +132,24 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
-    on_root(lambda: _check_sizes(stage, tasks))
-    if stage.check_finished(config.processes, on_root(lambda: restore_unmarked_moves(stage))):
-        return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
-    unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
+    _check_sizes(stage, tasks)
+    if stage.check_finished(config.processes, restore_unmarked_moves(stage)):
+        return print_stdout(f"{stage.folder} is complete")
+    unfinished = _inputs_to_encode(stage, tasks)
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
-    shared = on_root(lambda: SharedWork.begin(stage.folder))
+    shared = SharedWork.begin(stage.folder)
     # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
-    encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")])
+    encoded = [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")]
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     workers = world_size() if world_size() > 1 else config.processes
     if open_tasks:
-        on_root(lambda: discard_changed(stage, open_tasks))
+        discard_changed(stage, open_tasks)
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
         run_tasks(work, range(workers), [1] * workers, config.processes, f"encode {kind}", show_progress=False)
     if to_deduplicate:
         remove_duplicates(stage, to_deduplicate, config.processes)
-    on_root(lambda: shutil.rmtree(shared))
-    on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
+    shutil.rmtree(shared)
+    _write_manifest(stage, tasks, vocabulary_size)
 
 
 def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:

@@ -23,7 +23,7 @@ from data_prep.encode.encode_input import STAGED, EncodeTask, finish_input
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
 from data_prep.inspect.shard_faults import count_text
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.io.folders import make_folder
@@ -41,16 +41,17 @@ class _Language:
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
-    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, every rank must
-    call this function."""
+    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs."""
     by_name = groupby(tasks, lambda task: task.source.name)
-    languages = on_root(lambda: [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name])
+    languages = [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name]
     slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
     sizes = [len(language.blocks) for language, _ in slices]
     run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
     blocks = [(language, index) for language in languages for index in range(len(language.blocks))]
     run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
-    on_root(lambda: _finish(stage, tasks))
+    for task in tasks:
+        numbers = range(_result(stage, f"{task.name}.encoded")["blocks"])
+        finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in numbers])
 
 
 def is_deduplicated(stage: Stage, task: EncodeTask) -> bool:
@@ -180,9 +181,3 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
 def _add_duplicates(reasons: dict[str, int], duplicates: int) -> dict[str, int]:
     """Returns the counts in `reasons` with a number of duplicates added, sorted by reason."""
     return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: duplicates})).items()))
-
-
-def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    for task in tasks:
-        blocks = range(_result(stage, f"{task.name}.encoded")["blocks"])
-        finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in blocks])

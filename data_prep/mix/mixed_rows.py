@@ -223,18 +223,13 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     return ids, lengths
 
 
-def count_rows(plan: MixPlan, first: int, end: int) -> list[int]:
-    """The number of rows that each of the windows [first, end) is packed into."""
-    return [len(rows) for _, _, packed in _packed_windows(plan, first, end) for rows in packed]
-
-
 def _packed_rows(
     plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows [start, stop) of the packed windows as record batches."""
     first = int(np.searchsorted(rows_before, start, side="right")) - 1
     end = int(np.searchsorted(rows_before, stop))
-    for window, sampled, packed in _packed_windows(plan, first, end):
+    for window, sampled, packed in packed_windows(plan, first, end):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
         used_items = np.concatenate(rows)
@@ -243,7 +238,7 @@ def _packed_rows(
         yield _assemble_rows(plan, sampled, rows)
 
 
-def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
+def packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
     """Pack the items of each of the windows [first, end) into rows, a chunk of consecutive windows at a time.
 
     Yields (the index of the chunk's first window, the chunk's items, the rows of each window of the chunk). A row is an

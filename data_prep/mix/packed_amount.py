@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, count_rows, with_total
-from data_prep.parallel import on_root, run_tasks
+from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, packed_windows, with_total
+from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
 _WINDOWS_PER_TASK = 64  # a window is `WINDOW_SLOTS` consecutive examples of the sampled order, packed together
@@ -63,7 +63,7 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
         try:
             plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
         except ValueError:  # more than --max-repeats allows: the folder must accept other settings
-            on_root(stage.forget_settings)
+            stage.forget_settings()
             raise
 
 
@@ -72,6 +72,7 @@ def _count_rows(stage: Stage, plan: MixPlan, windows: int, first_window: int) ->
     name = f"windows-{plan.order.total}-{first_window}"
     result = stage.read_marker(name)
     if result is None:
-        result = {"rows": count_rows(plan, first_window, min(first_window + _WINDOWS_PER_TASK, windows))}
+        chunks = packed_windows(plan, first_window, min(first_window + _WINDOWS_PER_TASK, windows))
+        result = {"rows": [len(rows) for _, _, packed in chunks for rows in packed]}
         stage.write_marker(name, result)
     return result

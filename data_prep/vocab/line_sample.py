@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import UserError, on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -41,6 +41,8 @@ _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 _LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
 _BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
+# By language: the number of distinct lines, the number of chosen lines, and the file of the chosen lines.
+Sample = tuple[dict[str, int], dict[str, int], dict[str, Path]]
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -79,12 +81,11 @@ def sample_lines(
     max_quota: int,
     seed: int,
     processes: int,
-) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
+) -> Sample:
     """Choose lines of each language. `find_quotas` takes the number of distinct lines of each language and returns the
     number of lines to choose from each, at most `max_quota`.
 
-    Returns three dicts by language: the number of distinct lines, the number of chosen lines, and the file of the
-    chosen lines, which are in input order. Raises ValueError if the inputs have no text.
+    The chosen lines of a language are in input order. Raises ValueError if the inputs have no text.
     """
     indices, sizes = range(len(inputs)), [source.size for source in inputs]
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
@@ -93,15 +94,17 @@ def sample_lines(
         results = run_tasks(read, indices, sizes, processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
-            on_root(stage.forget_settings)  # the folder must accept inputs with text
-            raise UserError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
+            stage.forget_settings()  # the folder must accept inputs with text
+            raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quotas = find_quotas(distinct)
         choose = partial(_choose_lines, stage, results, quotas)
         numbers_chosen, missing = zip(
             *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
         if not any(missing):
-            on_root(partial(_remove_candidates, stage))
+            for path in (stage.folder / SAMPLE).iterdir():
+                if path.is_dir():  # the candidates of a language
+                    shutil.rmtree(path)
             chosen = dict(zip(distinct, numbers_chosen, strict=True))
             return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
         # In rare cases an input gave too few candidates, or their files are damaged. Read these inputs again.
@@ -109,7 +112,7 @@ def sample_lines(
         candidate_counts = [
             {code: max(count, quotas.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
-        on_root(partial(stage.remove_markers, map(_task_name, unread)))
+        stage.remove_markers(map(_task_name, unread))
 
 
 def _candidate_counts(
@@ -145,12 +148,6 @@ def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
             occurrences.update({value: count for value, count in zip(hashes, counts, strict=True) if value <= limit})
         line_counts[code] = round(line_count * len(occurrences) / occurrences.total())
     return dict(sorted(line_counts.items()))
-
-
-def _remove_candidates(stage: Stage) -> None:
-    for path in (stage.folder / SAMPLE).iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
