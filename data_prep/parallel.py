@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -24,7 +24,7 @@ from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, TypeVar
 
-from data_prep.progress import Progress
+from data_prep.progress import progress_bar
 from xlme_ds.io.errors import ADVICE, in_words
 
 T = TypeVar("T")
@@ -68,6 +68,13 @@ def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     if error.errno in ADVICE:
         return UserError(sentence)
     return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
+
+
+def require(checks: Iterable[tuple[Any, str]]) -> None:
+    """Raise ValueError for the first check that fails. A check is (whether it passes, message)."""
+    for passes, message in checks:
+        if not passes:
+            raise ValueError(message)
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,12 @@ def run_tasks(
         else:
             finished = (_attempt(function, task, index) for index, task in enumerate(tasks))
         outcomes = []
-        with closing(finished), Progress(label, sum(sizes), show_progress) as progress:
+        with closing(finished), progress_bar(label, sum(sizes), show_progress) as advance:
             for outcome in finished:
                 outcomes.append(outcome)
                 if outcome.error is not None:
                     break
-                progress.advance(sizes[outcome.index])
+                advance(sizes[outcome.index])
     outcomes.sort(key=lambda outcome: outcome.index)
     for outcome in outcomes:
         if outcome.error is not None:
@@ -196,7 +203,7 @@ def _run_share(
     comm = communicator()
     share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
     outcomes, stop_requests = [], []
-    with Progress(label, sum(sizes[index] for index in share), show_progress and is_root()) as progress:
+    with progress_bar(label, sum(sizes[index] for index in share), show_progress and is_root()) as advance:
         for index in share:
             if comm.iprobe(tag=_STOP_TAG):
                 break
@@ -204,7 +211,7 @@ def _run_share(
             if outcomes[-1].error is not None:
                 stop_requests = [comm.isend(None, rank, tag=_STOP_TAG) for rank in range(comm.Get_size())]
                 break
-            progress.advance(sizes[index])
+            advance(sizes[index])
         all_outcomes = list(chain.from_iterable(comm.allgather(outcomes)))
     for outcome in all_outcomes:
         if outcome.error is not None:  # receive the stop message that the failed rank sent to every rank

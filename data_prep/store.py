@@ -14,12 +14,12 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 
@@ -28,6 +28,8 @@ from data_prep.progress import warn
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
 from xlme_ds.io.folders import lock_folder, make_folder, require_folder
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,28 @@ class Stage:
             subject = "file is" if len(lost) == 1 else "files are"
             warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
         return {task for task, _ in lost}
+
+    def run_tasks(
+        self,
+        function: Callable[[T], dict[str, Any]],
+        tasks: Mapping[str, T],
+        sizes: Sequence[int],
+        processes: int,
+        label: str,
+    ) -> list[dict[str, Any]]:
+        """Run tasks as `parallel.run_tasks` does, but not those that have a marker; returns the results of all.
+
+        `tasks` maps the name of each task to the argument of `function`, which returns the task's result.
+        """
+        return run_tasks(partial(self._run_task, function), list(tasks.items()), sizes, processes, label)
+
+    def _run_task(self, function: Callable[[T], dict[str, Any]], name_and_argument: tuple[str, T]) -> dict[str, Any]:
+        name, argument = name_and_argument
+        result = self.read_marker(name)
+        if result is None:
+            result = function(argument)
+            self.write_marker(name, result)
+        return result
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:
         """The result of a task; None if the task has not finished, or if its marker is damaged."""

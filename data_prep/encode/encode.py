@@ -25,13 +25,13 @@ from data_prep.encode.encode_input import (
     forget_lost_blocks,
     restore_unmarked_moves,
 )
-from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, read_digests
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import run_tasks, world_size
+from data_prep.parallel import require, run_tasks, world_size
 from data_prep.progress import print_stdout, warn
-from data_prep.readers import READERS, DocumentReader
+from data_prep.readers import READERS
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
@@ -73,10 +73,14 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    if config.max_pair_tokens < 2 or config.block_bytes < 1:
-        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
-    if not 0 < config.heldout_share < 1:
-        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
+    checks = (
+        (
+            config.max_pair_tokens >= 2 and config.block_bytes >= 1,
+            "--max-pair-tokens must be at least 2 and --block-bytes at least 1",
+        ),
+        (0 < config.heldout_share < 1, f"--heldout-share is {config.heldout_share}: it must be between 0 and 1"),
+    )
+    require(checks)
     # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
     vocabulary_size, plans = _plans(config)
     for kind, (stage, tasks) in plans.items():
@@ -88,7 +92,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the tasks of
     all its inputs. Raises ValueError on bad input."""
     vocabulary = Vocabulary(config.vocab)
-    ExcludedLines.read(config.without, vocabulary)  # raises for a bad file before anything is written
+    read_digests(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_kind = find_sources(config)
@@ -202,11 +206,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
         if not result["shards"] and not left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        reader = READERS[task.source.format]
-        if isinstance(reader, DocumentReader):
-            lines = counts["paragraphs_in"]
-        else:
-            lines = reader.lines_cleaned(counts["pairs_in"], counts["dropped"])
+        read = counts["paragraphs_in" if task.is_mono else "pairs_in"]
+        lines = READERS[task.source.format].lines_cleaned(read, counts["dropped"])
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())

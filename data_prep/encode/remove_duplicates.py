@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encode.dedup import find_duplicates, load_duplicates, load_lengths, number_of_slices
+from data_prep.encode.dedup import find_duplicates, load_array, load_duplicates, number_of_slices
 from data_prep.encode.encode_input import STAGED, EncodeTask, finish_input
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
 from data_prep.inspect.shard_faults import count_text
-from data_prep.parallel import run_tasks
 from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.io.folders import make_folder
@@ -44,11 +43,19 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs."""
     by_name = groupby(tasks, lambda task: task.source.name)
     languages = [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name]
-    slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
-    sizes = [len(language.blocks) for language, _ in slices]
-    run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
-    blocks = [(language, index) for language in languages for index in range(len(language.blocks))]
-    run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
+    slices = {
+        f"{path.parent.name}.{path.name}": (language, number)
+        for language in languages
+        for number, path in enumerate(language.slices)
+    }
+    sizes = [len(language.blocks) for language, _ in slices.values()]
+    stage.run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
+    blocks = {
+        f"{task.block_name(number)}.final": (language, index)
+        for language in languages
+        for index, (task, number) in enumerate(language.blocks)
+    }
+    stage.run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
     for task in tasks:
         numbers = range(_result(stage, f"{task.name}.encoded")["blocks"])
         finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in numbers])
@@ -79,24 +86,18 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
     return result
 
 
-def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> None:
-    """Find and write the duplicates in one slice of a language's hashes, unless the slice has its marker."""
-    language, slice_number = language_and_slice
-    out = language.slices[slice_number]
-    marker = f"{out.parent.name}.{out.name}"
-    if stage.read_marker(marker) is None:
-        files = find_duplicates(language.staged, slice_number, len(language.slices), out, stage.folder)
-        stage.write_marker(marker, {"files": [asdict(file) for file in files]})
+def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> dict[str, Any]:
+    """Find and write the duplicates in one slice of a language's hashes. Returns the task's result."""
+    language, number = language_and_slice
+    files = find_duplicates(language.staged, number, len(language.slices), language.slices[number], stage.folder)
+    return {"files": [asdict(file) for file in files]}
 
 
-def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> None:
-    """Write a block of a language without its duplicates, unless the block has its final marker. The block is given by
-    its index in the language."""
+def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> dict[str, Any]:
+    """Write a block of a language without its duplicates. The block is given by its index in the language. Returns the
+    task's result."""
     language, index = language_and_block
     task, number = language.blocks[index]
-    marker = f"{task.block_name(number)}.final"
-    if stage.read_marker(marker) is not None:
-        return
     result = _result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
@@ -110,7 +111,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> Non
             if staged.exists():  # else an interrupted run has moved it already
                 os.replace(staged, path)
             result["shard"]["name"] = task.shard_name(number)
-    stage.write_marker(marker, result)
+    return result
 
 
 def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
     Returns the entries of the block's result that change.
     """
-    lengths = load_lengths(staged)
+    lengths = np.array(load_array(staged.with_suffix(".lengths.npy")))
     batches = list(read_arrow(staged))
     kept_batches = _kept_documents(batches, lengths, keep) if task.is_mono else _kept_pairs(batches, keep)
     before = sum(map(count_text, batches), Counter[str]())
@@ -144,7 +145,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Returns the batches with only the paragraphs to `keep`. `lengths` is from `load_lengths`.
+    """Returns the batches with only the paragraphs to `keep`. `lengths` is the block's array of lengths (dedup.py).
 
     A document whose kept paragraphs have no tokens is dropped, and `keep` becomes False for all its paragraphs.
     """

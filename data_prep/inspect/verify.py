@@ -14,7 +14,7 @@ from data_prep.filters.clean import add_counts
 from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
 from data_prep.languages import CC100_LANGUAGES
 from data_prep.mix.encoded import group_languages
-from data_prep.parallel import run_tasks
+from data_prep.parallel import require, run_tasks
 from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
 from data_prep.store import finished_results, written_files
@@ -42,19 +42,13 @@ def run(config: VerifyConfig) -> None:
     the row."""
     for folder in _stage_folders(config.data):
         manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
-        _raise_first(_listing_checks(folder, manifest))
+        require(_listing_checks(folder, manifest))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
-        _raise_first(_manifest_checks(folder, manifest, counts))
+        require(_manifest_checks(folder, manifest, counts))
         content = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
         content = content if shards else "no shards, because encode kept no text"
         print_stdout(f"{folder}: {content}, no fault")
-
-
-def _raise_first(checks: Checks) -> None:
-    for passes, sentence in checks:
-        if not passes:
-            raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -120,7 +114,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     file and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
     index, checksums = path.with_suffix(".index"), list[np.ndarray]()
-    _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
+    require(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
     if is_mixed:

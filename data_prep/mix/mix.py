@@ -27,7 +27,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import raise_total, with_enough_examples
-from data_prep.parallel import run_tasks
+from data_prep.parallel import require, run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
@@ -88,26 +88,32 @@ class MixConfig:
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if not 8 <= self.row_tokens <= 32767:
-            raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
-        for name, rows in (("mono", self.mono_rows), ("para", self.para_rows)):
-            if rows < 0:
-                raise ValueError(f"--{name}-rows is {rows}: it must be at least 0")
-        if self.mono_rows + self.para_rows == 0:
-            raise ValueError(
-                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
-            )
-        if self.rows_per_shard < 1:
-            raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
-        for name in ("sentences", "documents"):
-            if getattr(self, name) and not self.mono_rows:
-                raise ValueError(f"--{name} is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
-        if self.sentences and self.documents:
-            raise ValueError("--sentences and --documents both say what monolingual rows hold: give only one of them")
-        if not 0 <= self.max_repeats < float("inf"):
-            raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
+        for_mono = "is for monolingual rows, and --mono-rows is 0: leave it out, or give both"
+        checks = (
+            (8 <= self.row_tokens <= 32767, f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767"),
+            (self.mono_rows >= 0, f"--mono-rows is {self.mono_rows}: it must be at least 0"),
+            (self.para_rows >= 0, f"--para-rows is {self.para_rows}: it must be at least 0"),
+            (
+                self.mono_rows + self.para_rows,
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read",
+            ),
+            (self.rows_per_shard >= 1, f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1"),
+            (
+                0 <= self.alpha <= 1,
+                f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)",
+            ),
+            (self.mono_rows or not self.sentences, f"--sentences {for_mono}"),
+            (self.mono_rows or not self.documents, f"--documents {for_mono}"),
+            (
+                not (self.sentences and self.documents),
+                "--sentences and --documents both say what monolingual rows hold: give only one of them",
+            ),
+            (
+                0 <= self.max_repeats < float("inf"),
+                f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound",
+            ),
+        )
+        require(checks)
 
 
 def run(config: MixConfig) -> None:
@@ -276,7 +282,8 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shard_count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
     write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
-    results = run_tasks(write, range(shard_count), sizes, config.processes, f"mix {task}")
+    tasks = {f"shard-{number:05d}": number for number in range(shard_count)}
+    results = stage.run_tasks(write, tasks, sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":

@@ -140,41 +140,33 @@ class SampledItems(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, shard_number: int
 ) -> dict[str, Any]:
-    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index, unless both are finished.
-    Returns the result that `stage` stores.
+    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index. Returns the result that `stage`
+    stores.
 
     `rows_before` [windows + 1] has the number of rows before each window; it is None if rows are cut, not packed.
     """
-    from xlme_ds.data.shards import INDEX_SUFFIX, index_bytes  # imported late: it loads numba
+    from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes  # imported late: it loads numba
 
-    name = f"{shard_number:05d}"
-    path = stage.folder / f"{name}.arrow"
-    result = stage.read_marker(f"shard-{name}")
-    if result is None:
-        start = shard_number * rows_per_shard
-        stop = min(start + rows_per_shard, rows)
-        tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        schema = row_schema(plan.row_tokens)
-        if rows_before is None:
-            batches = _cut_rows(plan, start, stop, tally)
-        else:
-            batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
-        checksums: list[np.ndarray] = []
-        shard = write_arrow(path, schema, _collecting_checksums(batches, checksums), stage.folder)
-        assert shard.rows == stop - start
-        index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
-        result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
-        stage.write_marker(f"shard-{name}", result)
-    return result
+    path = stage.folder / f"{shard_number:05d}.arrow"
+    start = shard_number * rows_per_shard
+    stop = min(start + rows_per_shard, rows)
+    tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
+    schema = row_schema(plan.row_tokens)
+    if rows_before is None:
+        batches = _cut_rows(plan, start, stop, tally)
+    else:
+        batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
+    checksums: list[np.ndarray] = []
 
+    def with_checksums() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            checksums.append(group_checksums(batch))
+            yield batch
 
-def _collecting_checksums(batches: Iterable[pa.RecordBatch], checksums: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
-    """Yield `batches`, and append the checksums of each to `checksums` while it is in memory."""
-    from xlme_ds.data.shards import group_checksums
-
-    for batch in batches:
-        checksums.append(group_checksums(batch))
-        yield batch
+    shard = write_arrow(path, schema, with_checksums(), stage.folder)
+    assert shard.rows == stop - start
+    index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
+    return {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
 
 
 def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:

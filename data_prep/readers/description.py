@@ -32,6 +32,7 @@ from typing import Any
 
 from data_prep.filters.clean import make_filters
 from data_prep.filters.columns import column_filters
+from data_prep.parallel import require
 from data_prep.readers import READERS, split_pair
 from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
@@ -89,15 +90,21 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     values = _read_toml(description, label)
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes, other_key = values.get(key), {"languages": "pairs", "pairs": "languages"}[key]
-    if other_key in values:
-        raise ValueError(f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}")
-    if codes == []:
-        raise ValueError(f'{label}: {key} is an empty list: list at least one, or write "any"')
-    if codes == ["any"]:
-        raise ValueError(f'{label}: {key} is ["any"]: write {key} = "any", without brackets')
-    if not isinstance(codes, list) and codes != "any":
-        raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
+    codes: Any = values.get(key)
+    other_key = {"languages": "pairs", "pairs": "languages"}[key]
+    checks = (
+        (
+            other_key not in values,
+            f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}",
+        ),
+        (codes != [], f'{label}: {key} is an empty list: list at least one, or write "any"'),
+        (codes != ["any"], f'{label}: {key} is ["any"]: write {key} = "any", without brackets'),
+        (
+            isinstance(codes, list) or codes == "any",
+            f'{label}: set {key} = ["{example}", …] or {key} = "any"',
+        ),
+    )
+    require(checks)
     spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]
     place = places.get(values["name"], values.get("where", ""))
     if not place:
@@ -150,10 +157,14 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         for entry in value if may_be_list and isinstance(value, list) else [value]:
             if not isinstance(entry, str):
                 raise ValueError(f"{label}: {key} has {entry!r}: write a string")
-    if "=" in values["name"]:
-        raise ValueError(f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out")
-    if values["format"] not in READERS:
-        raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
+    checks = (
+        (
+            "=" not in values["name"],
+            f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out",
+        ),
+        (values["format"] in READERS, f"{label}: format {values['format']!r} is none of {', '.join(READERS)}"),
+    )
+    require(checks)
     return values
 
 
@@ -187,27 +198,29 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        lacks_code = any_code and not all(placeholder in pattern for placeholder in placeholders)
+        has_codes = all(placeholder in pattern for placeholder in placeholders)
         has_side = "{side}" in pattern
         unknown = [name for name in re.findall(r"\{.*?\}", pattern) if name not in (*placeholders, "{side}")]
-        for is_wrong, sentence in (
-            (unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
+        checks = (
+            (not unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
             (
-                re.search(r"(^|/)\.{0,2}/", pattern),
+                not re.search(r"(^|/)\.{0,2}/", pattern),
                 ", but names begin in the corpus's folder: write it without //, ./, ../ or a leading /",
             ),
-            (lacks_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
+            (has_codes or not any_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
             (
-                re.search(r"\.(tar|tgz)(\.|$)", pattern),
+                not re.search(r"\.(tar|tgz)(\.|$)", pattern),
                 ", which are archives: unpack them, and name what is in them",
             ),
-            ("*{" in pattern, ": put a sign between * and the code, or * could take letters of the code"),
-            ("*" in pattern and has_side, ": list the names, because * and {side} cannot be in one"),
+            ("*{" not in pattern, ": put a sign between * and the code, or * could take letters of the code"),
+            (not ("*" in pattern and has_side), ": list the names, because * and {side} cannot be in one"),
             (
-                file_format == "moses" and not has_side,
+                file_format != "moses" or has_side,
                 ", but format moses has a file for each side: write {side} where their names differ",
             ),
-            (has_side and file_format != "moses", ", but only format moses has a file for each side: take {side} out"),
-        ):
-            if is_wrong:
-                raise ValueError(f"{label}: files are {pattern!r}{sentence}")
+            (
+                file_format == "moses" or not has_side,
+                ", but only format moses has a file for each side: take {side} out",
+            ),
+        )
+        require((passes, f"{label}: files are {pattern!r}{message}") for passes, message in checks)

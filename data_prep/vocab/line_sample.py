@@ -87,11 +87,11 @@ def sample_lines(
 
     The chosen lines of a language are in input order. Raises ValueError if the inputs have no text.
     """
-    indices, sizes = range(len(inputs)), [source.size for source in inputs]
+    tasks = {_task_name(index): index for index in range(len(inputs))}
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, candidate_counts, seed)
-        results = run_tasks(read, indices, sizes, processes, "read lines")
+        results = stage.run_tasks(read, tasks, [source.size for source in inputs], processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
             stage.forget_settings()  # the folder must accept inputs with text
@@ -193,9 +193,6 @@ def _read_lines(
     `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
     candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
     """
-    result = stage.read_marker(_task_name(index))
-    if result is not None:
-        return result
     source = inputs[index]
     line_counts, read_counts = Counter[str](), Counts("lines")
     keys = {code: derive_key(seed, "lines", code) for code in source.languages}
@@ -213,11 +210,8 @@ def _read_lines(
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
-    reader = READERS[source.format]
-    if isinstance(reader, DocumentReader):
-        lines = read_counts.paragraphs_in
-    else:
-        lines = reader.lines_cleaned(read_counts.units_in, read_counts.dropped)
+    read = read_counts.paragraphs_in or read_counts.units_in  # pairs have no count of paragraphs
+    lines = READERS[source.format].lines_cleaned(read, read_counts.dropped)
     for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
@@ -225,11 +219,10 @@ def _read_lines(
     by_code = {code: list(files) for code, *files in zip(keys, text_shards, hash_shards, strict=True)}
     limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
     # `+` leaves out the languages without lines.
-    result = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
+    result: dict[str, Any] = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
     for code, path in zip(keys, hash_paths, strict=True):
         hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
         result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
-    stage.write_marker(_task_name(index), result)
     return result
 
 

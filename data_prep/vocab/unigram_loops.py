@@ -9,9 +9,9 @@ character, the shortest piece first. Piece n has `lengths[n]` characters and the
 
 import numpy as np
 from numba import njit
-from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint64, void
+from numba.types import Tuple, float64, int8, int32, int64, uint8, uint64, void
 
-from xlme_ds.data.compiled import compiled, readonly
+from xlme_ds.data.compiled import compiled
 
 Numbers = np.ndarray
 MAX_PIECE_LENGTH = 16  # largest number of characters of a piece, as in SentencePiece
@@ -20,14 +20,6 @@ MAX_WORD_LENGTH = 1024  # characters; a longer word is cut
 # with MARK takes the script of the character before it.
 ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
-
-
-@compiled(void(readonly(uint32), int64[::1], float64[::1], float64[::1]))
-def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrences: Numbers) -> None:
-    """Add the occurrences of each code point to `occurrences`; word w occurs `counts[w]` times."""
-    for word in range(len(counts)):
-        for i in range(starts[word], starts[word + 1]):
-            occurrences[codes[i]] += counts[word]
 
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))

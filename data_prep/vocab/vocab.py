@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.filters.clean import Counts
+from data_prep.parallel import require
 from data_prep.progress import print_stdout
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
@@ -67,27 +68,35 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if self.model is None and not self.has_input:
-            raise ValueError(
-                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
-            )
-        if self.compare is not None and (self.model is None or not self.has_input):
-            raise ValueError(
-                "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
-            )
-        if not self.has_input and self.size != VocabConfig.size:
-            raise ValueError(f"--size is {self.size}, but --model without text is taken as it is: leave --size out")
-        if self.sentences < 1:
-            raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
+        checks = (
+            (
+                self.model is not None or self.has_input,
+                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over",
+            ),
+            (
+                self.compare is None or (self.model is not None and self.has_input),
+                "--compare is for a vocabulary that is extended: give --model and the new languages' text too",
+            ),
+            (
+                self.has_input or self.size == VocabConfig.size,
+                f"--size is {self.size}, but --model without text is taken as it is: leave --size out",
+            ),
+            (self.sentences >= 1, f"--sentences is {self.sentences}: it must be at least 1"),
+        )
+        require(checks)
         require_trainable(self.size, self.character_coverage, self.alpha)
 
 
 def require_trainable(size: int, character_coverage: float, alpha: float) -> None:
     """Raise ValueError for settings with which no vocabulary can be trained."""
-    if size < _LEAST_SIZE:
-        raise ValueError(f"--size is {size}: at least {_LEAST_SIZE} ids are needed")
-    if not 0.98 <= character_coverage <= 1:
-        raise ValueError(f"--character-coverage is {character_coverage}: it must be between 0.98 and 1")
+    checks = (
+        (size >= _LEAST_SIZE, f"--size is {size}: at least {_LEAST_SIZE} ids are needed"),
+        (
+            0.98 <= character_coverage <= 1,
+            f"--character-coverage is {character_coverage}: it must be between 0.98 and 1",
+        ),
+    )
+    require(checks)
     temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
 
 

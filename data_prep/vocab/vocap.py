@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.inspect.stats_plots import svg_figure
-from data_prep.parallel import run_tasks
+from data_prep.parallel import require
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import temperature_shares
 from data_prep.store import Stage, write_file
@@ -85,15 +85,19 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if min(self.step, self.sentences) < 1 or self.largest < self.step:
-            raise ValueError(
+        checks = (
+            (
+                min(self.step, self.sentences) >= 1 and self.largest >= self.step,
                 f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: each must be at "
-                "least 1, and --largest at least as large as --step"
-            )
-        if not 0.5 <= self.shrink <= 0.98:
-            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+                "least 1, and --largest at least as large as --step",
+            ),
+            (
+                0.5 <= self.shrink <= 0.98,
+                f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)",
+            ),
+            (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
+        )
+        require(checks)
         require_trainable(self.size, self.character_coverage, self.alpha)
 
 
@@ -108,8 +112,9 @@ def run(config: VocapConfig) -> None:
 
     def train(sample: Sample) -> None:
         distinct, chosen, files = sample
+        tasks = {f"path-{code}": path for code, path in files.items()}
         write = partial(_write_curve, stage, config)
-        results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
+        results = stage.run_tasks(write, tasks, list(chosen.values()), config.processes, "curves")
         _merge(stage, config, distinct, dict(zip(distinct, results, strict=True)))
 
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
@@ -120,27 +125,22 @@ def run(config: VocapConfig) -> None:
     print_size(config.out)
 
 
-def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
-    """Write the vocabularies of one language; `task` is (language code, file of its lines). Returns the task's result,
-    which has the `curve` from the smallest vocabulary to the largest."""
-    code, path = task
-    task_name = f"path-{code}"
-    result = stage.read_marker(task_name)
-    if result is None:
-        text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
-        points, files = [], []
-        if len(text.words):
-            sizes = config.largest, config.step, config.shrink, config.character_coverage
-            try:
-                for point in nested_vocabularies(text, *sizes):
-                    points.append((len(point.pieces), point.score / text.sentences))
-                    file = _curve_file(stage, code, len(point.pieces))
-                    files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
-            except ValueError as error:
-                raise ValueError(f"{code}: {error}") from None
-        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
-        stage.write_marker(task_name, result)
-    return result
+def _write_curve(stage: Stage, config: VocapConfig, path: Path) -> dict[str, Any]:
+    """Write the vocabularies of the language whose lines are in the file `path`. Returns the task's result, which has
+    the `curve` from the smallest vocabulary to the largest."""
+    code = path.stem
+    text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
+    points, files = [], []
+    if len(text.words):
+        sizes = config.largest, config.step, config.shrink, config.character_coverage
+        try:
+            for point in nested_vocabularies(text, *sizes):
+                points.append((len(point.pieces), point.score / text.sentences))
+                file = _curve_file(stage, code, len(point.pieces))
+                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+        except ValueError as error:
+            raise ValueError(f"{code}: {error}") from None
+    return {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
 
 
 def nested_vocabularies(
