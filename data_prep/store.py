@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 
-from data_prep.parallel import run_tasks
+from data_prep.parallel import require, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
@@ -82,43 +82,12 @@ class Stage:
         removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
         checked.
         """
-        manifest, any_damaged, files = self._read_markers()
+        manifest = self._read_manifest()
+        files, any_damaged = self._files_of_markers()
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             in_markers = {shard for _, shard in files}
             files += [("", shard) for shard in manifest.shards if shard not in in_markers]
-        damaged = self._tasks_of_damaged(files, processes)
-        if manifest is not None and not any_damaged and not damaged:
-            return True
-        if manifest is not None:
-            (self.folder / "manifest.json").unlink()
-        self.remove_markers(damaged - {""})
-        return False
-
-    def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
-        """Returns (manifest, any_damaged, files): the manifest, or None if it is missing or damaged; whether any marker
-        is damaged; and (task, file) for each file that a marker lists. A damaged manifest or marker is removed."""
-        path, manifest = self.folder / "manifest.json", None
-        if path.exists():
-            content = _read_or_none(path)
-            if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
-                manifest = read_manifest(self.folder)
-            else:
-                warn(f"{path} is damaged: it is written again")
-                path.unlink()
-        results = {path: self.read_marker(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
-        files = []
-        for path, result in results.items():
-            if result is None:
-                warn(f"{path} is damaged: its task is done again")
-                path.unlink()
-            else:
-                files += [(path.stem, shard) for shard in written_files(result)]
-        return manifest, None in results.values(), files
-
-    def _tasks_of_damaged(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks of those `files` that are missing or damaged; a warning names the files. Each item of `files` is
-        (task, file)."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         intact = run_tasks(partial(is_intact, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -127,7 +96,36 @@ class Stage:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
             warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
-        return {task for task, _ in lost}
+        is_finished = manifest is not None and not any_damaged and not lost
+        if manifest is not None and not is_finished:
+            (self.folder / "manifest.json").unlink()
+        self.remove_markers({task for task, _ in lost} - {""})
+        return is_finished
+
+    def _read_manifest(self) -> Manifest | None:
+        """The manifest; None if it is missing or damaged. A damaged one is removed."""
+        path = self.folder / "manifest.json"
+        content = _read_or_none(path)
+        if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
+            return read_manifest(self.folder)
+        if path.exists():
+            warn(f"{path} is damaged: it is written again")
+            path.unlink()
+        return None
+
+    def _files_of_markers(self) -> tuple[list[tuple[str, Shard]], bool]:
+        """Returns ((task, file) for each file that a marker lists, whether any marker is damaged). Damaged markers are
+        removed."""
+        files, any_damaged = [], False
+        for path in sorted((self.folder / "tasks").glob("*.json")):
+            result = self.read_marker(path.stem)
+            if result is None:
+                warn(f"{path} is damaged: its task is done again")
+                path.unlink()
+                any_damaged = True
+            else:
+                files += [(path.stem, shard) for shard in written_files(result)]
+        return files, any_damaged
 
     def run_tasks(
         self,
@@ -150,6 +148,24 @@ class Stage:
             result = function(argument)
             self.write_marker(name, result)
         return result
+
+    def finished_results(self) -> dict[str, dict[str, Any]]:
+        """The results of the finished tasks, by task name; a folder without settings.json has none. Raises ValueError
+        if settings.json or a marker is damaged, and if settings.json has another stage or other settings."""
+        path = self.folder / "settings.json"
+        if not path.exists():
+            return {}
+        again = f"give the command that wrote {self.folder} again"
+        if _read_or_none(path) != self._settings_json:
+            manifest = self.folder / "manifest.json"
+            raise ValueError(f"{path} is damaged, or has other settings than {manifest}: delete both and {again}")
+        markers = sorted((self.folder / "tasks").glob("*.json"))
+        results = {marker.stem: self.read_marker(marker.stem) or {} for marker in markers}
+        require(
+            (results[marker.stem], f"{marker} is damaged: delete it and the manifest, and {again}")
+            for marker in markers
+        )
+        return results
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:
         """The result of a task; None if the task has not finished, or if its marker is damaged."""
@@ -212,27 +228,6 @@ def mixed_tasks(data: Path) -> list[str]:
             "wrote"
         )
     return tasks
-
-
-def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of the folder's finished tasks, by task name. A folder without settings.json has no results.
-
-    Returns None if settings.json is damaged or has another stage or settings. Raises ValueError for a damaged marker.
-    """
-    stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
-    if not path.exists():
-        return {}
-    if _read_or_none(path) != stage_folder._settings_json:
-        return None
-    results = {}
-    for marker in sorted((folder / "tasks").glob("*.json")):
-        result = stage_folder.read_marker(marker.stem)
-        if result is None:
-            raise ValueError(
-                f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"
-            )
-        results[marker.stem] = result
-    return results
 
 
 def written_files(result: dict[str, Any]) -> list[Shard]:

@@ -112,22 +112,26 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
             ],
             "block_bytes": config.block_bytes,
         }
-        if config.split != "all":
-            settings |= {"split": config.split, "heldout_share": config.heldout_share}
-        if config.without:
-            settings["without"] = without_sha256
-        if config.sentences and kind == "mono":
-            settings["sentences"] = True
-        if kind == "para":
-            settings["max_pair_tokens"] = config.max_pair_tokens
+        optional = {
+            "split": config.split if config.split != "all" else "",
+            "heldout_share": config.heldout_share if config.split != "all" else 0,
+            "without": without_sha256,
+            "sentences": config.sentences and kind == "mono",
+            "max_pair_tokens": config.max_pair_tokens if kind == "para" else 0,
+        }
+        settings |= {key: value for key, value in optional.items() if value}
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         for source in sources.inputs:
             for path in source.paths:
                 parents = path.local_path.resolve().parents if path.local_path else ()
-                if stage.folder.resolve() in parents:
-                    raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
-                if config.out.resolve() in parents[:1]:
-                    raise ValueError(f"{path} is in {config.out}: choose another --out")
+                checks = (
+                    (
+                        stage.folder.resolve() not in parents,
+                        f"{path} is in {stage.folder}, where the shards would be: choose another --out",
+                    ),
+                    (config.out.resolve() not in parents[:1], f"{path} is in {config.out}: choose another --out"),
+                )
+                require(checks)
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks
@@ -160,12 +164,16 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
         result = stage.read_marker(task.name) or stage.read_marker(f"{task.name}.encoded")
-        for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
-            if size != size_then:
-                raise ValueError(
-                    f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: "
-                    "restore it, or choose another output folder"
-                )
+        sizes = zip(task.source.files, result["inputs"] if result else (), strict=False)
+        checks = (
+            (
+                size == size_then,
+                f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, "
+                "or choose another output folder",
+            )
+            for (name, size), (_, size_then) in sizes
+        )
+        require(checks)
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:

@@ -9,7 +9,7 @@ OUT/tasks/<task>.<block>.final.json   marker: the block is written without its d
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -27,16 +27,9 @@ from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.io.folders import make_folder
 
-
-@dataclass(frozen=True)
-class _Language:
-    """One language or pair. `blocks` has (input, number of the block in the input) for each block, and `staged` has the
-    path of each block's staged shard, both in input order. `slices` has the path of each slice's files, without
-    suffix."""
-
-    blocks: tuple[tuple[EncodeTask, int], ...]
-    staged: tuple[Path, ...]
-    slices: tuple[Path, ...]
+# The blocks of a language or pair in input order, each as (input, number of the block in the input), and the path of
+# each slice's files, without suffix.
+_Language = tuple[list[tuple[EncodeTask, int]], list[Path]]
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
@@ -46,14 +39,14 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     slices = {
         f"{path.parent.name}.{path.name}": (language, number)
         for language in languages
-        for number, path in enumerate(language.slices)
+        for number, path in enumerate(language[1])
     }
-    sizes = [len(language.blocks) for language, _ in slices.values()]
+    sizes = [len(blocks) for (blocks, _), _ in slices.values()]
     stage.run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
     blocks = {
         f"{task.block_name(number)}.final": (language, index)
         for language in languages
-        for index, (task, number) in enumerate(language.blocks)
+        for index, (task, number) in enumerate(language[0])
     }
     stage.run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
     for task in tasks:
@@ -74,10 +67,8 @@ def _language_of_inputs(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = [(task, number) for task in tasks for number in range(_result(stage, f"{task.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     slice_count = number_of_slices(paragraphs)
-    staged_folder = stage.folder / STAGED
-    staged = tuple(staged_folder / task.shard_name(number) for task, number in blocks)
-    slices = tuple(staged_folder / tasks[0].source.name / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count))
-    return _Language(tuple(blocks), staged, slices)
+    folder = stage.folder / STAGED / tasks[0].source.name
+    return blocks, [folder / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count)]
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -88,22 +79,23 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
 
 def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> dict[str, Any]:
     """Find and write the duplicates in one slice of a language's hashes. Returns the task's result."""
-    language, number = language_and_slice
-    files = find_duplicates(language.staged, number, len(language.slices), language.slices[number], stage.folder)
+    (blocks, slices), slice_number = language_and_slice
+    staged = [stage.folder / STAGED / task.shard_name(number) for task, number in blocks]
+    files = find_duplicates(staged, slice_number, len(slices), slices[slice_number], stage.folder)
     return {"files": [asdict(file) for file in files]}
 
 
 def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> dict[str, Any]:
     """Write a block of a language without its duplicates. The block is given by its index in the language. Returns the
     task's result."""
-    language, index = language_and_block
-    task, number = language.blocks[index]
+    (blocks, slices), index = language_and_block
+    task, number = blocks[index]
     result = _result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
-        path, staged = stage.folder / task.shard_name(number), language.staged[index]
+        path, staged = (folder / task.shard_name(number) for folder in (stage.folder, stage.folder / STAGED))
         keep = np.ones(result["paragraphs"], bool)
-        keep[load_duplicates(index, language.slices)] = False
+        keep[load_duplicates(index, slices)] = False
         if not keep.all():
             result |= _rewrite(stage, task, staged, path, keep, result["counts"])
         else:

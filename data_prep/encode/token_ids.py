@@ -35,10 +35,10 @@ class IdEncoder:
 
     vocabulary: Vocabulary
     languages: tuple[str, ...]
-    filters: Filters = Filters()  # noqa: RUF009 - frozen
-    hashes: BlockHashes | None = None
-    in_other_part: Callable[[Iterable[bytes]], np.ndarray] | None = None
-    excluded: Set[bytes] = frozenset()
+    filters: Filters
+    hashes: BlockHashes | None
+    in_other_part: Callable[[Iterable[bytes]], np.ndarray] | None
+    excluded: Set[bytes]
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.

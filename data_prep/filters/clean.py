@@ -266,11 +266,9 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
         raise ValueError(f"{usage}, not {settings!r}")
-    if COLUMN in settings:
-        column_filters(settings, where)
-    for name, values in settings.items():
-        if name == COLUMN:
-            continue
+    column_filters(settings, where)
+    others = {name: values for name, values in settings.items() if name != COLUMN}
+    for name, values in others.items():
         if name not in _FILTERS:
             raise ValueError(f"{where}: {no_such('filter', name, [*_FILTERS, COLUMN])}")
         if not isinstance(values, dict):

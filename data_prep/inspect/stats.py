@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import ConsoleRenderable
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
 
 from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
 from data_prep.inspect.stats_tables import (
@@ -70,8 +72,6 @@ def _section(config: StatsConfig, task: str) -> Section:
 
 
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
-    from rich.console import Console
-
     width = None if Console().is_terminal else 160
     console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
     tables = []
@@ -91,10 +91,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
-def _table(title: str, rows: Sequence[dict[str, str]]) -> ConsoleRenderable:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
+def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:
     first, *others = rows[0]
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

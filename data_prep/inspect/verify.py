@@ -17,7 +17,7 @@ from data_prep.mix.encoded import group_languages
 from data_prep.parallel import require, run_tasks
 from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
-from data_prep.store import finished_results, written_files
+from data_prep.store import Stage, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
@@ -46,9 +46,8 @@ def run(config: VerifyConfig) -> None:
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         require(_manifest_checks(folder, manifest, counts))
-        content = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
-        content = content if shards else "no shards, because encode kept no text"
-        print_stdout(f"{folder}: {content}, no fault")
+        listed = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
+        print_stdout(f"{folder}: {listed if shards else 'no shards, because encode kept no text'}, no fault")
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -168,12 +167,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     path = folder / "manifest.json"
-    results = finished_results(folder, manifest.stage, manifest.settings)
-    if results is None:
-        raise ValueError(
-            f"{folder / 'settings.json'} is damaged, or has other settings than {path}: delete both and give the "
-            f"command that wrote {folder} again"
-        )
+    results = Stage(folder, manifest.stage, manifest.settings).finished_results()
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
         for shard in written_files(result):

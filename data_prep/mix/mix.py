@@ -136,16 +136,19 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
-        if manifest.stage != "encode":
-            raise ValueError(
+        checks = (
+            (
+                manifest.stage == "encode",
                 f"{config.encoded / task} was written by stage {manifest.stage}, not encode: name the folder that "
-                "`xlme prep encode` wrote by --encoded"
-            )
-        if manifest.vocabulary_sha256 != vocabulary.sha256:
-            raise ValueError(
+                "`xlme prep encode` wrote by --encoded",
+            ),
+            (
+                manifest.vocabulary_sha256 == vocabulary.sha256,
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name the "
-                "other vocabulary by --vocab, or encode again"
-            )
+                "other vocabulary by --vocab, or encode again",
+            ),
+        )
+        require(checks)
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
@@ -173,16 +176,20 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
             other = read_manifest(folder)
             if other.stage != "mix":
                 raise ValueError(f"{folder} was written by stage {other.stage}, not mix: choose another --out")
-            for setting, theirs, ours in (
+            settings = (
                 ("--vocab of SHA-256", other.vocabulary_sha256[:12], vocabulary_sha256[:12]),
                 ("--row-tokens", other.settings.get("row_tokens"), config.row_tokens),
                 ("--layout", other.settings.get("layout", "xlme"), config.layout),
-            ):
-                if theirs != ours:
-                    raise ValueError(
-                        f"{folder} was mixed with {setting} {theirs}, not {ours}, so training could not read it with "
-                        "the new rows: choose another --out, or give the settings of that folder"
-                    )
+            )
+            checks = (
+                (
+                    theirs == ours,
+                    f"{folder} was mixed with {setting} {theirs}, not {ours}, so training could not read it with the "
+                    "new rows: choose another --out, or give the settings of that folder",
+                )
+                for setting, theirs, ours in settings
+            )
+            require(checks)
 
 
 def _group_names(encoded: Manifest) -> set[str]:
@@ -195,20 +202,24 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
     names = {task: _group_names(manifest) for task, manifest in encoded.items()}
     all_names = set().union(*names.values())
     pair_languages = encoded["para"].languages if "para" in encoded else ()
-    if config.into and config.into not in pair_languages:
-        raise ValueError(
-            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
-        )
-    if config.sentences and not encoded["mono"].settings.get("sentences", False):
-        raise ValueError(
+    has_sentences = "mono" in encoded and encoded["mono"].settings.get("sentences", False)
+    checks = (
+        (
+            not config.into or config.into in pair_languages,
+            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs",
+        ),
+        (
+            has_sentences or not config.sentences,
             f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it again "
-            "with --sentences"
-        )
-    if config.documents and encoded["mono"].settings.get("sentences", False):
-        raise ValueError(
+            "with --sentences",
+        ),
+        (
+            not (has_sentences and config.documents),
             f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
-            "encode it without"
-        )
+            "encode it without",
+        ),
+    )
+    require(checks)
     for group in Sampling(config.alpha, config.share).parse_entries():
         for name in group:
             if name not in all_names:
@@ -248,11 +259,16 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "window": WINDOW_SLOTS,
         "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
     }
-    settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    settings |= {unit: True} if unit in ("sentences", "documents") else {}
-    settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
-    optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
+    optional = {
+        "split": encoded.settings.get("split"),
+        "heldout_share": encoded.settings.get("heldout_share"),
+        "sentences": unit == "sentences",
+        "documents": unit == "documents",
+        "into": config.into if task == "para" else "",
+        "share": list(sampling.share),
+        "max_repeats": sampling.max_repeats,
+    }
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     stage.check_settings()
@@ -285,7 +301,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     tasks = {f"shard-{number:05d}": number for number in range(shard_count)}
     results = stage.run_tasks(write, tasks, sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
-    counts = _counts(plan, task, rows, results)
+    counts = _counts(plan, rows, results)
     if "split" in stage.settings and task == "mono":
         # The unit that `encode --split` never divides: a sentence, or the part of a document that is in one block. For
         # such a part, the manifest has the size of the blocks if it is not the default.
@@ -343,7 +359,7 @@ def _print_shares(by_language: Mapping[str, Mapping[str, Any]], task: str, unit:
         print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 
 
-def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _counts(plan: MixPlan, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The manifest's counts, summed over the `results` of `write_shard`."""
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]

@@ -1,5 +1,6 @@
 """Makes training rows from encoded shards: plans the sampled order of the examples, and writes any shard of rows."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
+from data_prep.inspect.shard_faults import RecordCounts, count_rows
 from data_prep.mix.encoded import EncodedShard, ExampleUnit, copy_words, group_languages, run_starts
 from data_prep.mix.packing import pack_shuffled
 from data_prep.sampling import SampledOrder, derive_key, keyed_hash
@@ -112,15 +114,6 @@ def with_total(plan: MixPlan, total: int) -> MixPlan:
     return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
-@dataclass
-class Tally:
-    """Counts of a shard's rows: `used`, the number of examples of each group, int64 [groups], and `tokens`, the number
-    of tokens that are not padding."""
-
-    used: np.ndarray
-    tokens: int = 0
-
-
 class SampledItems(NamedTuple):
     """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
 
@@ -150,26 +143,28 @@ def write_shard(
     path = stage.folder / f"{shard_number:05d}.arrow"
     start = shard_number * rows_per_shard
     stop = min(start + rows_per_shard, rows)
-    tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
     schema = row_schema(plan.row_tokens)
     if rows_before is None:
-        batches = _cut_rows(plan, start, stop, tally)
+        batches = _cut_rows(plan, start, stop)
     else:
-        batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
+        batches = _rechunked(_packed_rows(plan, rows_before, start, stop), BATCH_ROWS, schema)
     checksums: list[np.ndarray] = []
+    counts: RecordCounts = Counter()
 
-    def with_checksums() -> Iterator[pa.RecordBatch]:
+    def counted() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             checksums.append(group_checksums(batch))
+            counts.update(count_rows(len(plan.language_indices[0]), batch))
             yield batch
 
-    shard = write_arrow(path, schema, with_checksums(), stage.folder)
+    shard = write_arrow(path, schema, counted(), stage.folder)
     assert shard.rows == stop - start
     index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
-    return {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
+    used = [counts[tuple(sorted(indices))] for indices in plan.language_indices]  # examples of each group
+    return {"shard": asdict(shard), "files": [asdict(index)], "used": used, "tokens": counts["tokens"]}
 
 
-def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+def _cut_rows(plan: MixPlan, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in the slots [start, stop) as record batches.
 
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
@@ -180,8 +175,6 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
         ids, lengths = _cut_texts(plan, shards, examples)
-        tally.used += np.bincount(groups, minlength=len(tally.used))
-        tally.tokens += int((lengths + 2).sum())
         for begin in range(0, len(ids), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
             ones = np.ones(len(ids[part]), dtype=np.int64)  # each row has one item of one side
@@ -215,18 +208,13 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     return ids, lengths
 
 
-def _packed_rows(
-    plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, tally: Tally
-) -> Iterator[pa.RecordBatch]:
+def _packed_rows(plan: MixPlan, rows_before: np.ndarray, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """Yield rows [start, stop) of the packed windows as record batches."""
     first = int(np.searchsorted(rows_before, start, side="right")) - 1
     end = int(np.searchsorted(rows_before, stop))
     for window, sampled, packed in packed_windows(plan, first, end):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
-        used_items = np.concatenate(rows)
-        tally.used += np.bincount(sampled.groups[used_items], minlength=len(tally.used))
-        tally.tokens += int(sampled.tokens[used_items].sum())
         yield _assemble_rows(plan, sampled, rows)
 
 

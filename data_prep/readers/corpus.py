@@ -11,6 +11,7 @@ from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
 from data_prep.languages import CC100_LANGUAGES, english_first
+from data_prep.parallel import require
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, make_input
 from data_prep.readers.corpus_files import CorpusPath, list_folder
@@ -201,14 +202,17 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
         f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
-    if missing and not allow_missing:
-        raise ValueError(
-            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
-        )
-    if not inputs_found:
-        raise ValueError(
-            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
-        )
+    checks = (
+        (
+            allow_missing or not missing,
+            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own",
+        ),
+        (
+            inputs_found,
+            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}",
+        ),
+    )
+    require(checks)
     if missing:
         warn(missing_message)
     _warn_of_unread(corpus, names, inputs_found)

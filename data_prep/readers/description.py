@@ -76,12 +76,12 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
         raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
     corpora = [_read_description(description, places) for description in descriptions]
     names = [corpus.name for corpus in corpora]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
-    for name in places.keys() - set(names):
-        advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
-        raise ValueError(f"--where {name}=… names no corpus that is described: {advice}")
+    advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
+    require(
+        (names.count(name) == 1, f"two descriptions are named {name!r}: give one of them another name")
+        for name in names
+    )
+    require((name in names, f"--where {name}=… names no corpus that is described: {advice}") for name in places)
     return corpora
 
 
@@ -146,17 +146,14 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{label} cannot be read: {error}") from None
-    for key in values.keys() - _KEYS:
-        raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
-    for key in ("name", "format", "files"):
-        if not values.get(key):
-            raise ValueError(f"{label}: {key} is missing: set it")
+    require(
+        (key in _KEYS, f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}") for key in values
+    )
+    require((values.get(key), f"{label}: {key} is missing: set it") for key in ("name", "format", "files"))
     for key in ("name", "where", "format", "files", "languages", "pairs"):
         value = values.get(key, "")
-        may_be_list = key not in ("name", "where", "format")
-        for entry in value if may_be_list and isinstance(value, list) else [value]:
-            if not isinstance(entry, str):
-                raise ValueError(f"{label}: {key} has {entry!r}: write a string")
+        entries = value if isinstance(value, list) and key not in ("name", "where", "format") else [value]
+        require((isinstance(entry, str), f"{label}: {key} has {entry!r}: write a string") for entry in entries)
     checks = (
         (
             "=" not in values["name"],
@@ -172,11 +169,11 @@ def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: 
     make_filters(filters, reader.task, label)
     if "score" in filters and not (isinstance(reader, TableReader) and "score" in reader.roles(columns)):
         raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
-    for rule in column_filters(filters, label):
-        named_once = isinstance(reader, TableReader) and columns.count(rule.column) == 1
-        if not (named_once or reader.any_column):
+    once = [column for column in columns if isinstance(reader, TableReader) and columns.count(column) == 1]
+    for column in (rule.column for rule in column_filters(filters, label)):
+        if column not in once and not reader.any_column:
             raise ValueError(
-                f"{label}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
+                f"{label}: filter column needs a column {column!r}: take the filter out, or name it in columns"
             )
 
 

@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import run_tasks
+from data_prep.parallel import require, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -61,9 +61,9 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
 
 def refuse_pipes(inputs: Iterable[Input]) -> None:
     """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
-    for path in chain.from_iterable(source.paths for source in inputs):
-        if path.is_pipe:
-            raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
+    paths = chain.from_iterable(source.paths for source in inputs)
+    message = "is a named pipe, but a vocabulary may read its text twice: store it as a file"
+    require((not path.is_pipe, f"{path} {message}") for path in paths)
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:
@@ -197,13 +197,13 @@ def _read_lines(
     line_counts, read_counts = Counter[str](), Counts("lines")
     keys = {code: derive_key(seed, "lines", code) for code in source.languages}
     smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in source.languages}
-    text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
-    hash_paths = [path.with_suffix(".hashes") for path in text_paths]
+    text_paths = {code: stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys}
+    paths = {code: (path, path.with_suffix(".hashes")) for code, path in text_paths.items()}
     with ExitStack() as stack:
-        text_files = [stack.enter_context(new_file(path)) for path in text_paths]
-        hash_files = [stack.enter_context(new_file(path)) for path in hash_paths]
+        files = {code: [stack.enter_context(new_file(path)) for path in paths[code]] for code in keys}
         for sides in filtered_lines(source, read_counts):
-            for code, side, text_file, hash_file in zip(keys, sides, text_files, hash_files, strict=True):
+            for code, side in zip(keys, sides, strict=True):
+                text_file, hash_file = files[code]
                 hashes = _line_hashes(keys[code], side, smallest[code].limit)
                 is_candidate = smallest[code].add(hashes)
                 candidates = compress(side, is_candidate)
@@ -214,14 +214,15 @@ def _read_lines(
     lines = READERS[source.format].lines_cleaned(read, read_counts.dropped)
     for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
-    text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
-    hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
-    by_code = {code: list(files) for code, *files in zip(keys, text_shards, hash_shards, strict=True)}
+    by_code = {
+        code: [asdict(file.shard(path, stage.folder)) for file, path in zip(files[code], paths[code], strict=True)]
+        for code in keys
+    }
     limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
     # `+` leaves out the languages without lines.
     result: dict[str, Any] = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
-    for code, path in zip(keys, hash_paths, strict=True):
-        hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
+    for code, (_, hash_path) in paths.items():
+        hashes, counts = np.unique(np.fromfile(hash_path, np.uint64), return_counts=True)  # sorted by hash
         result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
     return result
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_prep.filters.clean import Counts
 from data_prep.parallel import require
@@ -30,6 +30,8 @@ from data_prep.vocab.model_file import SPECIALS, serialize
 from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+T = TypeVar("T")
 
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
 _LEAST_SIZE = 16  # ids of a vocabulary
@@ -108,39 +110,30 @@ def run(config: VocabConfig) -> None:
     else:
         source = Vocabulary(config.model)
         stage = Stage(config.out, "vocab", {"model": source.sha256})
-        _require_own_model(stage)
-        with stage.open():
-            if not stage.check_finished(config.processes):
-                finish_vocabulary(stage, source.path.read_bytes(), {})
+        copy = partial(finish_vocabulary, stage, source.path.read_bytes())
+        write_once(stage, config.processes, dict, copy)
     print_size(config.out)
 
 
-def train_stage(
-    stage: Stage,
-    processes: int,
-    sample: Callable[[], Sample],
-    train: Callable[[Sample], None],
-) -> None:
-    """Call `train` with the lines that `sample` returns, unless the folder is complete. Then remove the working
-    files."""
-    _require_own_model(stage)
+def write_once(stage: Stage, processes: int, sample: Callable[[], T], write: Callable[[T], None]) -> None:
+    """Call `write`, which writes a vocabulary, with the text that `sample` returns, unless the folder is complete. Then
+    remove the working files.
+
+    Raises ValueError if the folder has a model that no stage wrote, such as a user's.
+    """
+    path, ours = stage.folder / MODEL_FILE, ("settings.json", "manifest.json")
+    if path.exists() and not any((stage.folder / name).exists() for name in ours):
+        raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
     with stage.open():
         if not stage.check_finished(processes):
-            lines = sample()
+            text = sample()
             try:
-                train(lines)
+                write(text)
             except ValueError:  # the text does not allow the settings, such as --size: the folder must accept others
                 stage.forget_settings()
                 _discard_work(stage)
                 raise
         _discard_work(stage)
-
-
-def _require_own_model(stage: Stage) -> None:
-    """Raise ValueError if the folder of a vocabulary has a model that no stage wrote, such as a user's."""
-    path, ours = stage.folder / MODEL_FILE, ("settings.json", "manifest.json")
-    if path.exists() and not any((stage.folder / name).exists() for name in ours):
-        raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
 
 
 def _discard_work(stage: Stage) -> None:
@@ -191,7 +184,7 @@ def _train(config: VocabConfig) -> None:
 
     stage = Stage(config.out, "vocab", settings)
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
-    train_stage(stage, config.processes, sample, train)
+    write_once(stage, config.processes, sample, train)
 
 
 def _write_extended(
@@ -232,15 +225,20 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     size = config.size - other_ids
     trainer = UnigramTrainer(count_words(sentences), config.character_coverage, size)
     trained = trainer.prune_to(size).pieces
-    if trainer.characters > size:
-        raise ValueError(
+    allowed = len(trained) + other_ids
+    advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
+    checks = (
+        (
+            trainer.characters <= size,
             f"--size is {config.size}, but the characters alone need {trainer.characters + other_ids}: take "
-            "a larger size, or lower --character-coverage"
-        )
-    if len(trained) < size:
-        allowed = len(trained) + other_ids
-        advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
-        raise ValueError(f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}")
+            "a larger size, or lower --character-coverage",
+        ),
+        (
+            len(trained) >= size,
+            f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}",
+        ),
+    )
+    require(checks)
     return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
 

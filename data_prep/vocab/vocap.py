@@ -37,7 +37,7 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
 from data_prep.vocab.line_sample import Sample, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_trainable, train_stage
+from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_trainable, write_once
 from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
 from xlme_ds.data.schema import Shard
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -118,7 +118,7 @@ def run(config: VocapConfig) -> None:
         _merge(stage, config, distinct, dict(zip(distinct, results, strict=True)))
 
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
-    train_stage(stage, config.processes, sample, train)
+    write_once(stage, config.processes, sample, train)
     if not (path := config.out / "vocap.svg").exists():
         content = read_versioned(config.out / "vocap.json")
         write_file(path, plot(content["curves"], content["by_language"]), config.out)

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.parallel import RetryError, TaskError, UserError, _balanced_shares, run_tasks, user_facing_error
 
 HERE = Path(__file__).resolve().parent
@@ -138,9 +139,9 @@ def test_workers_die_with_a_parent_that_is_killed() -> None:
     assert parent.stdout.read() == "", "no worker lived to say so"
 
 
-def test_processes_must_be_positive(tasks: ModuleType) -> None:
-    with pytest.raises(ValueError, match="--processes is 0"):
-        run_tasks(tasks.square, [1], [1], 0, "test")
+def test_processes_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--data", "nowhere", "--processes", "0"]) == 2
+    assert "error: --processes is 0: it must be at least 1\n" in capsys.readouterr().err
 
 
 def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
