@@ -15,6 +15,7 @@ from data_prep.parallel import (
     launched_rank,
     on_root,
     require,
+    require_each,
     user_facing_error,
 )
 from data_prep.progress import print_stderr, printable
@@ -91,15 +92,14 @@ def _run(module: ModuleType, config: object, arguments: list[str]) -> None:
     small."""
     # Python turns invalid bytes into lone surrogates, which neither Arrow nor JSON can hold.
     as_utf8 = [(argument, argument.encode(errors="ignore").decode()) for argument in arguments]
-    require((utf8 == argument, f"{argument} is not a name in UTF-8: rename it") for argument, utf8 in as_utf8)
+    require_each((utf8 == argument, f"{argument} is not a name in UTF-8: rename it") for argument, utf8 in as_utf8)
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
         is_number = isinstance(value, int | float)
-        checks = (
+        require(
             (not (is_number and value > limit), f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}"),
             (name != "processes" or value >= 1, f"--processes is {value}: it must be at least 1"),
         )
-        require(checks)
     module.run(config)
 
 

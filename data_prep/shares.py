@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
-from data_prep.parallel import require
+from data_prep.parallel import require_each
 
 _SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of --share: three times 0.333 counts as 1
 
@@ -75,7 +75,7 @@ class Sampling:
         names_of_entries = (entry.rpartition("=")[0].split("+") for entry in self.share)
         times = Counter(chain.from_iterable(names_of_entries))
         message = "--share names {} {} times: name each language or pair once"
-        require((count == 1, message.format(name, count)) for name, count in times.items())
+        require_each((count == 1, message.format(name, count)) for name, count in times.items())
         return shares
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
@@ -103,7 +103,7 @@ class Sampling:
         for number, (entry_names, entry_share) in enumerate([((), 1 - sum_of_entries), *entries.items()]):
             members = [j for j in range(len(names)) if entry_numbers[j] == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
-            require(_entry_checks(entry_names, entry_share, bool(sum(divided))))
+            require_each(_entry_checks(entry_names, entry_share, bool(sum(divided))))
             for j, share in zip(members, divided, strict=True):
                 shares[j] = entry_share * share
         limits = self.limits(examples)

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 
-from data_prep.parallel import require, run_tasks
+from data_prep.parallel import require, require_each, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
@@ -67,13 +67,16 @@ class Stage:
         if old is None:
             return
         advice = "choose another output folder, or delete this folder"
-        if old["stage"] != self.name:
-            raise ValueError(f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}")
         before, after = old["settings"], self._settings_json["settings"]
         changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-        if changed:
-            changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-            raise ValueError(f"{self.folder} was begun with other settings ({changes}): {advice}")
+        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+        require(
+            (
+                old["stage"] == self.name,
+                f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}",
+            ),
+            (not changed, f"{self.folder} was begun with other settings ({changes}): {advice}"),
+        )
 
     def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether the stage is complete and every file has its recorded checksum.
@@ -161,7 +164,7 @@ class Stage:
             raise ValueError(f"{path} is damaged, or has other settings than {manifest}: delete both and {again}")
         markers = sorted((self.folder / "tasks").glob("*.json"))
         results = {marker.stem: self.read_marker(marker.stem) or {} for marker in markers}
-        require(
+        require_each(
             (results[marker.stem], f"{marker} is damaged: delete it and the manifest, and {again}")
             for marker in markers
         )

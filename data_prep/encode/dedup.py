@@ -37,7 +37,7 @@ class BlockHashes:
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
-        self._hashes: list[bytes] = []
+        self.hashes: list[bytes] = []  # of all paragraphs or pairs that `add` has stored
         self._lengths: list[np.ndarray] = []
 
     def find_repeats(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
@@ -69,19 +69,14 @@ class BlockHashes:
         for side in texts:
             lengths["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
             lengths["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
-        self._hashes += hashes
+        self.hashes += hashes
         self._lengths.append(lengths)
-
-    @property
-    def paragraphs(self) -> int:
-        """Number of paragraphs or pairs that `add` has stored."""
-        return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
         """Write the block's three files next to `path`. Returns the files' entries for a marker, with names relative to
         `root`."""
         lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
-        hashes = np.frombuffer(b"".join(self._hashes), "<u8")
+        hashes = np.frombuffer(b"".join(self.hashes), "<u8")
         assert len(lengths) == len(hashes)
         order = np.argsort(hashes, kind="stable")
         return (

@@ -29,7 +29,7 @@ from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, read_digests
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import require, run_tasks, world_size
+from data_prep.parallel import require, require_each, run_tasks, world_size
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import READERS
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -73,14 +73,13 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    checks = (
+    require(
         (
             config.max_pair_tokens >= 2 and config.block_bytes >= 1,
             "--max-pair-tokens must be at least 2 and --block-bytes at least 1",
         ),
         (0 < config.heldout_share < 1, f"--heldout-share is {config.heldout_share}: it must be between 0 and 1"),
     )
-    require(checks)
     # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
     vocabulary_size, plans = _plans(config)
     for kind, (stage, tasks) in plans.items():
@@ -96,11 +95,17 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_kind = find_sources(config)
-    if config.sentences and "mono" not in sources_by_kind:
-        raise ValueError("--sentences is for monolingual text: leave it out for pairs")
-    inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
-    if not any(path.is_pipe or path.size for source in inputs for path in source.paths):
-        raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
+    paths = [path for sources in sources_by_kind.values() for source in sources.inputs for path in source.paths]
+    require(
+        (
+            "mono" in sources_by_kind or not config.sentences,
+            "--sentences is for monolingual text: leave it out for pairs",
+        ),
+        (
+            any(path.is_pipe or path.size for path in paths),
+            f"all inputs are empty, such as {paths[0]}: name files that have text",
+        ),
+    )
     for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {
             "task": kind,
@@ -124,14 +129,13 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         for source in sources.inputs:
             for path in source.paths:
                 parents = path.local_path.resolve().parents if path.local_path else ()
-                checks = (
+                require(
                     (
                         stage.folder.resolve() not in parents,
                         f"{path} is in {stage.folder}, where the shards would be: choose another --out",
                     ),
                     (config.out.resolve() not in parents[:1], f"{path} is in {config.out}: choose another --out"),
                 )
-                require(checks)
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks
@@ -173,7 +177,7 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
             )
             for (name, size), (_, size_then) in sizes
         )
-        require(checks)
+        require_each(checks)
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:

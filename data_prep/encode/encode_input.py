@@ -160,7 +160,7 @@ def encode_block(
     shard = None if first_batch is None else write_arrow(path, schema, chain([first_batch], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
-        "paragraphs": hashes.paragraphs if hashes else 0,
+        "paragraphs": len(hashes.hashes) if hashes else 0,
         "files": [asdict(file) for file in hashes.save(path, stage.folder)] if hashes else [],
         "counts": counts.as_json(),
     }

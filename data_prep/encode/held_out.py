@@ -43,11 +43,10 @@ def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:
     digests: set[bytes] = set()
     for path in paths:
         corpus_path = CorpusPath(str(path.absolute().parent), path.name)
-        checks = (
+        require(
             (not corpus_path.is_pipe, f"{path} is a pipe, which can be read once: store its lines in a file"),
             (path.is_file() or not path.exists(), f"--without {path} is not a file: name a file with text"),
         )
-        require(checks)
         lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
         digests.update(map(digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
     return digests
@@ -59,11 +58,10 @@ def _clean_sentences(path: Path, data: bytes) -> list[str]:
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
     effect = "so --without has no effect"
-    checks = (
+    require(
         (not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it"),
         (lines, f"{path} has no text, {effect}: name the file of the test set"),
     )
-    require(checks)
     refuse_carriage_returns(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
         raise ValueError(f"{path} is a table, JSON or XML, {effect}: store only the sentences, one per line")

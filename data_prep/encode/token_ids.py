@@ -27,7 +27,7 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 class IdEncoder:
     """Filters the text of one block and encodes it to ids. `languages` are those of the sides.
 
-    `hashes`, `split` and `excluded` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
+    `hashes` and `in_other_part` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
     at once; repeats in other blocks are removed later, by the stored hashes of the written text. `in_other_part` takes
     texts in normal form, and tells which of them are in the part of the corpus that is not encoded. Paragraphs whose
     `digest` is in `excluded` are dropped, and pairs with such a side.

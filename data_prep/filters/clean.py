@@ -266,7 +266,8 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
         raise ValueError(f"{usage}, not {settings!r}")
-    column_filters(settings, where)
+    if COLUMN in settings:
+        column_filters(settings, where)
     others = {name: values for name, values in settings.items() if name != COLUMN}
     for name, values in others.items():
         if name not in _FILTERS:

@@ -32,7 +32,7 @@ def schema_and_checks(
             layout=LAYOUTS[manifest.layout],
             packed=sides == 2 or bool(manifest.packed_unit),
         )
-        return row_schema(manifest.settings["row_tokens"]), faults_of, partial(count_rows, sides)
+        return row_schema(manifest.settings["row_tokens"]), faults_of, partial(_count_rows, sides)
     if manifest.settings.get("task", folder.name) == "para":
         return PAIRS, partial(_pair_faults, mask_id=mask_id), count_text
     return DOCUMENTS, partial(_document_faults, mask_id=mask_id), count_text
@@ -44,12 +44,10 @@ def count_text(batch: pa.RecordBatch) -> RecordCounts:
     return Counter(records=batch.num_rows, tokens=len(ids), unknown=int((ids == UNK).sum()))
 
 
-def count_rows(sides: int, batch: pa.RecordBatch) -> RecordCounts:
-    """Count the records, tokens and items of a batch of training rows; an item has 1 or 2 `sides`."""
+def _count_rows(sides: int, batch: pa.RecordBatch) -> RecordCounts:
     _, lengths, languages = (column.flatten().to_numpy() for column in batch.columns)
-    item_languages, items = np.unique(np.sort(languages.reshape(-1, sides)), axis=0, return_counts=True)
-    counts: RecordCounts = Counter(dict(zip(map(tuple, item_languages.tolist()), items.tolist(), strict=True)))
-    return counts + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
+    items: RecordCounts = Counter(map(tuple, np.sort(languages.reshape(-1, sides)).tolist()))
+    return items + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
 
 
 def _document_faults(batch: pa.RecordBatch, mask_id: int) -> Faults:

@@ -68,7 +68,7 @@ class ShownRow:
 
 def run(config: ShowConfig) -> None:
     """Print rows. Raises ValueError if no row fits the settings, or if `mix` did not write the folder."""
-    checks = (
+    require(
         (
             config.rows >= 1 and config.start >= 0,
             f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more",
@@ -78,7 +78,6 @@ def run(config: ShowConfig) -> None:
             f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1",
         ),
     )
-    require(checks)
     tasks = [config.task] if config.task else mixed_tasks(config.data)
     warnings = list(filter(None, [_show(config, task) for task in tasks]))
     if len(warnings) == len(tasks):
@@ -154,20 +153,15 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
     sides = len(row.languages) // len(row.lengths)
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
-        for first, stop in _sides(row, begin, end, sides):
+        assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
+        spans = [(begin + 1, end - 1)]  # an item of one side may have several documents, with `</s>` in between
+        if sides == 2:
+            separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
+            spans = [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
+        for first, stop in spans:
             label = Text(f"{item:>4} {next(codes):<8}", style="cyan")
             yield label + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, brackets)
     yield Text("")
-
-
-def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Returns (first, stop) for each side of the item at positions [begin, end): the positions of the side's text,
-    without the special tokens around it."""
-    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
-    if sides == 1:  # the item may have several documents, with `</s>` in between
-        return [(begin + 1, end - 1)]
-    separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
-    return [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
 
 
 def text_of(

@@ -27,7 +27,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import raise_total, with_enough_examples
-from data_prep.parallel import require, run_tasks
+from data_prep.parallel import require, require_each, run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
@@ -89,7 +89,7 @@ class MixConfig:
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
         for_mono = "is for monolingual rows, and --mono-rows is 0: leave it out, or give both"
-        checks = (
+        require(
             (8 <= self.row_tokens <= 32767, f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767"),
             (self.mono_rows >= 0, f"--mono-rows is {self.mono_rows}: it must be at least 0"),
             (self.para_rows >= 0, f"--para-rows is {self.para_rows}: it must be at least 0"),
@@ -113,7 +113,6 @@ class MixConfig:
                 f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound",
             ),
         )
-        require(checks)
 
 
 def run(config: MixConfig) -> None:
@@ -136,7 +135,7 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
-        checks = (
+        require(
             (
                 manifest.stage == "encode",
                 f"{config.encoded / task} was written by stage {manifest.stage}, not encode: name the folder that "
@@ -148,7 +147,6 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 "other vocabulary by --vocab, or encode again",
             ),
         )
-        require(checks)
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
@@ -189,7 +187,7 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
                 )
                 for setting, theirs, ours in settings
             )
-            require(checks)
+            require_each(checks)
 
 
 def _group_names(encoded: Manifest) -> set[str]:
@@ -203,7 +201,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
     all_names = set().union(*names.values())
     pair_languages = encoded["para"].languages if "para" in encoded else ()
     has_sentences = "mono" in encoded and encoded["mono"].settings.get("sentences", False)
-    checks = (
+    require(
         (
             not config.into or config.into in pair_languages,
             f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs",
@@ -219,7 +217,6 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
             "encode it without",
         ),
     )
-    require(checks)
     for group in Sampling(config.alpha, config.share).parse_entries():
         for name in group:
             if name not in all_names:

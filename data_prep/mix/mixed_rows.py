@@ -1,6 +1,5 @@
 """Makes training rows from encoded shards: plans the sampled order of the examples, and writes any shard of rows."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -11,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
-from data_prep.inspect.shard_faults import RecordCounts, count_rows
 from data_prep.mix.encoded import EncodedShard, ExampleUnit, copy_words, group_languages, run_starts
 from data_prep.mix.packing import pack_shuffled
 from data_prep.sampling import SampledOrder, derive_key, keyed_hash
@@ -143,29 +141,29 @@ def write_shard(
     path = stage.folder / f"{shard_number:05d}.arrow"
     start = shard_number * rows_per_shard
     stop = min(start + rows_per_shard, rows)
+    used = np.zeros(len(plan.order.names), dtype=np.int64)  # number of examples of each group, which the batches add
     schema = row_schema(plan.row_tokens)
     if rows_before is None:
-        batches = _cut_rows(plan, start, stop)
+        batches = _cut_rows(plan, start, stop, used)
     else:
-        batches = _rechunked(_packed_rows(plan, rows_before, start, stop), BATCH_ROWS, schema)
+        batches = _rechunked(_packed_rows(plan, rows_before, start, stop, used), BATCH_ROWS, schema)
     checksums: list[np.ndarray] = []
-    counts: RecordCounts = Counter()
+    tokens: list[int] = []  # of each batch, without padding
 
     def counted() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             checksums.append(group_checksums(batch))
-            counts.update(count_rows(len(plan.language_indices[0]), batch))
+            tokens.append(int(batch.column("lengths").flatten().to_numpy().sum(dtype=np.int64)))
             yield batch
 
     shard = write_arrow(path, schema, counted(), stage.folder)
     assert shard.rows == stop - start
     index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
-    used = [counts[tuple(sorted(indices))] for indices in plan.language_indices]  # examples of each group
-    return {"shard": asdict(shard), "files": [asdict(index)], "used": used, "tokens": counts["tokens"]}
+    return {"shard": asdict(shard), "files": [asdict(index)], "used": used.tolist(), "tokens": sum(tokens)}
 
 
-def _cut_rows(plan: MixPlan, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the slots [start, stop) as record batches.
+def _cut_rows(plan: MixPlan, start: int, stop: int, used: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in the slots [start, stop) as record batches, and add the number of rows of each group to `used`.
 
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
     slice is left out.
@@ -175,6 +173,7 @@ def _cut_rows(plan: MixPlan, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
         ids, lengths = _cut_texts(plan, shards, examples)
+        used += np.bincount(groups, minlength=len(used))
         for begin in range(0, len(ids), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
             ones = np.ones(len(ids[part]), dtype=np.int64)  # each row has one item of one side
@@ -208,13 +207,17 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     return ids, lengths
 
 
-def _packed_rows(plan: MixPlan, rows_before: np.ndarray, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows [start, stop) of the packed windows as record batches."""
+def _packed_rows(
+    plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, used: np.ndarray
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows [start, stop) of the packed windows as record batches, and add the number of items of each group to
+    `used`."""
     first = int(np.searchsorted(rows_before, start, side="right")) - 1
     end = int(np.searchsorted(rows_before, stop))
     for window, sampled, packed in packed_windows(plan, first, end):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
+        used += np.bincount(sampled.groups[np.concatenate(rows)], minlength=len(used))
         yield _assemble_rows(plan, sampled, rows)
 
 

@@ -84,7 +84,8 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
 
 
 def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[str, Any]:
-    """The values of a description on which the output depends, each with the key `NAME.KEY`."""
+    """The values of a description on which the output depends, each with the key `NAME.KEY`. Warns of the inputs'
+    languages that the model of the filter `language` does not know."""
     settings: dict[str, Any] = {
         "format": corpus.format,
         "columns": list(corpus.columns),
@@ -94,18 +95,15 @@ def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[
         settings["line_end"] = corpus.line_end
     filters = dict(corpus.filters)
     if LANGUAGE in filters:  # the name of the model in place of the path of its file
-        settings["language_model"] = _language_model(inputs, filters[LANGUAGE].get(MODEL, ""))
+        model = filters[LANGUAGE].get(MODEL, "")
+        languages = sorted({language for source in inputs for language in source.languages})
+        if unknown := [language for language in languages if not labels_of(language, model)]:
+            warn(
+                f"the filter `language` keeps all text in {', '.join(unknown)}: its model does not know these languages"
+            )
+        settings["language_model"] = load_identifier(model).name
         filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
     return {f"{corpus.name}.{key}": value for key, value in (settings | filters).items()}
-
-
-def _language_model(inputs: list[Input], model: str) -> str:
-    """The name of the model that the filter `language` uses. Warns of the inputs' languages that the model does not
-    know."""
-    languages = sorted({language for source in inputs for language in source.languages})
-    if unknown := [language for language in languages if not labels_of(language, model)]:
-        warn(f"the filter `language` keeps all text in {', '.join(unknown)}: its model does not know these languages")
-    return load_identifier(model).name
 
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
@@ -130,16 +128,18 @@ def _check_named_once(inputs: list[Input]) -> None:
         text = (*files, source.members, source.columns, _chosen_rows(source))
         key = (source.name, *text)
         first_name = name_of.setdefault(text, source.name)
-        if first_name != source.name and not READERS[source.format].has_language_tags:
-            raise ValueError(
+        require(
+            (
+                first_name == source.name or READERS[source.format].has_language_tags,
                 f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: name "
-                "another file for one of them"
-            )
-        if key in origin_of:
-            raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {origin_of[key]} and by {origin}), so its "
-                "text would count twice: name it once"
-            )
+                "another file for one of them",
+            ),
+            (
+                key not in origin_of,
+                f"{source.paths[0]} is named twice for {source.name} (by {origin_of.get(key)} and by {origin}), so its "
+                "text would count twice: name it once",
+            ),
+        )
         origin_of[key] = origin
 
 
@@ -202,7 +202,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
         f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
-    checks = (
+    require(
         (
             allow_missing or not missing,
             f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own",
@@ -212,7 +212,6 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
             f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}",
         ),
     )
-    require(checks)
     if missing:
         warn(missing_message)
     _warn_of_unread(corpus, names, inputs_found)

@@ -32,7 +32,7 @@ from typing import Any
 
 from data_prep.filters.clean import make_filters
 from data_prep.filters.columns import column_filters
-from data_prep.parallel import require
+from data_prep.parallel import require, require_each
 from data_prep.readers import READERS, split_pair
 from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
@@ -77,11 +77,11 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     corpora = [_read_description(description, places) for description in descriptions]
     names = [corpus.name for corpus in corpora]
     advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
-    require(
+    require_each(
         (names.count(name) == 1, f"two descriptions are named {name!r}: give one of them another name")
         for name in names
     )
-    require((name in names, f"--where {name}=… names no corpus that is described: {advice}") for name in places)
+    require_each((name in names, f"--where {name}=… names no corpus that is described: {advice}") for name in places)
     return corpora
 
 
@@ -92,7 +92,7 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
     codes: Any = values.get(key)
     other_key = {"languages": "pairs", "pairs": "languages"}[key]
-    checks = (
+    require(
         (
             other_key not in values,
             f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}",
@@ -104,7 +104,6 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
             f'{label}: set {key} = ["{example}", …] or {key} = "any"',
         ),
     )
-    require(checks)
     spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]
     place = places.get(values["name"], values.get("where", ""))
     if not place:
@@ -146,22 +145,21 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{label} cannot be read: {error}") from None
-    require(
+    require_each(
         (key in _KEYS, f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}") for key in values
     )
-    require((values.get(key), f"{label}: {key} is missing: set it") for key in ("name", "format", "files"))
+    require_each((values.get(key), f"{label}: {key} is missing: set it") for key in ("name", "format", "files"))
     for key in ("name", "where", "format", "files", "languages", "pairs"):
         value = values.get(key, "")
         entries = value if isinstance(value, list) and key not in ("name", "where", "format") else [value]
-        require((isinstance(entry, str), f"{label}: {key} has {entry!r}: write a string") for entry in entries)
-    checks = (
+        require_each((isinstance(entry, str), f"{label}: {key} has {entry!r}: write a string") for entry in entries)
+    require(
         (
             "=" not in values["name"],
             f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out",
         ),
         (values["format"] in READERS, f"{label}: format {values['format']!r} is none of {', '.join(READERS)}"),
     )
-    require(checks)
     return values
 
 
@@ -220,4 +218,4 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
                 ", but only format moses has a file for each side: take {side} out",
             ),
         )
-        require((passes, f"{label}: files are {pattern!r}{message}") for passes, message in checks)
+        require_each((passes, f"{label}: files are {pattern!r}{message}") for passes, message in checks)

@@ -4,7 +4,7 @@ import math
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -113,6 +113,10 @@ class TableReader(PairReader):
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """The role of each column, from left to right: source, target, score, or another name."""
         return columns
+
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
+        """The number of rows: a row is one line with both sides of a pair."""
+        return read
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;

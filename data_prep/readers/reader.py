@@ -227,6 +227,10 @@ class PairReader(Reader):
 
     task = "para"
 
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
+        """The number of lines of both sides."""
+        return 2 * read
+
     @abstractmethod
     def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block in the order of the file, including pairs without text."""
@@ -259,10 +263,6 @@ class AlignedReader(PairReader):
         """Yield blocks of about `size` bytes of both sides together."""
         repaired = Counter[str]()
         return in_blocks(self.units(source, repaired), (b"\n", b"\n"), size, repaired)
-
-    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
-        """The number of lines of both sides."""
-        return 2 * read
 
     def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block, without a score."""

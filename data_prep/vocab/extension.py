@@ -51,7 +51,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     characters = sum(len(piece) == 1 for piece in new)
     old_ids = size - room
     advice = "lower --size, or add text" if new else "add text with other words"
-    checks = (
+    require(
         (
             characters <= room,
             f"--size is {size}, but with the new characters alone it is {old_ids + characters}: take a larger size, or "
@@ -62,7 +62,6 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: {advice}",
         ),
     )
-    require(checks)
     # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:

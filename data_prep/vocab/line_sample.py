@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import require, run_tasks
+from data_prep.parallel import require_each, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -63,7 +63,7 @@ def refuse_pipes(inputs: Iterable[Input]) -> None:
     """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
     paths = chain.from_iterable(source.paths for source in inputs)
     message = "is a named pipe, but a vocabulary may read its text twice: store it as a file"
-    require((not path.is_pipe, f"{path} {message}") for path in paths)
+    require_each((not path.is_pipe, f"{path} {message}") for path in paths)
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:

@@ -88,8 +88,8 @@ def extend_substrings(
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
     longer_ids = np.full(len(ids), np.int32(-1))
-    room = 1 << 14
-    totals, prefixes, positions = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
+    # There may be as many ids as positions. The operating system allocates the memory only as it is filled.
+    totals, prefixes, positions = np.empty(len(ids)), np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     size = 0  # number of ids given so far
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1] - length + 1):
@@ -102,13 +102,8 @@ def extend_substrings(
                 if 2 * size > len(keys):
                     keys, values = _grown(keys, values)
                     slot = _slot(keys, key)
-                if size == room:
-                    totals = np.concatenate((totals, np.zeros(room)))
-                    prefixes = np.concatenate((prefixes, np.zeros(room, np.int64)))
-                    positions = np.concatenate((positions, np.zeros(room, np.int64)))
-                    room *= 2
                 keys[slot], values[slot] = key, size
-                prefixes[size], positions[size] = prefix, i
+                totals[size], prefixes[size], positions[size] = 0.0, prefix, i
                 size += 1
             longer_ids[i] = values[slot]
             totals[values[slot]] += counts[word]

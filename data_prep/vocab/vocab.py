@@ -70,7 +70,7 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        checks = (
+        require(
             (
                 self.model is not None or self.has_input,
                 "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over",
@@ -85,20 +85,18 @@ class VocabConfig(TextConfig):
             ),
             (self.sentences >= 1, f"--sentences is {self.sentences}: it must be at least 1"),
         )
-        require(checks)
         require_trainable(self.size, self.character_coverage, self.alpha)
 
 
 def require_trainable(size: int, character_coverage: float, alpha: float) -> None:
     """Raise ValueError for settings with which no vocabulary can be trained."""
-    checks = (
+    require(
         (size >= _LEAST_SIZE, f"--size is {size}: at least {_LEAST_SIZE} ids are needed"),
         (
             0.98 <= character_coverage <= 1,
             f"--character-coverage is {character_coverage}: it must be between 0.98 and 1",
         ),
     )
-    require(checks)
     temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
 
 
@@ -227,7 +225,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     trained = trainer.prune_to(size).pieces
     allowed = len(trained) + other_ids
     advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
-    checks = (
+    require(
         (
             trainer.characters <= size,
             f"--size is {config.size}, but the characters alone need {trainer.characters + other_ids}: take "
@@ -238,7 +236,6 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
             f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}",
         ),
     )
-    require(checks)
     return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
 

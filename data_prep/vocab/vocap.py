@@ -85,7 +85,7 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        checks = (
+        require(
             (
                 min(self.step, self.sentences) >= 1 and self.largest >= self.step,
                 f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: each must be at "
@@ -97,7 +97,6 @@ class VocapConfig(TextConfig):
             ),
             (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
         )
-        require(checks)
         require_trainable(self.size, self.character_coverage, self.alpha)
 
 
