@@ -14,8 +14,6 @@ from data_prep.parallel import (
     is_root,
     launched_rank,
     on_root,
-    require,
-    require_each,
     user_facing_error,
 )
 from data_prep.progress import print_stderr, printable
@@ -91,15 +89,15 @@ def _run(module: ModuleType, config: object, arguments: list[str]) -> None:
     --processes is below 1. All stages have the same limits. Each stage itself checks for other numbers that are too
     small."""
     # Python turns invalid bytes into lone surrogates, which neither Arrow nor JSON can hold.
-    as_utf8 = [(argument, argument.encode(errors="ignore").decode()) for argument in arguments]
-    require_each((utf8 == argument, f"{argument} is not a name in UTF-8: rename it") for argument, utf8 in as_utf8)
+    for argument in arguments:
+        if argument.encode(errors="ignore").decode() != argument:
+            raise ValueError(f"{argument} is not a name in UTF-8: rename it")
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
-        is_number = isinstance(value, int | float)
-        require(
-            (not (is_number and value > limit), f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}"),
-            (name != "processes" or value >= 1, f"--processes is {value}: it must be at least 1"),
-        )
+        if isinstance(value, int | float) and value > limit:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}")
+        if name == "processes" and value < 1:
+            raise ValueError(f"--processes is {value}: it must be at least 1")
     module.run(config)
 
 

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from data_prep.filters.clean import Counts, text_warnings
-from data_prep.parallel import require
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
@@ -75,14 +74,12 @@ def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
         raise ValueError(f"minhash needs the package datatrove ({error}): pip install 'xlme-ds[minhash]'") from None
     out = (config.out / "mono").resolve()
     sources = find_documents(config.mono)
-    for path in chain.from_iterable(source.paths for source in sources):
-        require(
-            (not path.is_pipe, f"{path} is a named pipe, but documents are read twice: store it as a file"),
-            (
-                not path.local_path or out not in path.local_path.resolve().parents,
-                f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out",
-            ),
-        )
+    for source in sources:
+        for path in source.paths:
+            if path.is_pipe:
+                raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
+            if path.local_path and out in path.local_path.resolve().parents:
+                raise ValueError(f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out")
     is_ours = any((config.out / name).exists() for name in ("settings.json", "manifest.json"))
     if not is_ours and out.exists() and any(out.iterdir()):
         raise ValueError(f"{config.out / 'mono'} has files that minhash did not write: choose another --out")

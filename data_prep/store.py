@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 
-from data_prep.parallel import require, require_each, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
@@ -62,21 +62,20 @@ class Stage:
 
     def check_settings(self) -> None:
         """Raise ValueError if a run of another stage or with other settings began the folder."""
+        if not self.folder.is_dir():
+            return
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        old = next(filter(None, map(_read_or_none, paths)), None) if self.folder.is_dir() else None
+        old = next(filter(None, map(_read_or_none, paths)), None)
         if old is None:
             return
         advice = "choose another output folder, or delete this folder"
+        if old["stage"] != self.name:
+            raise ValueError(f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}")
         before, after = old["settings"], self._settings_json["settings"]
         changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-        require(
-            (
-                old["stage"] == self.name,
-                f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}",
-            ),
-            (not changed, f"{self.folder} was begun with other settings ({changes}): {advice}"),
-        )
+        if changed:
+            changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+            raise ValueError(f"{self.folder} was begun with other settings ({changes}): {advice}")
 
     def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether the stage is complete and every file has its recorded checksum.
@@ -162,12 +161,12 @@ class Stage:
         if _read_or_none(path) != self._settings_json:
             manifest = self.folder / "manifest.json"
             raise ValueError(f"{path} is damaged, or has other settings than {manifest}: delete both and {again}")
-        markers = sorted((self.folder / "tasks").glob("*.json"))
-        results = {marker.stem: self.read_marker(marker.stem) or {} for marker in markers}
-        require_each(
-            (results[marker.stem], f"{marker} is damaged: delete it and the manifest, and {again}")
-            for marker in markers
-        )
+        results = {}
+        for marker in sorted((self.folder / "tasks").glob("*.json")):
+            result = self.read_marker(marker.stem)
+            if result is None:
+                raise ValueError(f"{marker} is damaged: delete it and the manifest, and {again}")
+            results[marker.stem] = result
         return results
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:

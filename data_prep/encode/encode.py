@@ -29,10 +29,10 @@ from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, read_digests
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import require, require_each, run_tasks, world_size
+from data_prep.parallel import run_tasks, world_size
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import READERS
-from data_prep.readers.corpus import TextConfig, find_sources
+from data_prep.readers.corpus import Sources, TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -73,13 +73,10 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    require(
-        (
-            config.max_pair_tokens >= 2 and config.block_bytes >= 1,
-            "--max-pair-tokens must be at least 2 and --block-bytes at least 1",
-        ),
-        (0 < config.heldout_share < 1, f"--heldout-share is {config.heldout_share}: it must be between 0 and 1"),
-    )
+    if config.max_pair_tokens < 2 or config.block_bytes < 1:
+        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+    if not 0 < config.heldout_share < 1:
+        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
     # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
     vocabulary_size, plans = _plans(config)
     for kind, (stage, tasks) in plans.items():
@@ -95,51 +92,50 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_kind = find_sources(config)
-    paths = [path for sources in sources_by_kind.values() for source in sources.inputs for path in source.paths]
-    require(
-        (
-            "mono" in sources_by_kind or not config.sentences,
-            "--sentences is for monolingual text: leave it out for pairs",
-        ),
-        (
-            any(path.is_pipe or path.size for path in paths),
-            f"all inputs are empty, such as {paths[0]}: name files that have text",
-        ),
-    )
+    if config.sentences and "mono" not in sources_by_kind:
+        raise ValueError("--sentences is for monolingual text: leave it out for pairs")
+    inputs = [source for sources in sources_by_kind.values() for source in sources.inputs]
+    if not any(path.is_pipe or path.size for source in inputs for path in source.paths):
+        raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
-        settings: dict[str, Any] = {
-            "task": kind,
-            "vocabulary_sha256": vocabulary.sha256,
-            # for each input: its language or pair, the names of its files, and the name of its corpus, if it has one
-            "inputs": [
-                [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
-                for source in sources.inputs
-            ],
-            "block_bytes": config.block_bytes,
-        }
-        optional = {
-            "split": config.split if config.split != "all" else "",
-            "heldout_share": config.heldout_share if config.split != "all" else 0,
-            "without": without_sha256,
-            "sentences": config.sentences and kind == "mono",
-            "max_pair_tokens": config.max_pair_tokens if kind == "para" else 0,
-        }
-        settings |= {key: value for key, value in optional.items() if value}
-        stage = Stage(config.out / kind, "encode", settings | sources.settings)
+        settings = _settings(config, kind, sources, vocabulary.sha256, without_sha256)
+        stage = Stage(config.out / kind, "encode", settings)
         for source in sources.inputs:
             for path in source.paths:
                 parents = path.local_path.resolve().parents if path.local_path else ()
-                require(
-                    (
-                        stage.folder.resolve() not in parents,
-                        f"{path} is in {stage.folder}, where the shards would be: choose another --out",
-                    ),
-                    (config.out.resolve() not in parents[:1], f"{path} is in {config.out}: choose another --out"),
-                )
+                if stage.folder.resolve() in parents:
+                    raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
+                if config.out.resolve() in parents[:1]:
+                    raise ValueError(f"{path} is in {config.out}: choose another --out")
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks
     return vocabulary.size, plans
+
+
+def _settings(
+    config: EncodeConfig, kind: str, sources: Sources, vocabulary_sha256: str, without_sha256: list[str]
+) -> dict[str, Any]:
+    """The settings on which the shards of one kind of text depend."""
+    settings: dict[str, Any] = {
+        "task": kind,
+        "vocabulary_sha256": vocabulary_sha256,
+        # for each input: its language or pair, the names of its files, and the name of its corpus, if it has one
+        "inputs": [
+            [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
+            for source in sources.inputs
+        ],
+        "block_bytes": config.block_bytes,
+    }
+    if config.split != "all":
+        settings |= {"split": config.split, "heldout_share": config.heldout_share}
+    if config.without:
+        settings["without"] = without_sha256
+    if config.sentences and kind == "mono":
+        settings["sentences"] = True
+    if kind == "para":
+        settings["max_pair_tokens"] = config.max_pair_tokens
+    return settings | sources.settings
 
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
@@ -168,16 +164,12 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
         result = stage.read_marker(task.name) or stage.read_marker(f"{task.name}.encoded")
-        sizes = zip(task.source.files, result["inputs"] if result else (), strict=False)
-        checks = (
-            (
-                size == size_then,
-                f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, "
-                "or choose another output folder",
-            )
-            for (name, size), (_, size_then) in sizes
-        )
-        require_each(checks)
+        for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+            if size != size_then:
+                raise ValueError(
+                    f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: "
+                    "restore it, or choose another output folder"
+                )
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.filters.clean import clean_lines, text_warnings
-from data_prep.parallel import require
 from data_prep.readers.corpus_files import CorpusPath, read_decompressed
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import refuse_carriage_returns
@@ -43,10 +42,10 @@ def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:
     digests: set[bytes] = set()
     for path in paths:
         corpus_path = CorpusPath(str(path.absolute().parent), path.name)
-        require(
-            (not corpus_path.is_pipe, f"{path} is a pipe, which can be read once: store its lines in a file"),
-            (path.is_file() or not path.exists(), f"--without {path} is not a file: name a file with text"),
-        )
+        if corpus_path.is_pipe:
+            raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
+        if path.exists() and not path.is_file():
+            raise ValueError(f"--without {path} is not a file: name a file with text")
         lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
         digests.update(map(digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
     return digests
@@ -58,10 +57,10 @@ def _clean_sentences(path: Path, data: bytes) -> list[str]:
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
     effect = "so --without has no effect"
-    require(
-        (not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it"),
-        (lines, f"{path} has no text, {effect}: name the file of the test set"),
-    )
+    if repaired["invalid_utf8"]:
+        raise ValueError(f"{path} is not UTF-8: convert it")
+    if not lines:
+        raise ValueError(f"{path} has no text, {effect}: name the file of the test set")
     refuse_carriage_returns(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
         raise ValueError(f"{path} is a table, JSON or XML, {effect}: store only the sentences, one per line")

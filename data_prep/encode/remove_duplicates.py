@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,13 @@ from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.io.folders import make_folder
 
-# The blocks of a language or pair in input order, each as (input, number of the block in the input), and the path of
-# each slice's files, without suffix.
-_Language = tuple[list[tuple[EncodeTask, int]], list[Path]]
+
+class _Language(NamedTuple):
+    """One language or pair. `blocks` has (input, number of the block in the input) for each block, in input order.
+    `slices` has the path of each slice's files, without suffix."""
+
+    blocks: list[tuple[EncodeTask, int]]
+    slices: list[Path]
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
@@ -39,14 +43,14 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     slices = {
         f"{path.parent.name}.{path.name}": (language, number)
         for language in languages
-        for number, path in enumerate(language[1])
+        for number, path in enumerate(language.slices)
     }
-    sizes = [len(blocks) for (blocks, _), _ in slices.values()]
+    sizes = [len(language.blocks) for language, _ in slices.values()]
     stage.run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
     blocks = {
         f"{task.block_name(number)}.final": (language, index)
         for language in languages
-        for index, (task, number) in enumerate(language[0])
+        for index, (task, number) in enumerate(language.blocks)
     }
     stage.run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
     for task in tasks:
@@ -68,7 +72,7 @@ def _language_of_inputs(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     slice_count = number_of_slices(paragraphs)
     folder = stage.folder / STAGED / tasks[0].source.name
-    return blocks, [folder / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count)]
+    return _Language(blocks, [folder / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count)])
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -93,7 +97,8 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> dic
     result = _result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
-        path, staged = (folder / task.shard_name(number) for folder in (stage.folder, stage.folder / STAGED))
+        name = task.shard_name(number)
+        path, staged = stage.folder / name, stage.folder / STAGED / name
         keep = np.ones(result["paragraphs"], bool)
         keep[load_duplicates(index, slices)] = False
         if not keep.all():
@@ -102,7 +107,7 @@ def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> dic
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it already
                 os.replace(staged, path)
-            result["shard"]["name"] = task.shard_name(number)
+            result["shard"]["name"] = name
     return result
 
 

@@ -268,8 +268,9 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
         raise ValueError(f"{usage}, not {settings!r}")
     if COLUMN in settings:
         column_filters(settings, where)
-    others = {name: values for name, values in settings.items() if name != COLUMN}
-    for name, values in others.items():
+    for name, values in settings.items():
+        if name == COLUMN:
+            continue
         if name not in _FILTERS:
             raise ValueError(f"{where}: {no_such('filter', name, [*_FILTERS, COLUMN])}")
         if not isinstance(values, dict):

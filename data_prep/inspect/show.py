@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.text import Text
 
 from data_prep.languages import language_of
-from data_prep.parallel import require
 from data_prep.progress import printable, warn
 from data_prep.store import is_intact, mixed_tasks, read_arrow
 from xlme_ds.data.masking import draw_masks
@@ -68,16 +67,12 @@ class ShownRow:
 
 def run(config: ShowConfig) -> None:
     """Print rows. Raises ValueError if no row fits the settings, or if `mix` did not write the folder."""
-    require(
-        (
-            config.rows >= 1 and config.start >= 0,
-            f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more",
-        ),
-        (
-            0 <= config.mask_fraction < 1,
-            f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1",
-        ),
-    )
+    if config.rows < 1 or config.start < 0:
+        raise ValueError(
+            f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more"
+        )
+    if not 0 <= config.mask_fraction < 1:
+        raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
     tasks = [config.task] if config.task else mixed_tasks(config.data)
     warnings = list(filter(None, [_show(config, task) for task in tasks]))
     if len(warnings) == len(tasks):

@@ -14,7 +14,7 @@ from data_prep.filters.clean import add_counts
 from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
 from data_prep.languages import CC100_LANGUAGES
 from data_prep.mix.encoded import group_languages
-from data_prep.parallel import require, require_each, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, written_files
@@ -42,12 +42,18 @@ def run(config: VerifyConfig) -> None:
     the row."""
     for folder in _stage_folders(config.data):
         manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
-        require_each(_listing_checks(folder, manifest))
+        _raise_first(_listing_checks(folder, manifest))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
-        require_each(_manifest_checks(folder, manifest, counts))
+        _raise_first(_manifest_checks(folder, manifest, counts))
         listed = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
         print_stdout(f"{folder}: {listed if shards else 'no shards, because encode kept no text'}, no fault")
+
+
+def _raise_first(checks: Checks) -> None:
+    for passes, sentence in checks:
+        if not passes:
+            raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -113,7 +119,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     file and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
     index, checksums = path.with_suffix(".index"), list[np.ndarray]()
-    require_each(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
+    _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
     if is_mixed:
@@ -138,16 +144,10 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         raise ValueError(
             f"{path} is not readable from row {counts['records']} on ({error}): {_remedy(folder)}"
         ) from None
-    require(
-        (
-            not is_mixed or index.read_bytes() == index_bytes(path, shard.sha256, checksums),
-            f"{index} is not the index of {path.name}: {_remedy(folder)}",
-        ),
-        (
-            counts["records"] == shard.rows,
-            f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_remedy(folder)}",
-        ),
-    )
+    if is_mixed and index.read_bytes() != index_bytes(path, shard.sha256, checksums):
+        raise ValueError(f"{index} is not the index of {path.name}: {_remedy(folder)}")
+    if counts["records"] != shard.rows:
+        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_remedy(folder)}")
     return counts
 
 

@@ -27,7 +27,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import raise_total, with_enough_examples
-from data_prep.parallel import require, require_each, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
@@ -88,31 +88,26 @@ class MixConfig:
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        for_mono = "is for monolingual rows, and --mono-rows is 0: leave it out, or give both"
-        require(
-            (8 <= self.row_tokens <= 32767, f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767"),
-            (self.mono_rows >= 0, f"--mono-rows is {self.mono_rows}: it must be at least 0"),
-            (self.para_rows >= 0, f"--para-rows is {self.para_rows}: it must be at least 0"),
-            (
-                self.mono_rows + self.para_rows,
-                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read",
-            ),
-            (self.rows_per_shard >= 1, f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1"),
-            (
-                0 <= self.alpha <= 1,
-                f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)",
-            ),
-            (self.mono_rows or not self.sentences, f"--sentences {for_mono}"),
-            (self.mono_rows or not self.documents, f"--documents {for_mono}"),
-            (
-                not (self.sentences and self.documents),
-                "--sentences and --documents both say what monolingual rows hold: give only one of them",
-            ),
-            (
-                0 <= self.max_repeats < float("inf"),
-                f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound",
-            ),
-        )
+        if not 8 <= self.row_tokens <= 32767:
+            raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
+        for name, rows in (("mono", self.mono_rows), ("para", self.para_rows)):
+            if rows < 0:
+                raise ValueError(f"--{name}-rows is {rows}: it must be at least 0")
+        if self.mono_rows + self.para_rows == 0:
+            raise ValueError(
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
+            )
+        if self.rows_per_shard < 1:
+            raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
+        for name in ("sentences", "documents"):
+            if getattr(self, name) and not self.mono_rows:
+                raise ValueError(f"--{name} is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
+        if self.sentences and self.documents:
+            raise ValueError("--sentences and --documents both say what monolingual rows hold: give only one of them")
+        if not 0 <= self.max_repeats < float("inf"):
+            raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
 
 
 def run(config: MixConfig) -> None:
@@ -135,18 +130,16 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
-        require(
-            (
-                manifest.stage == "encode",
+        if manifest.stage != "encode":
+            raise ValueError(
                 f"{config.encoded / task} was written by stage {manifest.stage}, not encode: name the folder that "
-                "`xlme prep encode` wrote by --encoded",
-            ),
-            (
-                manifest.vocabulary_sha256 == vocabulary.sha256,
+                "`xlme prep encode` wrote by --encoded"
+            )
+        if manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name the "
-                "other vocabulary by --vocab, or encode again",
-            ),
-        )
+                "other vocabulary by --vocab, or encode again"
+            )
         for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
@@ -174,20 +167,16 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
             other = read_manifest(folder)
             if other.stage != "mix":
                 raise ValueError(f"{folder} was written by stage {other.stage}, not mix: choose another --out")
-            settings = (
+            for setting, theirs, ours in (
                 ("--vocab of SHA-256", other.vocabulary_sha256[:12], vocabulary_sha256[:12]),
                 ("--row-tokens", other.settings.get("row_tokens"), config.row_tokens),
                 ("--layout", other.settings.get("layout", "xlme"), config.layout),
-            )
-            checks = (
-                (
-                    theirs == ours,
-                    f"{folder} was mixed with {setting} {theirs}, not {ours}, so training could not read it with the "
-                    "new rows: choose another --out, or give the settings of that folder",
-                )
-                for setting, theirs, ours in settings
-            )
-            require_each(checks)
+            ):
+                if theirs != ours:
+                    raise ValueError(
+                        f"{folder} was mixed with {setting} {theirs}, not {ours}, so training could not read it with "
+                        "the new rows: choose another --out, or give the settings of that folder"
+                    )
 
 
 def _group_names(encoded: Manifest) -> set[str]:
@@ -200,23 +189,20 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
     names = {task: _group_names(manifest) for task, manifest in encoded.items()}
     all_names = set().union(*names.values())
     pair_languages = encoded["para"].languages if "para" in encoded else ()
-    has_sentences = "mono" in encoded and encoded["mono"].settings.get("sentences", False)
-    require(
-        (
-            not config.into or config.into in pair_languages,
-            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs",
-        ),
-        (
-            has_sentences or not config.sentences,
+    if config.into and config.into not in pair_languages:
+        raise ValueError(
+            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+        )
+    if config.sentences and not encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
             f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it again "
-            "with --sentences",
-        ),
-        (
-            not (has_sentences and config.documents),
+            "with --sentences"
+        )
+    if config.documents and encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
             f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
-            "encode it without",
-        ),
-    )
+            "encode it without"
+        )
     for group in Sampling(config.alpha, config.share).parse_entries():
         for name in group:
             if name not in all_names:
@@ -256,16 +242,13 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "window": WINDOW_SLOTS,
         "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
     }
+    settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
+    if unit in ("sentences", "documents"):
+        settings[unit] = True
+    if config.into and task == "para":
+        settings["into"] = config.into
     sampling = _sampling(config, encoded)
-    optional = {
-        "split": encoded.settings.get("split"),
-        "heldout_share": encoded.settings.get("heldout_share"),
-        "sentences": unit == "sentences",
-        "documents": unit == "documents",
-        "into": config.into if task == "para" else "",
-        "share": list(sampling.share),
-        "max_repeats": sampling.max_repeats,
-    }
+    optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     stage.check_settings()

@@ -11,7 +11,6 @@ from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.columns import COLUMN
 from data_prep.filters.language_id import labels_of, load_identifier
 from data_prep.languages import CC100_LANGUAGES, english_first
-from data_prep.parallel import require
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, make_input
 from data_prep.readers.corpus_files import CorpusPath, list_folder
@@ -128,18 +127,16 @@ def _check_named_once(inputs: list[Input]) -> None:
         text = (*files, source.members, source.columns, _chosen_rows(source))
         key = (source.name, *text)
         first_name = name_of.setdefault(text, source.name)
-        require(
-            (
-                first_name == source.name or READERS[source.format].has_language_tags,
+        if first_name != source.name and not READERS[source.format].has_language_tags:
+            raise ValueError(
                 f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: name "
-                "another file for one of them",
-            ),
-            (
-                key not in origin_of,
-                f"{source.paths[0]} is named twice for {source.name} (by {origin_of.get(key)} and by {origin}), so its "
-                "text would count twice: name it once",
-            ),
-        )
+                "another file for one of them"
+            )
+        if key in origin_of:
+            raise ValueError(
+                f"{source.paths[0]} is named twice for {source.name} (by {origin_of[key]} and by {origin}), so its "
+                "text would count twice: name it once"
+            )
         origin_of[key] = origin
 
 
@@ -202,16 +199,14 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
         f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
-    require(
-        (
-            allow_missing or not missing,
-            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own",
-        ),
-        (
-            inputs_found,
-            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}",
-        ),
-    )
+    if missing and not allow_missing:
+        raise ValueError(
+            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
+        )
+    if not inputs_found:
+        raise ValueError(
+            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
+        )
     if missing:
         warn(missing_message)
     _warn_of_unread(corpus, names, inputs_found)

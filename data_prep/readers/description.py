@@ -32,7 +32,6 @@ from typing import Any
 
 from data_prep.filters.clean import make_filters
 from data_prep.filters.columns import column_filters
-from data_prep.parallel import require, require_each
 from data_prep.readers import READERS, split_pair
 from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
@@ -76,12 +75,13 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
         raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
     corpora = [_read_description(description, places) for description in descriptions]
     names = [corpus.name for corpus in corpora]
-    advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
-    require_each(
-        (names.count(name) == 1, f"two descriptions are named {name!r}: give one of them another name")
-        for name in names
-    )
-    require_each((name in names, f"--where {name}=… names no corpus that is described: {advice}") for name in places)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
+    for name in places:
+        if name not in names:
+            advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
+            raise ValueError(f"--where {name}=… names no corpus that is described: {advice}")
     return corpora
 
 
@@ -90,20 +90,15 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     values = _read_toml(description, label)
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes: Any = values.get(key)
-    other_key = {"languages": "pairs", "pairs": "languages"}[key]
-    require(
-        (
-            other_key not in values,
-            f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}",
-        ),
-        (codes != [], f'{label}: {key} is an empty list: list at least one, or write "any"'),
-        (codes != ["any"], f'{label}: {key} is ["any"]: write {key} = "any", without brackets'),
-        (
-            isinstance(codes, list) or codes == "any",
-            f'{label}: set {key} = ["{example}", …] or {key} = "any"',
-        ),
-    )
+    codes, other_key = values.get(key), {"languages": "pairs", "pairs": "languages"}[key]
+    if other_key in values:
+        raise ValueError(f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}")
+    if codes == []:
+        raise ValueError(f'{label}: {key} is an empty list: list at least one, or write "any"')
+    if codes == ["any"]:
+        raise ValueError(f'{label}: {key} is ["any"]: write {key} = "any", without brackets')
+    if not isinstance(codes, list) and codes != "any":
+        raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
     spellings = None if codes == "any" else [_spellings(code, reader.task, label) for code in codes]
     place = places.get(values["name"], values.get("where", ""))
     if not place:
@@ -145,21 +140,22 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{label} cannot be read: {error}") from None
-    require_each(
-        (key in _KEYS, f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}") for key in values
-    )
-    require_each((values.get(key), f"{label}: {key} is missing: set it") for key in ("name", "format", "files"))
+    for key in values:
+        if key not in _KEYS:
+            raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
+    for key in ("name", "format", "files"):
+        if not values.get(key):
+            raise ValueError(f"{label}: {key} is missing: set it")
     for key in ("name", "where", "format", "files", "languages", "pairs"):
         value = values.get(key, "")
-        entries = value if isinstance(value, list) and key not in ("name", "where", "format") else [value]
-        require_each((isinstance(entry, str), f"{label}: {key} has {entry!r}: write a string") for entry in entries)
-    require(
-        (
-            "=" not in values["name"],
-            f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out",
-        ),
-        (values["format"] in READERS, f"{label}: format {values['format']!r} is none of {', '.join(READERS)}"),
-    )
+        may_be_list = key not in ("name", "where", "format")
+        for entry in value if may_be_list and isinstance(value, list) else [value]:
+            if not isinstance(entry, str):
+                raise ValueError(f"{label}: {key} has {entry!r}: write a string")
+    if "=" in values["name"]:
+        raise ValueError(f"{label}: name {values['name']!r} has =, which --where puts after the name: leave it out")
+    if values["format"] not in READERS:
+        raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
     return values
 
 
@@ -167,11 +163,11 @@ def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: 
     make_filters(filters, reader.task, label)
     if "score" in filters and not (isinstance(reader, TableReader) and "score" in reader.roles(columns)):
         raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
-    once = [column for column in columns if isinstance(reader, TableReader) and columns.count(column) == 1]
-    for column in (rule.column for rule in column_filters(filters, label)):
-        if column not in once and not reader.any_column:
+    for rule in column_filters(filters, label):
+        named_once = isinstance(reader, TableReader) and columns.count(rule.column) == 1
+        if not (named_once or reader.any_column):
             raise ValueError(
-                f"{label}: filter column needs a column {column!r}: take the filter out, or name it in columns"
+                f"{label}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
             )
 
 
@@ -193,29 +189,26 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        has_codes = all(placeholder in pattern for placeholder in placeholders)
+        wrong = f"{label}: files are {pattern!r}"
         has_side = "{side}" in pattern
         unknown = [name for name in re.findall(r"\{.*?\}", pattern) if name not in (*placeholders, "{side}")]
-        checks = (
-            (not unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
-            (
-                not re.search(r"(^|/)\.{0,2}/", pattern),
-                ", but names begin in the corpus's folder: write it without //, ./, ../ or a leading /",
-            ),
-            (has_codes or not any_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
-            (
-                not re.search(r"\.(tar|tgz)(\.|$)", pattern),
-                ", which are archives: unpack them, and name what is in them",
-            ),
-            ("*{" not in pattern, ": put a sign between * and the code, or * could take letters of the code"),
-            (not ("*" in pattern and has_side), ": list the names, because * and {side} cannot be in one"),
-            (
-                file_format != "moses" or has_side,
-                ", but format moses has a file for each side: write {side} where their names differ",
-            ),
-            (
-                file_format == "moses" or not has_side,
-                ", but only format moses has a file for each side: take {side} out",
-            ),
-        )
-        require_each((passes, f"{label}: files are {pattern!r}{message}") for passes, message in checks)
+        if unknown:
+            raise ValueError(f"{wrong}, but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}")
+        if re.search(r"(^|/)\.{0,2}/", pattern):
+            raise ValueError(
+                f"{wrong}, but names begin in the corpus's folder: write it without //, ./, ../ or a leading /"
+            )
+        if any_code and not all(placeholder in pattern for placeholder in placeholders):
+            raise ValueError(f'{wrong}, but {key} = "any" needs {" and ".join(placeholders)} in the name')
+        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
+            raise ValueError(f"{wrong}, which are archives: unpack them, and name what is in them")
+        if "*{" in pattern:
+            raise ValueError(f"{wrong}: put a sign between * and the code, or * could take letters of the code")
+        if "*" in pattern and has_side:
+            raise ValueError(f"{wrong}: list the names, because * and {{side}} cannot be in one")
+        if file_format == "moses" and not has_side:
+            raise ValueError(
+                f"{wrong}, but format moses has a file for each side: write {{side}} where their names differ"
+            )
+        if has_side and file_format != "moses":
+            raise ValueError(f"{wrong}, but only format moses has a file for each side: take {{side}} out")

@@ -14,7 +14,6 @@ from pathlib import Path
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from data_prep.parallel import require
 from data_prep.vocab.word_counts import count_words
 
 _PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the second vocabulary
@@ -50,18 +49,15 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     new = trained.keys() - old_pieces
     characters = sum(len(piece) == 1 for piece in new)
     old_ids = size - room
-    advice = "lower --size, or add text" if new else "add text with other words"
-    require(
-        (
-            characters <= room,
+    if characters > room:
+        raise ValueError(
             f"--size is {size}, but with the new characters alone it is {old_ids + characters}: take a larger size, or "
-            "lower --character-coverage",
-        ),
-        (
-            room <= len(new),
-            f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: {advice}",
-        ),
-    )
+            "lower --character-coverage"
+        )
+    if room > len(new):
+        allowed = old_ids + len(new)
+        advice = "lower --size, or add text" if new else "add text with other words"
+        raise ValueError(f"--size is {size}, but the sampled text allows no more than {allowed}: {advice}")
     # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:

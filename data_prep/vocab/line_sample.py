@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import require_each, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -61,9 +61,9 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
 
 def refuse_pipes(inputs: Iterable[Input]) -> None:
     """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
-    paths = chain.from_iterable(source.paths for source in inputs)
-    message = "is a named pipe, but a vocabulary may read its text twice: store it as a file"
-    require_each((not path.is_pipe, f"{path} {message}") for path in paths)
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.is_pipe:
+            raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:
@@ -210,8 +210,9 @@ def _read_lines(
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
-    read = read_counts.paragraphs_in or read_counts.units_in  # pairs have no count of paragraphs
-    lines = READERS[source.format].lines_cleaned(read, read_counts.dropped)
+    reader = READERS[source.format]
+    read = read_counts.paragraphs_in if reader.task == "mono" else read_counts.units_in
+    lines = reader.lines_cleaned(read, read_counts.dropped)
     for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     by_code = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.filters.clean import Counts
-from data_prep.parallel import require
 from data_prep.progress import print_stdout
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
@@ -70,33 +69,32 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        require(
-            (
-                self.model is not None or self.has_input,
-                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over",
-            ),
-            (
-                self.compare is None or (self.model is not None and self.has_input),
-                "--compare is for a vocabulary that is extended: give --model and the new languages' text too",
-            ),
-            (
-                self.has_input or self.size == VocabConfig.size,
-                f"--size is {self.size}, but --model without text is taken as it is: leave --size out",
-            ),
-            (self.sentences >= 1, f"--sentences is {self.sentences}: it must be at least 1"),
-        )
-        require_trainable(self.size, self.character_coverage, self.alpha)
+        if self.model is None and not self.has_input:
+            raise ValueError(
+                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
+            )
+        if self.compare is not None and (self.model is None or not self.has_input):
+            raise ValueError(
+                "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
+            )
+        require_size(self.size)
+        if not self.has_input and self.size != VocabConfig.size:
+            raise ValueError(f"--size is {self.size}, but --model without text is taken as it is: leave --size out")
+        if self.sentences < 1:
+            raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
+        require_trainable(self.character_coverage, self.alpha)
 
 
-def require_trainable(size: int, character_coverage: float, alpha: float) -> None:
+def require_size(size: int) -> None:
+    """Raise ValueError if `size` is too small for a vocabulary."""
+    if size < _LEAST_SIZE:
+        raise ValueError(f"--size is {size}: at least {_LEAST_SIZE} ids are needed")
+
+
+def require_trainable(character_coverage: float, alpha: float) -> None:
     """Raise ValueError for settings with which no vocabulary can be trained."""
-    require(
-        (size >= _LEAST_SIZE, f"--size is {size}: at least {_LEAST_SIZE} ids are needed"),
-        (
-            0.98 <= character_coverage <= 1,
-            f"--character-coverage is {character_coverage}: it must be between 0.98 and 1",
-        ),
-    )
+    if not 0.98 <= character_coverage <= 1:
+        raise ValueError(f"--character-coverage is {character_coverage}: it must be between 0.98 and 1")
     temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
 
 
@@ -223,19 +221,15 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     size = config.size - other_ids
     trainer = UnigramTrainer(count_words(sentences), config.character_coverage, size)
     trained = trainer.prune_to(size).pieces
-    allowed = len(trained) + other_ids
-    advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
-    require(
-        (
-            trainer.characters <= size,
+    if trainer.characters > size:
+        raise ValueError(
             f"--size is {config.size}, but the characters alone need {trainer.characters + other_ids}: take "
-            "a larger size, or lower --character-coverage",
-        ),
-        (
-            len(trained) >= size,
-            f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}",
-        ),
-    )
+            "a larger size, or lower --character-coverage"
+        )
+    if len(trained) < size:
+        allowed = len(trained) + other_ids
+        advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
+        raise ValueError(f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}")
     return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
 

@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.inspect.stats_plots import svg_figure
-from data_prep.parallel import require
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import temperature_shares
 from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
 from data_prep.vocab.line_sample import Sample, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_trainable, write_once
+from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_size, require_trainable, write_once
 from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
 from xlme_ds.data.schema import Shard
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -85,19 +84,17 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        require(
-            (
-                min(self.step, self.sentences) >= 1 and self.largest >= self.step,
+        if min(self.step, self.sentences) < 1 or self.largest < self.step:
+            raise ValueError(
                 f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: each must be at "
-                "least 1, and --largest at least as large as --step",
-            ),
-            (
-                0.5 <= self.shrink <= 0.98,
-                f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)",
-            ),
-            (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
-        )
-        require_trainable(self.size, self.character_coverage, self.alpha)
+                "least 1, and --largest at least as large as --step"
+            )
+        if not 0.5 <= self.shrink <= 0.98:
+            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+        require_size(self.size)
+        require_trainable(self.character_coverage, self.alpha)
 
 
 def run(config: VocapConfig) -> None:
