@@ -29,7 +29,7 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
 from data_prep.languages import cc100_code
-from data_prep.parallel import barrier, is_root
+from data_prep.parallel import on_root
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.run_commands import child_environment
 
@@ -53,16 +53,17 @@ def read_lines(mono: Path) -> dict[str, list[str]]:
 
 def encode_stage(vocab: str, mono: str, scratch: str) -> None:
     """Run stage encode on the MPI ranks of this launch; rank 0 prints its wall and CPU seconds."""
-    warm_text, warm_out, encoded = (Path(scratch, name) for name in ("warm", "warmed", "encoded"))
-    for code in _WARM_LANGUAGES.split() if is_root() else ():
-        warm_text.mkdir(exist_ok=True)
+    on_root(partial(_encode_on_root, Path(vocab), Path(mono), Path(scratch)))
+
+
+def _encode_on_root(vocab: Path, mono: Path, scratch: Path) -> None:
+    warm_text, warm_out, encoded = (scratch / name for name in ("warm", "warmed", "encoded"))
+    warm_text.mkdir()
+    for code in _WARM_LANGUAGES.split():
         (warm_text / f"{code}.txt").write_text("All human beings are born free and equal in dignity and rights.\n")
-    barrier()
-    encode(EncodeConfig(vocab=Path(vocab), out=warm_out, mono=warm_text))  # loads the model
-    barrier()
-    seconds = timed(lambda: (encode(EncodeConfig(vocab=Path(vocab), out=encoded, mono=Path(mono))), barrier()))
-    if is_root():
-        print(dumps(seconds), flush=True)
+    encode(EncodeConfig(vocab=vocab, out=warm_out, mono=warm_text))  # loads the model
+    seconds = timed(lambda: encode(EncodeConfig(vocab=vocab, out=encoded, mono=mono)))
+    print(dumps(seconds), flush=True)
 
 
 def encode_seconds(vocab: Path, mono: Path, ranks: int) -> Figures:

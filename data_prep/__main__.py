@@ -4,6 +4,7 @@ import importlib
 import sys
 import time
 import traceback
+from types import ModuleType
 
 from data_prep.parallel import (
     RetryError,
@@ -77,31 +78,27 @@ def main(arguments: list[str]) -> int:
     module = importlib.import_module(f"data_prep.{STAGES[name][0]}")
     config = call_from_command_line(getattr(module, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
     try:
-        on_root(lambda: _check_arguments(arguments))
-        on_root(lambda: _check_numbers(config))
-        module.run(config)
+        on_root(lambda: _run(module, config, arguments))
     except (Exception, KeyboardInterrupt) as error:
         return _report_error(name, error)
     return 0
 
 
-def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError if an argument is not UTF-8: Python turns the invalid bytes into lone surrogates, which neither
-    Arrow nor JSON can hold."""
+def _run(module: ModuleType, config: object, arguments: list[str]) -> None:
+    """Run the stage in `module`. Raises ValueError if an argument is not UTF-8, if a setting is above its limit, or if
+    --processes is below 1. All stages have the same limits. Each stage itself checks for other numbers that are too
+    small."""
+    # Python turns invalid bytes into lone surrogates, which neither Arrow nor JSON can hold.
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")
-
-
-def _check_numbers(config: object) -> None:
-    """Raise ValueError if a setting is above its limit, or --processes below 1. All stages have the same limits. Each
-    stage itself checks for other numbers that are too small."""
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
         if isinstance(value, int | float) and value > limit:
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}")
         if name == "processes" and value < 1:
             raise ValueError(f"--processes is {value}: it must be at least 1")
+    module.run(config)
 
 
 def _report_error(stage: str, error: BaseException) -> int:
@@ -114,21 +111,19 @@ def _report_error(stage: str, error: BaseException) -> int:
         if not root:
             time.sleep(1)  # so that rank 0 prints first: when one process fails, the launcher ends the other processes
     user_facing = user_facing_error(error)
+    if user_facing is not None:
+        message = f"xlme prep {stage}: error: {printable(str(user_facing))}"
+    elif isinstance(error, KeyboardInterrupt):
+        message = f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
+    else:
+        text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
+        message = "\n".join(map(printable, text.rstrip().split("\n")))
     if root or not on_all_ranks:
-        print_stderr(_message(stage, error, user_facing))
+        print_stderr(message)
     code = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(user_facing, UserError) else 1
     if not on_all_ranks:
         abort(code)
     return code
-
-
-def _message(stage: str, error: BaseException, user_facing: Exception | None) -> str:
-    if user_facing is not None:
-        return f"xlme prep {stage}: error: {printable(str(user_facing))}"
-    if isinstance(error, KeyboardInterrupt):
-        return f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
-    text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
-    return "\n".join(map(printable, text.rstrip().split("\n")))
 
 
 def _usage() -> str:

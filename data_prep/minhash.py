@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.filters.clean import Counts, text_warnings
-from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
@@ -53,21 +52,22 @@ class MinhashConfig:
 
 def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
-    stage, languages = on_root(lambda: _plan(config))
+    stage, languages = _plan(config)
     with stage.open():
         finished = stage.check_finished(config.processes)
-        sizes = [sum(source.size for source in inputs) for _, inputs in languages]
-        results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
-        on_root(lambda: shutil.rmtree(stage.folder / _WORK, ignore_errors=True))
+        sizes = [sum(source.size for source in inputs) for inputs in languages.values()]
+        write = partial(_write_language, stage)
+        results = stage.run_tasks(write, languages, sizes, config.processes, "minhash")
+        shutil.rmtree(stage.folder / _WORK, ignore_errors=True)
+        by_language = dict(zip(languages, results, strict=True))
         if not finished:
-            on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
-    for (name, _), result in zip(languages, results, strict=True):
-        on_root(
-            partial(print_stdout, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
-        )
+            _write_manifest(stage, by_language)
+    for name, result in by_language.items():
+        print_stdout(f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
 
 
-def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
+def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
+    """Returns (the stage, the inputs of each language)."""
     try:
         import datatrove.pipeline.dedup  # noqa: F401
     except ImportError as error:
@@ -83,7 +83,7 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
     is_ours = any((config.out / name).exists() for name in ("settings.json", "manifest.json"))
     if not is_ours and out.exists() and any(out.iterdir()):
         raise ValueError(f"{config.out / 'mono'} has files that minhash did not write: choose another --out")
-    languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
+    languages = {name: list(inputs) for name, inputs in groupby(sources, lambda source: source.name)}
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
     return Stage(config.out, "minhash", settings), languages
 
@@ -104,13 +104,10 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
     write_manifest(stage.folder, manifest)
 
 
-def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
+def _write_language(stage: Stage, inputs: Sequence[Input]) -> dict[str, Any]:
     """Write the kept documents of one language. Returns the task's result: `files` (the written file), `documents`
     (how many were read) and `removed` (how many of them were left out as near duplicates)."""
-    name, inputs = language
-    earlier_result = stage.read_marker(name)
-    if earlier_result is not None:
-        return earlier_result
+    name = inputs[0].name
     work = stage.folder / _WORK / name
     shutil.rmtree(work, ignore_errors=True)
     make_folder(work)
@@ -124,10 +121,8 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
     for warning in text_warnings(counts.paragraphs_in, counts.repaired):
         warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
     shard = asdict(file.shard(path, stage.folder))
-    result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
-    stage.write_marker(name, result)
     shutil.rmtree(work)
-    return result
+    return {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """Runs independent tasks on all processor cores: on MPI ranks under mpiexec or srun, else in local processes.
 
+Under MPI, one rank, the root, runs the stage (`on_root`). The other ranks only run their shares of its tasks
+(`run_tasks`).
+
 An error ends the whole run, on every rank. If the user can act on it, it is printed as one sentence, else as a
 traceback. Nothing hangs: after an error, local processes are ended at once, and each MPI rank finishes the task that it
 is working on and begins no other.
@@ -11,17 +14,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, TypeVar
 
-from data_prep.progress import Progress
+from data_prep.progress import progress_bar
 from xlme_ds.io.errors import ADVICE, in_words
 
 T = TypeVar("T")
@@ -67,16 +70,6 @@ def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
 
 
-@contextmanager
-def raised_by_all_ranks() -> Iterator[None]:
-    """A context for code that every rank runs by itself and that has the same result or error on each. A ValueError in
-    it becomes a UserError, which every rank raises and only the root prints."""
-    try:
-        yield
-    except ValueError as error:
-        raise user_facing_error(error) or error from None
-
-
 @dataclass(frozen=True)
 class _Outcome:
     """The value of task `index`, or its error in a form that can be sent between processes."""
@@ -89,6 +82,8 @@ class _Outcome:
 def _attempt(function: Callable[[T], R], task: T, index: int) -> _Outcome:
     try:
         return _Outcome(index, function(task))
+    except TaskError as error:  # of a task, if `function` itself calls `run_tasks`
+        return _Outcome(index, error=error)
     except Exception as error:
         return _Outcome(index, error=user_facing_error(error) or TaskError(traceback.format_exc()))
 
@@ -101,7 +96,8 @@ def run_tasks(
     label: str,
     show_progress: bool = True,
 ) -> list[R]:
-    """Apply `function` to every task; returns the values in task order, on every rank.
+    """Apply `function` to every task; returns the values in task order. Under MPI, only the root may call it, inside
+    `on_root`.
 
     `sizes` has the size of each task, in any unit. Sizes serve to balance the work and, if `show_progress`, to show
     progress. The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of
@@ -110,22 +106,22 @@ def run_tasks(
     order is raised.
     """
     assert len(tasks) == len(sizes)
-    if processes < 1:
-        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
-        outcomes = _run_on_ranks(function, tasks, sizes, label, show_progress)
+        job = function, tasks, sizes, label, show_progress
+        communicator().bcast(job)
+        outcomes = _run_share(*job)
     else:
         if processes > 1 and len(tasks) > 1:
             finished = _run_in_processes(function, tasks, sizes, processes, label)
         else:
             finished = (_attempt(function, task, index) for index, task in enumerate(tasks))
         outcomes = []
-        with closing(finished), Progress(label, sum(sizes), show_progress) as progress:
+        with closing(finished), progress_bar(label, sum(sizes), show_progress) as advance:
             for outcome in finished:
                 outcomes.append(outcome)
                 if outcome.error is not None:
                     break
-                progress.advance(sizes[outcome.index])
+                advance(sizes[outcome.index])
     outcomes.sort(key=lambda outcome: outcome.index)
     for outcome in outcomes:
         if outcome.error is not None:
@@ -190,7 +186,7 @@ def _run_task(index: int) -> _Outcome:
     return _attempt(function, tasks[index], index)
 
 
-def _run_on_ranks(
+def _run_share(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, show_progress: bool
 ) -> list[_Outcome]:
     """Run this rank's share of the tasks until a task fails on any rank; returns the outcomes of all ranks. The root
@@ -198,7 +194,7 @@ def _run_on_ranks(
     comm = communicator()
     share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
     outcomes, stop_requests = [], []
-    with Progress(label, sum(sizes[index] for index in share), show_progress and is_root()) as progress:
+    with progress_bar(label, sum(sizes[index] for index in share), show_progress and is_root()) as advance:
         for index in share:
             if comm.iprobe(tag=_STOP_TAG):
                 break
@@ -206,7 +202,7 @@ def _run_on_ranks(
             if outcomes[-1].error is not None:
                 stop_requests = [comm.isend(None, rank, tag=_STOP_TAG) for rank in range(comm.Get_size())]
                 break
-            progress.advance(sizes[index])
+            advance(sizes[index])
         all_outcomes = list(chain.from_iterable(comm.allgather(outcomes)))
     for outcome in all_outcomes:
         if outcome.error is not None:  # receive the stop message that the failed rank sent to every rank
@@ -228,10 +224,15 @@ def _balanced_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def on_root(function: Callable[[], R]) -> R:
-    """Run `function` on the root alone; every rank gets its value, or raises its error."""
+    """Run `function` on the root alone. Until it ends, the other ranks run their shares of the tasks that it gives to
+    `run_tasks`. At the end, every rank gets its value, or raises its error."""
     if world_size() == 1:
         return function()
-    outcome = communicator().bcast(_attempt(lambda _: function(), None, 0) if is_root() else None)
+    if is_root():
+        outcome = communicator().bcast(_attempt(lambda _: function(), None, 0))
+    else:
+        while not isinstance(outcome := communicator().bcast(None), _Outcome):
+            _run_share(*outcome)
     if outcome.error is not None:
         raise outcome.error
     return outcome.value
@@ -240,12 +241,6 @@ def on_root(function: Callable[[], R]) -> R:
 def is_root() -> bool:
     """Whether this process is the root (rank 0), which writes the files that all ranks share."""
     return world_size() == 1 or communicator().Get_rank() == 0
-
-
-def barrier() -> None:
-    """Wait for every rank."""
-    if world_size() > 1:
-        communicator().Barrier()
 
 
 def abort(code: int) -> None:

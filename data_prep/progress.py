@@ -5,12 +5,12 @@ On a terminal, progress is a bar or a line that updates; elsewhere a new line is
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 _SECONDS_BETWEEN_LINES = 10.0  # least time between two lines of progress where stderr is no terminal
@@ -36,38 +36,6 @@ def print_stderr(text: str) -> None:
     """Print a line on stderr in one write. On an unbuffered stderr, `print` would write the text and its line end
     separately, and another process could write between them."""
     print(f"{text}\n", end="", file=sys.stderr, flush=True)
-
-
-class Progress:
-    """Shows the progress of work of known length, if `visible`. Use it as
-    `with Progress("encode", total) as progress: progress.advance(amount)`."""
-
-    def __init__(self, label: str, total: int, visible: bool = True):
-        self.plain = visible and not sys.stderr.isatty()  # show lines of text in place of the bar
-        self.status = StatusLine()
-        self.bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=self.plain or not visible,
-        )
-        self.task = self.bar.add_task(label, total=total)
-
-    def __enter__(self) -> "Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def advance(self, amount: int) -> None:
-        """Add `amount` to the work that is done; the work is complete at `total`."""
-        self.bar.advance(self.task, amount)
-        if self.plain:
-            (task,) = self.bar.tasks
-            self.status.show(lambda: f"{task.description}: {task.percentage:.0f}%")
 
 
 class StatusLine:
@@ -96,3 +64,29 @@ class StatusLine:
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+
+@contextmanager
+def progress_bar(label: str, total: int, visible: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show the progress of work of known length, if `visible`, in the `with` block. Yields a function that adds an
+    amount to the work that is done; the work is complete at `total`."""
+    plain = visible and not sys.stderr.isatty()  # show lines of text in place of the bar
+    status = StatusLine()
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=plain or not visible,
+    )
+    bar.add_task(label, total=total)
+
+    def advance(amount: int) -> None:
+        (task,) = bar.tasks
+        bar.advance(task.id, amount)
+        if plain:
+            status.show(lambda: f"{task.description}: {task.percentage:.0f}%")
+
+    with bar:
+        yield advance

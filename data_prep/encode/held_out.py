@@ -4,7 +4,6 @@ cannot tell apart count as the same text."""
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -21,50 +20,35 @@ HELD_OUT_TEXT = "held_out_text"
 _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, or of XML
 
 
-@dataclass(frozen=True)
-class Split:
-    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form
-    (`Vocabulary.normalise`) decides which part the text is in. So texts that the model cannot tell apart are in the
-    same part, even if they are in different files."""
+def in_other_part(part: str, share: float, texts: Iterable[bytes]) -> np.ndarray:
+    """bool [texts]: True for each text that is not in `part` of the corpus, `train` or `heldout`. `share` is the share
+    of all texts that is held out.
 
-    part: str
-    share: float  # share of all texts that is held out
-
-    def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
-        """bool [texts]: True for each text, given in normal form, of the part that is not encoded."""
-        digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
-        limit = int(self.share * 2**64)
-        held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
-        return held_out if self.part == "train" else ~held_out
+    A 64-bit hash (BLAKE2b) of a text's normal form (`Vocabulary.normalise`) decides which part the text is in. So texts
+    that the model cannot tell apart are in the same part, even if they are in different files.
+    """
+    digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
+    limit = int(share * 2**64)
+    held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
+    return held_out if part == "train" else ~held_out
 
 
-@dataclass(frozen=True)
-class ExcludedLines:
-    """Lines that encoded text must not contain, such as a test set's; `digests` are hashes of their token ids."""
+def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:
+    """Read the lines of UTF-8 files, compressed or not, such as a test set's. Returns the `digest` of each line.
 
-    digests: frozenset[bytes]
-
-    @staticmethod
-    def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "ExcludedLines":
-        """Read the lines of UTF-8 files, compressed or not.
-
-        Raises ValueError for a file that is not UTF-8 or does not have one sentence per line, for a folder or device,
-        and for a pipe, because every process and every later run must read the files again.
-        """
-        digests: set[bytes] = set()
-        for path in paths:
-            corpus_path = CorpusPath(str(path.absolute().parent), path.name)
-            if corpus_path.is_pipe:
-                raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
-            if path.exists() and not path.is_file():
-                raise ValueError(f"--without {path} is not a file: name a file with text")
-            lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
-            digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
-        return ExcludedLines(frozenset(digests))
-
-    def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
-        """bool [lines]: True for each line (given as the bytes of its ids) that is excluded."""
-        return np.array([_digest(line) in self.digests for line in lines], bool)
+    Raises ValueError for a file that is not UTF-8 or does not have one sentence per line, for a folder or device, and
+    for a pipe, because every process and every later run must read the files again.
+    """
+    digests: set[bytes] = set()
+    for path in paths:
+        corpus_path = CorpusPath(str(path.absolute().parent), path.name)
+        if corpus_path.is_pipe:
+            raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
+        if path.exists() and not path.is_file():
+            raise ValueError(f"--without {path} is not a file: name a file with text")
+        lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
+        digests.update(map(digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
+    return digests
 
 
 def _clean_sentences(path: Path, data: bytes) -> list[str]:
@@ -91,5 +75,6 @@ def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise([0, *stops])]
 
 
-def _digest(line: bytes) -> bytes:
+def digest(line: bytes) -> bytes:
+    """A hash of a line, which is given as the bytes of its token ids."""
     return blake2b(line, digest_size=16).digest()

@@ -9,48 +9,53 @@ OUT/tasks/<task>.<block>.final.json   marker: the block is written without its d
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encode.dedup import find_duplicates, load_duplicates, load_lengths, number_of_slices
+from data_prep.encode.dedup import find_duplicates, load_array, load_duplicates, number_of_slices
 from data_prep.encode.encode_input import STAGED, EncodeTask, finish_input
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
 from data_prep.inspect.shard_faults import count_text
-from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.io.folders import make_folder
 
 
-@dataclass(frozen=True)
-class _Language:
-    """One language or pair. `blocks` has (input, number of the block in the input) for each block, and `staged` has the
-    path of each block's staged shard, both in input order. `slices` has the path of each slice's files, without
-    suffix."""
+class _Language(NamedTuple):
+    """One language or pair. `blocks` has (input, number of the block in the input) for each block, in input order.
+    `slices` has the path of each slice's files, without suffix."""
 
-    blocks: tuple[tuple[EncodeTask, int], ...]
-    staged: tuple[Path, ...]
-    slices: tuple[Path, ...]
+    blocks: list[tuple[EncodeTask, int]]
+    slices: list[Path]
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
-    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Under MPI, every rank must
-    call this function."""
+    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs."""
     by_name = groupby(tasks, lambda task: task.source.name)
-    languages = on_root(lambda: [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name])
-    slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
-    sizes = [len(language.blocks) for language, _ in slices]
-    run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
-    blocks = [(language, index) for language in languages for index in range(len(language.blocks))]
-    run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
-    on_root(lambda: _finish(stage, tasks))
+    languages = [_language_of_inputs(stage, list(inputs)) for _, inputs in by_name]
+    slices = {
+        f"{path.parent.name}.{path.name}": (language, number)
+        for language in languages
+        for number, path in enumerate(language.slices)
+    }
+    sizes = [len(language.blocks) for language, _ in slices.values()]
+    stage.run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
+    blocks = {
+        f"{task.block_name(number)}.final": (language, index)
+        for language in languages
+        for index, (task, number) in enumerate(language.blocks)
+    }
+    stage.run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
+    for task in tasks:
+        numbers = range(_result(stage, f"{task.name}.encoded")["blocks"])
+        finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in numbers])
 
 
 def is_deduplicated(stage: Stage, task: EncodeTask) -> bool:
@@ -66,10 +71,8 @@ def _language_of_inputs(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = [(task, number) for task in tasks for number in range(_result(stage, f"{task.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     slice_count = number_of_slices(paragraphs)
-    staged_folder = stage.folder / STAGED
-    staged = tuple(staged_folder / task.shard_name(number) for task, number in blocks)
-    slices = tuple(staged_folder / tasks[0].source.name / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count))
-    return _Language(tuple(blocks), staged, slices)
+    folder = stage.folder / STAGED / tasks[0].source.name
+    return _Language(blocks, [folder / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count)])
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -78,38 +81,34 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
     return result
 
 
-def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> None:
-    """Find and write the duplicates in one slice of a language's hashes, unless the slice has its marker."""
-    language, slice_number = language_and_slice
-    out = language.slices[slice_number]
-    marker = f"{out.parent.name}.{out.name}"
-    if stage.read_marker(marker) is None:
-        files = find_duplicates(language.staged, slice_number, len(language.slices), out, stage.folder)
-        stage.write_marker(marker, {"files": [asdict(file) for file in files]})
+def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> dict[str, Any]:
+    """Find and write the duplicates in one slice of a language's hashes. Returns the task's result."""
+    (blocks, slices), slice_number = language_and_slice
+    staged = [stage.folder / STAGED / task.shard_name(number) for task, number in blocks]
+    files = find_duplicates(staged, slice_number, len(slices), slices[slice_number], stage.folder)
+    return {"files": [asdict(file) for file in files]}
 
 
-def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> None:
-    """Write a block of a language without its duplicates, unless the block has its final marker. The block is given by
-    its index in the language."""
-    language, index = language_and_block
-    task, number = language.blocks[index]
-    marker = f"{task.block_name(number)}.final"
-    if stage.read_marker(marker) is not None:
-        return
+def _write_block(stage: Stage, language_and_block: tuple[_Language, int]) -> dict[str, Any]:
+    """Write a block of a language without its duplicates. The block is given by its index in the language. Returns the
+    task's result."""
+    (blocks, slices), index = language_and_block
+    task, number = blocks[index]
     result = _result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
-        path, staged = stage.folder / task.shard_name(number), language.staged[index]
+        name = task.shard_name(number)
+        path, staged = stage.folder / name, stage.folder / STAGED / name
         keep = np.ones(result["paragraphs"], bool)
-        keep[load_duplicates(index, language.slices)] = False
+        keep[load_duplicates(index, slices)] = False
         if not keep.all():
             result |= _rewrite(stage, task, staged, path, keep, result["counts"])
         else:
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it already
                 os.replace(staged, path)
-            result["shard"]["name"] = task.shard_name(number)
-    stage.write_marker(marker, result)
+            result["shard"]["name"] = name
+    return result
 
 
 def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
     Returns the entries of the block's result that change.
     """
-    lengths = load_lengths(staged)
+    lengths = np.array(load_array(staged.with_suffix(".lengths.npy")))
     batches = list(read_arrow(staged))
     kept_batches = _kept_documents(batches, lengths, keep) if task.is_mono else _kept_pairs(batches, keep)
     before = sum(map(count_text, batches), Counter[str]())
@@ -143,7 +142,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Returns the batches with only the paragraphs to `keep`. `lengths` is from `load_lengths`.
+    """Returns the batches with only the paragraphs to `keep`. `lengths` is the block's array of lengths (dedup.py).
 
     A document whose kept paragraphs have no tokens is dropped, and `keep` becomes False for all its paragraphs.
     """
@@ -180,9 +179,3 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
 def _add_duplicates(reasons: dict[str, int], duplicates: int) -> dict[str, int]:
     """Returns the counts in `reasons` with a number of duplicates added, sorted by reason."""
     return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: duplicates})).items()))
-
-
-def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    for task in tasks:
-        blocks = range(_result(stage, f"{task.name}.encoded")["blocks"])
-        finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in blocks])

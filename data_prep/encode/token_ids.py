@@ -1,7 +1,7 @@
 """Turns cleaned text into Arrow record batches of token ids. Many lines are encoded at once."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import TypeVar
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.dedup import BlockHashes
-from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, ExcludedLines, Split, lines_of
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, digest, lines_of
 from data_prep.filters.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
@@ -27,18 +27,18 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 class IdEncoder:
     """Filters the text of one block and encodes it to ids. `languages` are those of the sides.
 
-    `hashes`, `split` and `excluded` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
-    at once; repeats in other blocks are removed later, by the stored hashes of the written text. `split` selects the
-    texts of one part of the corpus. `excluded` drops paragraphs that have the ids of an excluded line, and pairs with
-    such a side.
+    `hashes` and `in_other_part` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
+    at once; repeats in other blocks are removed later, by the stored hashes of the written text. `in_other_part` takes
+    texts in normal form, and tells which of them are in the part of the corpus that is not encoded. Paragraphs whose
+    `digest` is in `excluded` are dropped, and pairs with such a side.
     """
 
     vocabulary: Vocabulary
     languages: tuple[str, ...]
-    filters: Filters = Filters()  # noqa: RUF009 - frozen
-    hashes: BlockHashes | None = None
-    split: Split | None = None
-    excluded: ExcludedLines | None = None
+    filters: Filters
+    hashes: BlockHashes | None
+    in_other_part: Callable[[Iterable[bytes]], np.ndarray] | None
+    excluded: Set[bytes]
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
@@ -53,9 +53,9 @@ class IdEncoder:
             forms = self._normal_forms((lines,), split_side=0)
             # All paragraphs of a document, unfiltered, decide its part of the split, because the paragraphs that remain
             # after filtering may depend on other documents.
-            if self.split is not None:
+            if self.in_other_part is not None:
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
-                reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
+                reasons.add(OTHER_SPLIT, self.in_other_part(documents)[document_of])
             hashes = self._apply_text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
             is_encoded = reasons.kept  # bool for each paragraph; `lengths` has an entry where it is true
@@ -90,8 +90,8 @@ class IdEncoder:
             # in the same part. Without English, the side whose code is first in the alphabet decides.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split_side)
-            if self.split is not None:
-                reasons.add(OTHER_SPLIT, self.split.left_out(forms[split_side]))
+            if self.in_other_part is not None:
+                reasons.add(OTHER_SPLIT, self.in_other_part(forms[split_side]))
             hashes = self._apply_text_filters(reasons, Sides(batch, self.languages, scores), forms)
             sides = self._encode(reasons, batch, forms)
             (_, source_lengths), (_, target_lengths) = sides
@@ -117,7 +117,7 @@ class IdEncoder:
         Exact duplicates are found by the forms of all sides. The split needs only the forms of the side `split_side`.
         """
         return [
-            self.vocabulary.normalise(lines) if self.hashes or (self.split and side == split_side) else []
+            self.vocabulary.normalise(lines) if self.hashes or (self.in_other_part and side == split_side) else []
             for side, lines in enumerate(texts)
         ]
 
@@ -141,8 +141,8 @@ class IdEncoder:
             encode_normalised(_select(normal, is_encoded)) if normal else encode_lines(_select(lines, is_encoded))
             for lines, normal in zip(texts, forms, strict=True)
         ]
-        if self.excluded is not None:
-            is_excluded = [self.excluded.left_out(lines_of(*side)) for side in sides]
+        if self.excluded:
+            is_excluded = [[digest(line) in self.excluded for line in lines_of(*side)] for side in sides]
             reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(is_excluded), is_encoded))
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), is_encoded))

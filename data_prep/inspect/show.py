@@ -15,13 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from data_prep.languages import language_of
-from data_prep.parallel import on_root
 from data_prep.progress import printable, warn
-from data_prep.store import is_intact, read_arrow
+from data_prep.store import is_intact, mixed_tasks, read_arrow
 from xlme_ds.data.masking import draw_masks
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-from xlme_ds.io.folders import require_folder
 
 _SPACE = "▁"  # SentencePiece's mark for a space
 
@@ -69,23 +67,13 @@ class ShownRow:
 
 def run(config: ShowConfig) -> None:
     """Print rows. Raises ValueError if no row fits the settings, or if `mix` did not write the folder."""
-    on_root(lambda: _run(config))
-
-
-def _run(config: ShowConfig) -> None:
-    tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
     if config.rows < 1 or config.start < 0:
         raise ValueError(
             f"--rows is {config.rows} and --start is {config.start}: set --rows to 1 or more, --start to 0 or more"
         )
     if not 0 <= config.mask_fraction < 1:
         raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
-    if not tasks:
-        require_folder(config.data, "name the folder that `xlme prep mix` wrote")
-        raise ValueError(
-            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
-            "`xlme prep mix` wrote"
-        )
+    tasks = [config.task] if config.task else mixed_tasks(config.data)
     warnings = list(filter(None, [_show(config, task) for task in tasks]))
     if len(warnings) == len(tasks):
         raise ValueError(warnings[0])
@@ -160,20 +148,15 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
     sides = len(row.languages) // len(row.lengths)
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
-        for first, stop in _sides(row, begin, end, sides):
+        assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
+        spans = [(begin + 1, end - 1)]  # an item of one side may have several documents, with `</s>` in between
+        if sides == 2:
+            separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
+            spans = [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
+        for first, stop in spans:
             label = Text(f"{item:>4} {next(codes):<8}", style="cyan")
             yield label + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, brackets)
     yield Text("")
-
-
-def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Returns (first, stop) for each side of the item at positions [begin, end): the positions of the side's text,
-    without the special tokens around it."""
-    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
-    if sides == 1:  # the item may have several documents, with `</s>` in between
-        return [(begin + 1, end - 1)]
-    separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
-    return [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
 
 
 def text_of(

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import ConsoleRenderable
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
 
 from data_prep.inspect.stats_plots import dropped_text_plot, length_plot, share_plot
 from data_prep.inspect.stats_tables import (
@@ -19,11 +21,9 @@ from data_prep.inspect.stats_tables import (
     stats_lines,
     total,
 )
-from data_prep.parallel import on_root
 from data_prep.progress import printable
-from data_prep.store import write_file
-from xlme_ds.data.schema import TASKS, Manifest, read_manifest
-from xlme_ds.io.folders import require_folder
+from data_prep.store import mixed_tasks, write_file
+from xlme_ds.data.schema import Manifest, read_manifest
 
 TITLES = {"mono": "Languages", "para": "Language pairs"}
 
@@ -61,37 +61,17 @@ class Section(NamedTuple):
 def run(config: StatsConfig) -> None:
     """Print the tables and write `stats.html`. Raises ValueError if `config.data` was not mixed from
     `config.encoded`."""
-    sections = [_section(config, task) for task in on_root(lambda: _tasks(config.data))]
-    on_root(lambda: _show(config, sections))
-
-
-def _tasks(data: Path) -> list[str]:
-    """The tasks of which `data` has rows. Raises ValueError if there are none."""
-    tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
-    if not tasks:
-        require_folder(data, "name the folder that `xlme prep mix` wrote")
-        raise ValueError(
-            f"{data} holds neither mono/manifest.json nor para/manifest.json: name the folder that `xlme prep mix` "
-            "wrote"
-        )
-    return tasks
+    _show(config, [_section(config, task) for task in mixed_tasks(config.data)])
 
 
 def _section(config: StatsConfig, task: str) -> Section:
-    lines, encoded, mixed = on_root(
-        lambda: (
-            stats_lines(config.encoded, config.data, task),
-            read_manifest(config.encoded / task),
-            read_manifest(config.data / task),
-        )
-    )
+    lines = stats_lines(config.encoded, config.data, task)
+    encoded, mixed = read_manifest(config.encoded / task), read_manifest(config.data / task)
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
     return Section(task, lines, {line.name: lengths[line.name] for line in lines}, dropped_text_tables(encoded), mixed)
 
 
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
-    from rich.console import Console
-
     width = None if Console().is_terminal else 160
     console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
     tables = []
@@ -111,10 +91,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
-def _table(title: str, rows: Sequence[dict[str, str]]) -> ConsoleRenderable:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
+def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:
     first, *others = rows[0]
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

@@ -14,10 +14,10 @@ from data_prep.filters.clean import add_counts
 from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
 from data_prep.languages import CC100_LANGUAGES
 from data_prep.mix.encoded import group_languages
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout
 from data_prep.shares import Sampling, apportion
-from data_prep.store import finished_results, written_files
+from data_prep.store import Stage, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
@@ -40,14 +40,14 @@ Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check runs onl
 def run(config: VerifyConfig) -> None:
     """Check `config.data`. Raises ValueError for the first fault; the error names the file and, for a faulty record,
     the row."""
-    for folder in on_root(lambda: _stage_folders(config.data)):
-        manifest = on_root(partial(_checked_manifest, folder))
+    for folder in _stage_folders(config.data):
+        manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
+        _raise_first(_listing_checks(folder, manifest))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
-        content = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
-        content = content if shards else "no shards, because encode kept no text"
-        on_root(partial(print_stdout, f"{folder}: {content}, no fault"))
+        _raise_first(_manifest_checks(folder, manifest, counts))
+        listed = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
+        print_stdout(f"{folder}: {listed if shards else 'no shards, because encode kept no text'}, no fault")
 
 
 def _raise_first(checks: Checks) -> None:
@@ -69,13 +69,6 @@ def _stage_folders(data: Path) -> list[Path]:
 
 def _remedy(folder: Path) -> str:
     return f"delete it and give the command that wrote {folder} again"
-
-
-def _checked_manifest(folder: Path) -> Manifest:
-    """Read the manifest, and check its list of files and its vocabulary. Raises ValueError for the first fault."""
-    manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
-    _raise_first(_listing_checks(folder, manifest))
-    return manifest
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
@@ -180,12 +173,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     path = folder / "manifest.json"
-    results = finished_results(folder, manifest.stage, manifest.settings)
-    if results is None:
-        raise ValueError(
-            f"{folder / 'settings.json'} is damaged, or has other settings than {path}: delete both and give the "
-            f"command that wrote {folder} again"
-        )
+    results = Stage(folder, manifest.stage, manifest.settings).finished_results()
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
         for shard in written_files(result):

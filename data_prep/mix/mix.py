@@ -27,7 +27,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import raise_total, with_enough_examples
-from data_prep.parallel import on_root, raised_by_all_ranks, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout, warn
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
@@ -112,14 +112,16 @@ class MixConfig:
 
 def run(config: MixConfig) -> None:
     """Write the output folder, `config.out`. Raises ValueError for settings or inputs that cannot work."""
-    on_root(config.validate)
-    config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
+    config.validate()
+    config = replace(config, into=language_of(config.into) if config.into else "")
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
-    on_root(lambda: _check_text_settings(config, encoded))
+    encoded, vocabulary, languages = _read_inputs(config, list(rows_by_task))
+    _check_text_settings(config, encoded)
     for task, rows in rows_by_task.items():
         _mix_task(config, task, rows, encoded[task], languages)
-    on_root(lambda: _copy_if_changed(vocabulary, config.out / "vocab" / MODEL_FILE))
+    model = config.out / "vocab" / MODEL_FILE
+    if not model.exists() or file_sha256(model) != file_sha256(vocabulary):
+        write_file(model, vocabulary.read_bytes(), model.parent)
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
@@ -223,11 +225,6 @@ def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 
 
-def _copy_if_changed(source: Path, target: Path) -> None:
-    if not target.exists() or file_sha256(target) != file_sha256(source):
-        write_file(target, source.read_bytes(), target.parent)
-
-
 def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
     """Write the folder of one task, unless it is complete."""
     unit = _unit(config, task)
@@ -246,23 +243,23 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    settings |= {unit: True} if unit in ("sentences", "documents") else {}
-    settings |= {"into": config.into} if config.into and task == "para" else {}
+    if unit in ("sentences", "documents"):
+        settings[unit] = True
+    if config.into and task == "para":
+        settings["into"] = config.into
     sampling = _sampling(config, encoded)
     optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
-    on_root(stage.check_settings)
+    stage.check_settings()
     plan = None
-    if not on_root((stage.folder / "manifest.json").exists):  # plan before `open`, so that an error leaves no folder
-        with raised_by_all_ranks():
-            plan = _plan(config, task, rows, encoded, languages)
+    if not (stage.folder / "manifest.json").exists():  # plan before `open`, so that an error leaves no folder
+        plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
         if stage.check_finished(config.processes):
-            on_root(lambda: print_stdout(f"{stage.folder} is complete"))
+            print_stdout(f"{stage.folder} is complete")
         else:
-            with raised_by_all_ranks():
-                _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
+            _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
 def _unit(config: MixConfig, task: str) -> ExampleUnit:
@@ -281,9 +278,10 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shard_count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
     write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
-    results = run_tasks(write, range(shard_count), sizes, config.processes, f"mix {task}")
+    tasks = {f"shard-{number:05d}": number for number in range(shard_count)}
+    results = stage.run_tasks(write, tasks, sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
-    counts = _counts(plan, task, rows, results)
+    counts = _counts(plan, rows, results)
     if "split" in stage.settings and task == "mono":
         # The unit that `encode --split` never divides: a sentence, or the part of a document that is in one block. For
         # such a part, the manifest has the size of the blocks if it is not the default.
@@ -293,11 +291,11 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
         "mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts
     )
     assert manifest.rows == rows
-    on_root(partial(write_manifest, stage.folder, manifest))
+    write_manifest(stage.folder, manifest)
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
     summary = f"{rows:,} row{'s' * (rows > 1)} in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
-    on_root(lambda: _print_shares(counts["by_language"], task, _unit(config, task)))
-    on_root(lambda: print_stdout(f"{stage.folder}: {summary}"))
+    _print_shares(counts["by_language"], task, _unit(config, task))
+    print_stdout(f"{stage.folder}: {summary}")
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
@@ -320,7 +318,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
     if left_out := sum(shard.too_long for shard in shards):
-        on_root(lambda: warn(f"{folder}: {left_out:,} of its {unit} cannot fit a row of {config.row_tokens} tokens"))
+        warn(f"{folder}: {left_out:,} of its {unit} cannot fit a row of {config.row_tokens} tokens")
     return plan
 
 
@@ -341,7 +339,7 @@ def _print_shares(by_language: Mapping[str, Mapping[str, Any]], task: str, unit:
         print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 
 
-def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _counts(plan: MixPlan, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The manifest's counts, summed over the `results` of `write_shard`."""
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]

@@ -112,15 +112,6 @@ def with_total(plan: MixPlan, total: int) -> MixPlan:
     return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
-@dataclass
-class Tally:
-    """Counts of a shard's rows: `used`, the number of examples of each group, int64 [groups], and `tokens`, the number
-    of tokens that are not padding."""
-
-    used: np.ndarray
-    tokens: int = 0
-
-
 class SampledItems(NamedTuple):
     """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
 
@@ -140,45 +131,39 @@ class SampledItems(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, shard_number: int
 ) -> dict[str, Any]:
-    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index, unless both are finished.
-    Returns the result that `stage` stores.
+    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index. Returns the result that `stage`
+    stores.
 
     `rows_before` [windows + 1] has the number of rows before each window; it is None if rows are cut, not packed.
     """
-    from xlme_ds.data.shards import INDEX_SUFFIX, index_bytes  # imported late: it loads numba
+    from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes  # imported late: it loads numba
 
-    name = f"{shard_number:05d}"
-    path = stage.folder / f"{name}.arrow"
-    result = stage.read_marker(f"shard-{name}")
-    if result is None:
-        start = shard_number * rows_per_shard
-        stop = min(start + rows_per_shard, rows)
-        tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        schema = row_schema(plan.row_tokens)
-        if rows_before is None:
-            batches = _cut_rows(plan, start, stop, tally)
-        else:
-            batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
-        checksums: list[np.ndarray] = []
-        shard = write_arrow(path, schema, _collecting_checksums(batches, checksums), stage.folder)
-        assert shard.rows == stop - start
-        index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
-        result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
-        stage.write_marker(f"shard-{name}", result)
-    return result
+    path = stage.folder / f"{shard_number:05d}.arrow"
+    start = shard_number * rows_per_shard
+    stop = min(start + rows_per_shard, rows)
+    used = np.zeros(len(plan.order.names), dtype=np.int64)  # number of examples of each group, which the batches add
+    schema = row_schema(plan.row_tokens)
+    if rows_before is None:
+        batches = _cut_rows(plan, start, stop, used)
+    else:
+        batches = _rechunked(_packed_rows(plan, rows_before, start, stop, used), BATCH_ROWS, schema)
+    checksums: list[np.ndarray] = []
+    tokens: list[int] = []  # of each batch, without padding
 
+    def counted() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            checksums.append(group_checksums(batch))
+            tokens.append(int(batch.column("lengths").flatten().to_numpy().sum(dtype=np.int64)))
+            yield batch
 
-def _collecting_checksums(batches: Iterable[pa.RecordBatch], checksums: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
-    """Yield `batches`, and append the checksums of each to `checksums` while it is in memory."""
-    from xlme_ds.data.shards import group_checksums
-
-    for batch in batches:
-        checksums.append(group_checksums(batch))
-        yield batch
+    shard = write_arrow(path, schema, counted(), stage.folder)
+    assert shard.rows == stop - start
+    index = write_file(path.with_suffix(INDEX_SUFFIX), index_bytes(path, shard.sha256, checksums), stage.folder)
+    return {"shard": asdict(shard), "files": [asdict(index)], "used": used.tolist(), "tokens": sum(tokens)}
 
 
-def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the slots [start, stop) as record batches.
+def _cut_rows(plan: MixPlan, start: int, stop: int, used: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in the slots [start, stop) as record batches, and add the number of rows of each group to `used`.
 
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
     slice is left out.
@@ -188,8 +173,7 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
         ids, lengths = _cut_texts(plan, shards, examples)
-        tally.used += np.bincount(groups, minlength=len(tally.used))
-        tally.tokens += int((lengths + 2).sum())
+        used += np.bincount(groups, minlength=len(used))
         for begin in range(0, len(ids), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
             ones = np.ones(len(ids[part]), dtype=np.int64)  # each row has one item of one side
@@ -223,27 +207,21 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     return ids, lengths
 
 
-def count_rows(plan: MixPlan, first: int, end: int) -> list[int]:
-    """The number of rows that each of the windows [first, end) is packed into."""
-    return [len(rows) for _, _, packed in _packed_windows(plan, first, end) for rows in packed]
-
-
 def _packed_rows(
-    plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, tally: Tally
+    plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, used: np.ndarray
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows [start, stop) of the packed windows as record batches."""
+    """Yield rows [start, stop) of the packed windows as record batches, and add the number of items of each group to
+    `used`."""
     first = int(np.searchsorted(rows_before, start, side="right")) - 1
     end = int(np.searchsorted(rows_before, stop))
-    for window, sampled, packed in _packed_windows(plan, first, end):
+    for window, sampled, packed in packed_windows(plan, first, end):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
-        used_items = np.concatenate(rows)
-        tally.used += np.bincount(sampled.groups[used_items], minlength=len(tally.used))
-        tally.tokens += int(sampled.tokens[used_items].sum())
+        used += np.bincount(sampled.groups[np.concatenate(rows)], minlength=len(used))
         yield _assemble_rows(plan, sampled, rows)
 
 
-def _packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
+def packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
     """Pack the items of each of the windows [first, end) into rows, a chunk of consecutive windows at a time.
 
     Yields (the index of the chunk's first window, the chunk's items, the rows of each window of the chunk). A row is an

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, count_rows, with_total
-from data_prep.parallel import on_root, run_tasks
+from data_prep.mix.mixed_rows import WINDOW_SLOTS, MixPlan, packed_windows, with_total
 from data_prep.store import Stage
 
 _WINDOWS_PER_TASK = 64  # a window is `WINDOW_SLOTS` consecutive examples of the sampled order, packed together
@@ -51,10 +50,10 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
     while True:
         total = plan.order.total
         windows = -(-total // WINDOW_SLOTS)
-        first_windows = range(0, windows, _WINDOWS_PER_TASK)
-        sizes = [min(_WINDOWS_PER_TASK, windows - first) for first in first_windows]
-        count = partial(_count_rows, stage, plan, windows)
-        results = run_tasks(count, first_windows, sizes, processes, f"pack {plan.order.task}")
+        firsts = range(0, windows, _WINDOWS_PER_TASK)
+        tasks = {f"windows-{total}-{first}": (first, min(first + _WINDOWS_PER_TASK, windows)) for first in firsts}
+        sizes = [end - first for first, end in tasks.values()]
+        results = stage.run_tasks(partial(_count_rows, plan), tasks, sizes, processes, f"pack {plan.order.task}")
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before
@@ -63,15 +62,10 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
         try:
             plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
         except ValueError:  # more than --max-repeats allows: the folder must accept other settings
-            on_root(stage.forget_settings)
+            stage.forget_settings()
             raise
 
 
-def _count_rows(stage: Stage, plan: MixPlan, windows: int, first_window: int) -> dict[str, Any]:
-    """Count the rows of each window of one task, or read the counts that an interrupted run has stored."""
-    name = f"windows-{plan.order.total}-{first_window}"
-    result = stage.read_marker(name)
-    if result is None:
-        result = {"rows": count_rows(plan, first_window, min(first_window + _WINDOWS_PER_TASK, windows))}
-        stage.write_marker(name, result)
-    return result
+def _count_rows(plan: MixPlan, windows: tuple[int, int]) -> dict[str, Any]:
+    """Count the rows of each of the `windows` [first, end)."""
+    return {"rows": [len(rows) for _, _, packed in packed_windows(plan, *windows) for rows in packed]}

@@ -83,7 +83,8 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
 
 
 def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[str, Any]:
-    """The values of a description on which the output depends, each with the key `NAME.KEY`."""
+    """The values of a description on which the output depends, each with the key `NAME.KEY`. Warns of the inputs'
+    languages that the model of the filter `language` does not know."""
     settings: dict[str, Any] = {
         "format": corpus.format,
         "columns": list(corpus.columns),
@@ -93,18 +94,15 @@ def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[
         settings["line_end"] = corpus.line_end
     filters = dict(corpus.filters)
     if LANGUAGE in filters:  # the name of the model in place of the path of its file
-        settings["language_model"] = _language_model(inputs, filters[LANGUAGE].get(MODEL, ""))
+        model = filters[LANGUAGE].get(MODEL, "")
+        languages = sorted({language for source in inputs for language in source.languages})
+        if unknown := [language for language in languages if not labels_of(language, model)]:
+            warn(
+                f"the filter `language` keeps all text in {', '.join(unknown)}: its model does not know these languages"
+            )
+        settings["language_model"] = load_identifier(model).name
         filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
     return {f"{corpus.name}.{key}": value for key, value in (settings | filters).items()}
-
-
-def _language_model(inputs: list[Input], model: str) -> str:
-    """The name of the model that the filter `language` uses. Warns of the inputs' languages that the model does not
-    know."""
-    languages = sorted({language for source in inputs for language in source.languages})
-    if unknown := [language for language in languages if not labels_of(language, model)]:
-        warn(f"the filter `language` keeps all text in {', '.join(unknown)}: its model does not know these languages")
-    return load_identifier(model).name
 
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:

@@ -64,10 +64,8 @@ class _CountingFile:
 def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
     """Yield the contents of a file that is compressed in the format of `ending`. Raises OSError if it is damaged or
     cannot be read."""
-    if ending == ".zst":
-        yield from _zstandard(_CountingFile(file))
-    else:
-        yield from _all_streams(_CountingFile(file), *_FORMATS[ending])
+    source = _CountingFile(file)
+    return _zstandard(source) if ending == ".zst" else _all_streams(source, *_FORMATS[ending])
 
 
 def _all_streams(

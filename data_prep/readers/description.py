@@ -78,9 +78,10 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
-    for name in places.keys() - set(names):
-        advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
-        raise ValueError(f"--where {name}=… names no corpus that is described: {advice}")
+    for name in places:
+        if name not in names:
+            advice = f"the names are {', '.join(names)}" if names else "name it by --corpus too"
+            raise ValueError(f"--where {name}=… names no corpus that is described: {advice}")
     return corpora
 
 
@@ -139,8 +140,9 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{label} cannot be read: {error}") from None
-    for key in values.keys() - _KEYS:
-        raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
+    for key in values:
+        if key not in _KEYS:
+            raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
     for key in ("name", "format", "files"):
         if not values.get(key):
             raise ValueError(f"{label}: {key} is missing: set it")
@@ -187,27 +189,26 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        lacks_code = any_code and not all(placeholder in pattern for placeholder in placeholders)
+        wrong = f"{label}: files are {pattern!r}"
         has_side = "{side}" in pattern
         unknown = [name for name in re.findall(r"\{.*?\}", pattern) if name not in (*placeholders, "{side}")]
-        for is_wrong, sentence in (
-            (unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
-            (
-                re.search(r"(^|/)\.{0,2}/", pattern),
-                ", but names begin in the corpus's folder: write it without //, ./, ../ or a leading /",
-            ),
-            (lacks_code, f', but {key} = "any" needs {" and ".join(placeholders)} in the name'),
-            (
-                re.search(r"\.(tar|tgz)(\.|$)", pattern),
-                ", which are archives: unpack them, and name what is in them",
-            ),
-            ("*{" in pattern, ": put a sign between * and the code, or * could take letters of the code"),
-            ("*" in pattern and has_side, ": list the names, because * and {side} cannot be in one"),
-            (
-                file_format == "moses" and not has_side,
-                ", but format moses has a file for each side: write {side} where their names differ",
-            ),
-            (has_side and file_format != "moses", ", but only format moses has a file for each side: take {side} out"),
-        ):
-            if is_wrong:
-                raise ValueError(f"{label}: files are {pattern!r}{sentence}")
+        if unknown:
+            raise ValueError(f"{wrong}, but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}")
+        if re.search(r"(^|/)\.{0,2}/", pattern):
+            raise ValueError(
+                f"{wrong}, but names begin in the corpus's folder: write it without //, ./, ../ or a leading /"
+            )
+        if any_code and not all(placeholder in pattern for placeholder in placeholders):
+            raise ValueError(f'{wrong}, but {key} = "any" needs {" and ".join(placeholders)} in the name')
+        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
+            raise ValueError(f"{wrong}, which are archives: unpack them, and name what is in them")
+        if "*{" in pattern:
+            raise ValueError(f"{wrong}: put a sign between * and the code, or * could take letters of the code")
+        if "*" in pattern and has_side:
+            raise ValueError(f"{wrong}: list the names, because * and {{side}} cannot be in one")
+        if file_format == "moses" and not has_side:
+            raise ValueError(
+                f"{wrong}, but format moses has a file for each side: write {{side}} where their names differ"
+            )
+        if has_side and file_format != "moses":
+            raise ValueError(f"{wrong}, but only format moses has a file for each side: take {{side}} out")

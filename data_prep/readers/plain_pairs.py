@@ -114,9 +114,9 @@ class TableReader(PairReader):
         """The role of each column, from left to right: source, target, score, or another name."""
         return columns
 
-    def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
         """The number of rows: a row is one line with both sides of a pair."""
-        return pairs_in
+        return read
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;

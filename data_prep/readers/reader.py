@@ -99,6 +99,11 @@ class Reader(ABC):
         """The names of the two sides' files in an archive; empty if the format is no archive."""
         return ()
 
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
+        """About how many lines were cleaned. `read` is the number of paragraphs or pairs that were read, and `dropped`
+        counts the dropped documents or pairs by reason."""
+        return read
+
     @abstractmethod
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of about `size` bytes. A block ends between documents or pairs, or inside a document that is too
@@ -222,9 +227,9 @@ class PairReader(Reader):
 
     task = "para"
 
-    def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
-        """About how many lines of `pairs_in` pairs were cleaned. `dropped` counts the dropped pairs by reason."""
-        return 2 * pairs_in
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
+        """The number of lines of both sides."""
+        return 2 * read
 
     @abstractmethod
     def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:

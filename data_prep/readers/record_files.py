@@ -6,6 +6,7 @@ A column named `a.b` is the column of that name or else the field `b` of the col
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -118,11 +119,6 @@ def _text(record: dict[str, Any], column: str, where: str, advice: str) -> str:
     return text
 
 
-def parquet_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
-    """Read the rows of a Parquet file, one row group after another."""
-    return _table_records(path, texts, others, _open_parquet, "a Parquet", "row group")
-
-
 def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
     # Read through a small buffer (`buffer_size`), because `pre_buffer` would hold a whole row group in memory.
     file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
@@ -132,11 +128,6 @@ def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
         return (file.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False) for group in groups)
 
     return file.schema_arrow, parts
-
-
-def arrow_records(path: CorpusPath, texts: Sequence[str], others: Sequence[str]) -> Iterator[Record]:
-    """Read the rows of an Arrow stream, such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
-    return _table_records(path, texts, others, _open_arrow, "an Arrow", "record batch")
 
 
 def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:
@@ -192,6 +183,12 @@ def _table_records(
     check_unchanged(path)
 
 
+# Reads the rows of a Parquet file, one row group after another.
+parquet_records = partial(_table_records, open_table=_open_parquet, kind="a Parquet", part_name="row group")
+# Reads the rows of an Arrow stream, such as Hugging Face's `save_to_disk` writes, or of an Arrow file.
+arrow_records = partial(_table_records, open_table=_open_arrow, kind="an Arrow", part_name="record batch")
+
+
 def _field_path(schema: pa.Schema, column: str, path: CorpusPath, texts: Sequence[str]) -> tuple[str, ...]:
     """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
 
@@ -217,16 +214,6 @@ def _field_path(schema: pa.Schema, column: str, path: CorpusPath, texts: Sequenc
     return (*outer, rest)
 
 
-def _check_offsets(column: pa.Array) -> None:
-    """Raise ArrowInvalid if a column is damaged, for example if an offset points outside the column's memory. Invalid
-    UTF-8 in a column of strings passes: `_value` raises that error later, when the row is known."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise
-
-
 def _value(scalar: pa.Scalar) -> Any:
     """The Python value of a scalar. A 16- or 32-bit float becomes the shortest decimal that rounds to it: 0.1, not
     0.10000000149."""
@@ -236,10 +223,16 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _rows(batches: Iterable[pa.RecordBatch], field_paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield for each row its Arrow scalars, one for each of the `field_paths` (see `_field_path`)."""
+    """Yield for each row its Arrow scalars, one for each of the `field_paths` (see `_field_path`). Raises ArrowInvalid
+    if a column is damaged, for example if an offset points outside the column's memory."""
     for batch in batches:
         for column in batch.columns:
-            _check_offsets(column)
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                is_string = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+                if "UTF8" not in str(error) or not is_string:  # `_value` raises that error when the row is known
+                    raise
         columns = [
             pc.struct_field(batch.column(outermost), list(nested)) if nested else batch.column(outermost)
             for outermost, *nested in field_paths

@@ -90,9 +90,9 @@ class RecordPairs(TableReader):
         """The role of each column: source, target and, if there is a third one, score."""
         return self.columns[: len(columns)]
 
-    def lines_cleaned(self, pairs_in: int, dropped: Mapping[str, int]) -> int:
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
         """The number of rows that column filters do not drop; the dropped rows are not cleaned."""
-        return pairs_in - sum(count for reason, count in dropped.items() if reason.startswith(f"{COLUMN} "))
+        return read - sum(count for reason, count in dropped.items() if reason.startswith(f"{COLUMN} "))
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole pairs as rows of a table. Tabs and line ends inside a side become spaces."""

@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import UserError, on_root, run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -41,6 +41,8 @@ _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 _LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
 _BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
+# By language: the number of distinct lines, the number of chosen lines, and the file of the chosen lines.
+Sample = tuple[dict[str, int], dict[str, int], dict[str, Path]]
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -79,29 +81,30 @@ def sample_lines(
     max_quota: int,
     seed: int,
     processes: int,
-) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
+) -> Sample:
     """Choose lines of each language. `find_quotas` takes the number of distinct lines of each language and returns the
     number of lines to choose from each, at most `max_quota`.
 
-    Returns three dicts by language: the number of distinct lines, the number of chosen lines, and the file of the
-    chosen lines, which are in input order. Raises ValueError if the inputs have no text.
+    The chosen lines of a language are in input order. Raises ValueError if the inputs have no text.
     """
-    indices, sizes = range(len(inputs)), [source.size for source in inputs]
+    tasks = {_task_name(index): index for index in range(len(inputs))}
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, candidate_counts, seed)
-        results = run_tasks(read, indices, sizes, processes, "read lines")
+        results = stage.run_tasks(read, tasks, [source.size for source in inputs], processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
-            on_root(stage.forget_settings)  # the folder must accept inputs with text
-            raise UserError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
+            stage.forget_settings()  # the folder must accept inputs with text
+            raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quotas = find_quotas(distinct)
         choose = partial(_choose_lines, stage, results, quotas)
         numbers_chosen, missing = zip(
             *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
         if not any(missing):
-            on_root(partial(_remove_candidates, stage))
+            for path in (stage.folder / SAMPLE).iterdir():
+                if path.is_dir():  # the candidates of a language
+                    shutil.rmtree(path)
             chosen = dict(zip(distinct, numbers_chosen, strict=True))
             return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
         # In rare cases an input gave too few candidates, or their files are damaged. Read these inputs again.
@@ -109,7 +112,7 @@ def sample_lines(
         candidate_counts = [
             {code: max(count, quotas.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
-        on_root(partial(stage.remove_markers, map(_task_name, unread)))
+        stage.remove_markers(map(_task_name, unread))
 
 
 def _candidate_counts(
@@ -145,12 +148,6 @@ def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
             occurrences.update({value: count for value, count in zip(hashes, counts, strict=True) if value <= limit})
         line_counts[code] = round(line_count * len(occurrences) / occurrences.total())
     return dict(sorted(line_counts.items()))
-
-
-def _remove_candidates(stage: Stage) -> None:
-    for path in (stage.folder / SAMPLE).iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -196,20 +193,17 @@ def _read_lines(
     `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
     candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
     """
-    result = stage.read_marker(_task_name(index))
-    if result is not None:
-        return result
     source = inputs[index]
     line_counts, read_counts = Counter[str](), Counts("lines")
     keys = {code: derive_key(seed, "lines", code) for code in source.languages}
     smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in source.languages}
-    text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
-    hash_paths = [path.with_suffix(".hashes") for path in text_paths]
+    text_paths = {code: stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys}
+    paths = {code: (path, path.with_suffix(".hashes")) for code, path in text_paths.items()}
     with ExitStack() as stack:
-        text_files = [stack.enter_context(new_file(path)) for path in text_paths]
-        hash_files = [stack.enter_context(new_file(path)) for path in hash_paths]
+        files = {code: [stack.enter_context(new_file(path)) for path in paths[code]] for code in keys}
         for sides in filtered_lines(source, read_counts):
-            for code, side, text_file, hash_file in zip(keys, sides, text_files, hash_files, strict=True):
+            for code, side in zip(keys, sides, strict=True):
+                text_file, hash_file = files[code]
                 hashes = _line_hashes(keys[code], side, smallest[code].limit)
                 is_candidate = smallest[code].add(hashes)
                 candidates = compress(side, is_candidate)
@@ -217,22 +211,20 @@ def _read_lines(
                 hash_file.write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
     reader = READERS[source.format]
-    if isinstance(reader, DocumentReader):
-        lines = read_counts.paragraphs_in
-    else:
-        lines = reader.lines_cleaned(read_counts.units_in, read_counts.dropped)
+    read = read_counts.paragraphs_in if reader.task == "mono" else read_counts.units_in
+    lines = reader.lines_cleaned(read, read_counts.dropped)
     for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
-    text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
-    hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
-    by_code = {code: list(files) for code, *files in zip(keys, text_shards, hash_shards, strict=True)}
+    by_code = {
+        code: [asdict(file.shard(path, stage.folder)) for file, path in zip(files[code], paths[code], strict=True)]
+        for code in keys
+    }
     limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
     # `+` leaves out the languages without lines.
-    result = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
-    for code, path in zip(keys, hash_paths, strict=True):
-        hashes, counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)  # sorted by hash
+    result: dict[str, Any] = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
+    for code, (_, hash_path) in paths.items():
+        hashes, counts = np.unique(np.fromfile(hash_path, np.uint64), return_counts=True)  # sorted by hash
         result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
-    stage.write_marker(_task_name(index), result)
     return result
 
 

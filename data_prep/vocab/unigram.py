@@ -25,7 +25,6 @@ from data_prep.vocab.unigram_loops import (
     MAX_WORD_LENGTH,
     Numbers,
     build_trie,
-    count_characters,
     expect,
     extend_substrings,
     fill_lattice,
@@ -225,14 +224,13 @@ def _read_words(text: WordCounts, coverage: float) -> _Words:
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
-    separator, space = (pa.scalar(string, pa.large_string()) for string in ("", SPACE))
-    spaced = pc.binary_join_element_wise(space, text.words, separator)
+    space, no_separator = pa.scalar(SPACE, pa.large_string()), pa.scalar("", pa.large_string())
+    spaced = pc.binary_join_element_wise(space, text.words, no_separator)
     utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
     codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
     counts = text.counts.astype(np.float64)
-    occurrences = np.zeros(0x110000)  # by code point
-    count_characters(codes, _starts(sizes), counts, occurrences)
+    occurrences = np.bincount(codes, np.repeat(counts, sizes), minlength=0x110000)  # by code point
     ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
     before = np.cumsum(occurrences[ranked]) - occurrences[ranked]  # occurrences of all more frequent characters
     alphabet = ranked[before < coverage * occurrences.sum()]
@@ -252,7 +250,7 @@ def _read_words(text: WordCounts, coverage: float) -> _Words:
         to_keep[word_starts] = True
         characters, sizes = characters[to_keep], np.add.reduceat(to_keep, word_starts, dtype=np.int64)
     starts = _starts(sizes)
-    letters = [chr(code) for code in alphabet.tolist()]
+    letters = list(map(chr, alphabet.tolist()))
     return _Words(letters, characters, starts, counts, find_reach(characters, starts, _scripts(letters)))
 
 
@@ -316,11 +314,10 @@ def _most_frequent(words: _Words) -> _Words:
     to_keep = np.zeros(len(sizes), bool)
     to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
     characters_to_keep = np.repeat(to_keep, sizes)  # bool for each character
-    starts = _starts(sizes[to_keep])
     return _Words(
         words.alphabet,
         words.characters[characters_to_keep],
-        starts,
+        _starts(sizes[to_keep]),
         words.counts[to_keep],
         words.reach[characters_to_keep],
     )

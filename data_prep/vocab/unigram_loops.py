@@ -9,9 +9,9 @@ character, the shortest piece first. Piece n has `lengths[n]` characters and the
 
 import numpy as np
 from numba import njit
-from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint64, void
+from numba.types import Tuple, float64, int8, int32, int64, uint8, uint64, void
 
-from xlme_ds.data.compiled import compiled, readonly
+from xlme_ds.data.compiled import compiled
 
 Numbers = np.ndarray
 MAX_PIECE_LENGTH = 16  # largest number of characters of a piece, as in SentencePiece
@@ -20,14 +20,6 @@ MAX_WORD_LENGTH = 1024  # characters; a longer word is cut
 # with MARK takes the script of the character before it.
 ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
-
-
-@compiled(void(readonly(uint32), int64[::1], float64[::1], float64[::1]))
-def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrences: Numbers) -> None:
-    """Add the occurrences of each code point to `occurrences`; word w occurs `counts[w]` times."""
-    for word in range(len(counts)):
-        for i in range(starts[word], starts[word + 1]):
-            occurrences[codes[i]] += counts[word]
 
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
@@ -96,8 +88,8 @@ def extend_substrings(
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
     longer_ids = np.full(len(ids), np.int32(-1))
-    room = 1 << 14
-    totals, prefixes, positions = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
+    # There may be as many ids as positions. The operating system allocates the memory only as it is filled.
+    totals, prefixes, positions = np.empty(len(ids)), np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     size = 0  # number of ids given so far
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1] - length + 1):
@@ -110,13 +102,8 @@ def extend_substrings(
                 if 2 * size > len(keys):
                     keys, values = _grown(keys, values)
                     slot = _slot(keys, key)
-                if size == room:
-                    totals = np.concatenate((totals, np.zeros(room)))
-                    prefixes = np.concatenate((prefixes, np.zeros(room, np.int64)))
-                    positions = np.concatenate((positions, np.zeros(room, np.int64)))
-                    room *= 2
                 keys[slot], values[slot] = key, size
-                prefixes[size], positions[size] = prefix, i
+                totals[size], prefixes[size], positions[size] = 0.0, prefix, i
                 size += 1
             longer_ids[i] = values[slot]
             totals[values[slot]] += counts[word]

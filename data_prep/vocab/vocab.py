@@ -2,14 +2,13 @@
 The lines for training are sampled from the languages by temperature."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_prep.filters.clean import Counts
-from data_prep.parallel import on_root
 from data_prep.progress import print_stdout
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
@@ -18,6 +17,7 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab.extension import describe_change, extend, room_for_pieces, segmentation
 from data_prep.vocab.line_sample import (
     SAMPLE,
+    Sample,
     filtered_lines,
     input_names,
     read_lines,
@@ -30,8 +30,11 @@ from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
+T = TypeVar("T")
+
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
 _LEAST_SIZE = 16  # ids of a vocabulary
+CURVES = ".curves"  # folder of the vocabularies on the languages' curves, which `vocap` makes
 
 
 @dataclass(frozen=True)
@@ -74,37 +77,67 @@ class VocabConfig(TextConfig):
             raise ValueError(
                 "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
             )
-        if self.size < _LEAST_SIZE:
-            raise ValueError(f"--size is {self.size}: at least {_LEAST_SIZE} ids are needed")
+        require_size(self.size)
         if not self.has_input and self.size != VocabConfig.size:
             raise ValueError(f"--size is {self.size}, but --model without text is taken as it is: leave --size out")
         if self.sentences < 1:
             raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
-        temperature_shares([1], self.alpha)  # raises ValueError for a wrong alpha
+        require_trainable(self.character_coverage, self.alpha)
+
+
+def require_size(size: int) -> None:
+    """Raise ValueError if `size` is too small for a vocabulary."""
+    if size < _LEAST_SIZE:
+        raise ValueError(f"--size is {size}: at least {_LEAST_SIZE} ids are needed")
+
+
+def require_trainable(character_coverage: float, alpha: float) -> None:
+    """Raise ValueError for settings with which no vocabulary can be trained."""
+    if not 0.98 <= character_coverage <= 1:
+        raise ValueError(f"--character-coverage is {character_coverage}: it must be between 0.98 and 1")
+    temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
 
 
 def run(config: VocabConfig) -> None:
     """Write the vocabulary to `config.out`. Raises ValueError for settings or inputs that cannot work."""
-    on_root(config.validate)
+    config.validate()
     if config.model is None or config.has_input:
         _train(config)
     else:
-        source = on_root(partial(Vocabulary, config.model))
+        source = Vocabulary(config.model)
         stage = Stage(config.out, "vocab", {"model": source.sha256})
-        on_root(partial(require_own_model, stage))
-        with stage.open():
-            if not stage.check_finished(config.processes):
-                on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
-    on_root(lambda: print_size(config.out))
+        copy = partial(finish_vocabulary, stage, source.path.read_bytes())
+        write_once(stage, config.processes, dict, copy)
+    print_size(config.out)
 
 
-def require_own_model(stage: Stage) -> None:
-    """Raise ValueError if the folder of a vocabulary has a model that no stage wrote, such as a user's."""
+def write_once(stage: Stage, processes: int, sample: Callable[[], T], write: Callable[[T], None]) -> None:
+    """Call `write`, which writes a vocabulary, with the text that `sample` returns, unless the folder is complete. Then
+    remove the working files.
+
+    Raises ValueError if the folder has a model that no stage wrote, such as a user's.
+    """
     path, ours = stage.folder / MODEL_FILE, ("settings.json", "manifest.json")
     if path.exists() and not any((stage.folder / name).exists() for name in ours):
         raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
+    with stage.open():
+        if not stage.check_finished(processes):
+            text = sample()
+            try:
+                write(text)
+            except ValueError:  # the text does not allow the settings, such as --size: the folder must accept others
+                stage.forget_settings()
+                _discard_work(stage)
+                raise
+        _discard_work(stage)
+
+
+def _discard_work(stage: Stage) -> None:
+    """Remove the working files of a stage that has ended. The tasks' markers list these files, so the markers are
+    removed first."""
+    stage.remove_markers(path.stem for path in (stage.folder / "tasks").glob("*.json"))
+    for name in (SAMPLE, CURVES):
+        shutil.rmtree(stage.folder / name, ignore_errors=True)
 
 
 def print_size(out: Path) -> None:
@@ -114,16 +147,14 @@ def print_size(out: Path) -> None:
 
 
 def _train(config: VocabConfig) -> None:
-    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    inputs, text_settings = sampled_inputs(config)
     settings = {name: getattr(config, name) for name in _SETTINGS} | text_settings
-    old = None if config.model is None else on_root(partial(Vocabulary, config.model))
-    compared = [] if config.compare is None else on_root(partial(find_documents, config.compare))
-    on_root(partial(refuse_pipes, compared))
+    old = None if config.model is None else Vocabulary(config.model)
+    compared = [] if config.compare is None else find_documents(config.compare)
+    refuse_pipes(compared)
     if old is not None:
-        on_root(partial(room_for_pieces, old.path, config.size))
+        room_for_pieces(old.path, config.size)
         settings |= {"model": old.sha256, "compare": input_names(compared)}
-    stage = Stage(config.out, "vocab", settings)
-    on_root(partial(require_own_model, stage))
 
     def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         """The number of lines to sample from each language. A language with m = `lines[code]` distinct lines has a
@@ -131,31 +162,25 @@ def _train(config: VocabConfig) -> None:
         unbounded = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 
-    with stage.open():
-        if not stage.check_finished(config.processes):
-            distinct, chosen, files = sample_lines(
-                stage, inputs, find_quotas, config.sentences, config.seed, config.processes
-            )
-            by_language = {
-                code: {
-                    "lines": count,
-                    "sampled": chosen[code],
-                    "share_before": count / sum(distinct.values()),
-                    "share_after": chosen[code] / sum(chosen.values()),
-                }
-                for code, count in distinct.items()
+    def train(sample: Sample) -> None:
+        distinct, chosen, files = sample
+        by_language = {
+            code: {
+                "lines": count,
+                "sampled": chosen[code],
+                "share_before": count / sum(distinct.values()),
+                "share_after": chosen[code] / sum(chosen.values()),
             }
-            try:
-                if old is None:
-                    lines = read_lines(list(files.values()))
-                    on_root(lambda: finish_vocabulary(stage, _train_model(lines, config), by_language))
-                else:
-                    on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
-            except ValueError:  # the sampled text does not allow --size: let the user try another size in this folder
-                on_root(stage.forget_settings)
-                on_root(lambda: discard_work(stage, SAMPLE))
-                raise
-        on_root(lambda: discard_work(stage, SAMPLE))
+            for code, count in distinct.items()
+        }
+        if old is None:
+            finish_vocabulary(stage, _train_model(read_lines(list(files.values())), config), by_language)
+        else:
+            _write_extended(stage, config, old, files, compared, by_language)
+
+    stage = Stage(config.out, "vocab", settings)
+    sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
+    write_once(stage, config.processes, sample, train)
 
 
 def _write_extended(
@@ -232,11 +257,3 @@ def finish_vocabulary(
             {"by_language": by_language} | dict(counts or {}),
         ),
     )
-
-
-def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove the subfolders `folders` of a stage that has ended; they hold its working files. The tasks' markers list
-    these files, so the markers are removed first."""
-    stage.remove_markers(path.stem for path in (stage.folder / "tasks").glob("*.json"))
-    for folder in folders:
-        shutil.rmtree(stage.folder / folder, ignore_errors=True)

@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.inspect.stats_plots import svg_figure
-from data_prep.parallel import on_root, run_tasks
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import temperature_shares
 from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
-from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
+from data_prep.vocab.line_sample import Sample, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import discard_work, finish_vocabulary, print_size, require_own_model
+from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_size, require_trainable, write_once
 from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
 from xlme_ds.data.schema import Shard
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from data_prep.vocab.unigram import UnigramModel
 
 
-_CURVES = ".curves"
 # Rare pieces are dropped once, from a vocabulary of `largest` × this factor, so that enough other pieces are left.
 _RARE_REMOVED_AT = 1.25
 _MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes its text
@@ -95,62 +93,50 @@ class VocapConfig(TextConfig):
             raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
-        if self.size < 16:
-            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
-        temperature_shares([1], self.alpha)  # raises ValueError for a wrong alpha
+        require_size(self.size)
+        require_trainable(self.character_coverage, self.alpha)
 
 
 def run(config: VocapConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
-    on_root(config.validate)
-    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    config.validate()
+    inputs, text_settings = sampled_inputs(config)
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
-    on_root(partial(require_own_model, stage))
 
     def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         return {code: min(number, config.sentences) for code, number in lines.items()}
 
-    with stage.open():
-        if not stage.check_finished(config.processes):
-            distinct, chosen, files = sample_lines(
-                stage, inputs, find_quotas, config.sentences, config.seed, config.processes
-            )
-            write = partial(_write_curve, stage, config)
-            try:
-                results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
-                on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
-            except ValueError:  # the text does not allow --size or --largest: the folder must accept others
-                on_root(stage.forget_settings)
-                on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
-                raise
-        on_root(lambda: _plot_if_missing(config.out))
-        on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
-    on_root(lambda: print_size(config.out))
+    def train(sample: Sample) -> None:
+        distinct, chosen, files = sample
+        tasks = {f"path-{code}": path for code, path in files.items()}
+        write = partial(_write_curve, stage, config)
+        results = stage.run_tasks(write, tasks, list(chosen.values()), config.processes, "curves")
+        _merge(stage, config, distinct, dict(zip(distinct, results, strict=True)))
+
+    sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
+    write_once(stage, config.processes, sample, train)
+    if not (path := config.out / "vocap.svg").exists():
+        content = read_versioned(config.out / "vocap.json")
+        write_file(path, plot(content["curves"], content["by_language"]), config.out)
+    print_size(config.out)
 
 
-def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
-    """Write the vocabularies of one language; `task` is (language code, file of its lines). Returns the task's result,
-    which has the `curve` from the smallest vocabulary to the largest."""
-    code, path = task
-    task_name = f"path-{code}"
-    result = stage.read_marker(task_name)
-    if result is None:
-        text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
-        points, files = [], []
-        if len(text.words):
-            sizes = config.largest, config.step, config.shrink, config.character_coverage
-            try:
-                for point in nested_vocabularies(text, *sizes):
-                    points.append((len(point.pieces), point.score / text.sentences))
-                    file = _curve_file(stage, code, len(point.pieces))
-                    files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
-            except ValueError as error:
-                raise ValueError(f"{code}: {error}") from None
-        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
-        stage.write_marker(task_name, result)
-    return result
+def _write_curve(stage: Stage, config: VocapConfig, path: Path) -> dict[str, Any]:
+    """Write the vocabularies of the language whose lines are in the file `path`. Returns the task's result, which has
+    the `curve` from the smallest vocabulary to the largest."""
+    code = path.stem
+    text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
+    points, files = [], []
+    if len(text.words):
+        sizes = config.largest, config.step, config.shrink, config.character_coverage
+        try:
+            for point in nested_vocabularies(text, *sizes):
+                points.append((len(point.pieces), point.score / text.sentences))
+                file = _curve_file(stage, code, len(point.pieces))
+                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+        except ValueError as error:
+            raise ValueError(f"{code}: {error}") from None
+    return {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
 
 
 def nested_vocabularies(
@@ -183,7 +169,7 @@ def nested_vocabularies(
 
 
 def _curve_file(stage: Stage, code: str, size: int) -> Path:
-    return stage.folder / _CURVES / code / f"{size}.model"
+    return stage.folder / CURVES / code / f"{size}.model"
 
 
 def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
@@ -215,13 +201,6 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
     path.with_suffix(".svg").unlink(missing_ok=True)  # a plot of other curves
     written = Shard(path.name, 0, path.stat().st_size, file_sha256(path))
     finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language, other_files=[written])
-
-
-def _plot_if_missing(folder: Path) -> None:
-    path = folder / "vocap.svg"
-    if not path.exists():
-        content = read_versioned(folder / "vocap.json")
-        write_file(path, plot(content["curves"], content["by_language"]), folder)
 
 
 def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:

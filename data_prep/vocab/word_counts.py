@@ -5,7 +5,7 @@ segmentation consists of its words' best segmentations. In a language written wi
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,6 +19,7 @@ SPACE = "▁"  # SentencePiece writes it before every word
 _BATCH_LINES = 20_000  # lines that are normalised in one step
 # Memory of training in bytes, per distinct word and per character of the distinct words; a little more than measured.
 _WORD_BYTES, _CHARACTER_BYTES = 60, 45
+_TABLE = pa.schema([("word", pa.large_string()), ("count", pa.int64())])  # a row for each word, with its count
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,23 @@ def count_words(
     Raises MemoryError if training on the words would take more than `memory` bytes.
     """
     normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
-    tables = [_count_table(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
+    tables = [_TABLE.empty_table()]
     sentences = new_rows = 0
-    for batch in _batches(iter(lines)):
+    lines = iter(lines)
+    while batch := list(islice(lines, _BATCH_LINES)):
         texts = pa.array(normalize(batch), pa.large_string())
         sentences += pc.sum(pc.greater(pc.binary_length(texts), 0)).as_py() or 0
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
-        tables.append(_count_table(counted.field("values"), counted.field("counts")))
+        tables.append(pa.table([counted.field("values"), counted.field("counts")], schema=_TABLE))
         new_rows += len(counted)
         if new_rows > tables[0].num_rows:  # merge only when the rows have doubled, so that there are few merges
             tables, new_rows = [_merged_table(tables)], 0
             _check_memory(tables[0], memory)
     table = _merged_table(tables)
     _check_memory(table, memory)
-    table = table.sort_by("word").combine_chunks()
-    distinct = table["word"].combine_chunks() if table.num_rows else pa.array([], pa.large_string())
+    table = table.sort_by("word")
     pa.default_memory_pool().release_unused()
-    return WordCounts(distinct, table["count"].to_numpy(), sentences)
+    return WordCounts(table["word"].combine_chunks(), table["count"].to_numpy(), sentences)
 
 
 def count_words_within_memory(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
@@ -68,15 +69,6 @@ def count_words_within_memory(read: Callable[[], Iterable[str]], memory: float) 
             return count_words(islice(read(), 0, None, step), memory)
         except MemoryError:
             step *= 2
-
-
-def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
-    while batch := list(islice(lines, _BATCH_LINES)):
-        yield batch
-
-
-def _count_table(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
-    return pa.table({"word": words, "count": pa.array(counts, pa.int64())})
 
 
 def _merged_table(tables: list[pa.Table]) -> pa.Table:

@@ -354,7 +354,10 @@ def test_other_runs_that_cannot_be_joined_are_refused_before_training(
     [
         ({"budgets": (float("inf"),)}, "--budgets has inf: it must be above 0 and finite"),
         ({"budgets": (float("nan"),)}, "--budgets has nan: it must be above 0 and finite"),
-        ({"budgets": (1e9, 1.0001e9)}, r"--budgets 1e\+09 and 1.0001e\+09 give xlme the same number of steps: leave one"),
+        (
+            {"budgets": (1e9, 1.0001e9)},
+            r"--budgets 1e\+09 and 1.0001e\+09 give xlme the same number of steps: leave one",
+        ),
         ({"align": Path("nowhere")}, "nowhere"),
         ({"tatoeba": Path("nowhere")}, "nowhere does not exist: name the folder of LASER"),
         ({"pairs": Path("nowhere")}, "nowhere does not exist: name a data folder with para/, or a folder of text"),

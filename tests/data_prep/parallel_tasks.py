@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from data_prep.parallel import TaskError, UserError, barrier, is_root, on_root, run_tasks
+from data_prep.parallel import TaskError, UserError, on_root, run_tasks
 
 
 def square(number: int) -> int:
@@ -44,17 +44,24 @@ def work_for_long(number: int) -> None:
     os._exit(1)
 
 
+def process_of(number: int) -> int:
+    return os.getpid()
+
+
 def rank(numbers: list[int]) -> None:
     """One rank: prints what it got, in one write, so that the test sees every rank's view."""
-    assert on_root(os.getpid) == on_root(os.getpid)
-    barrier()
+    root = on_root(os.getpid)
+    assert on_root(os.getpid) == root
+    processes = on_root(lambda: run_tasks(process_of, numbers, numbers, 1, "test"))
+    assert len(set(processes)) == 1 + len(set(processes) - {root}), "the root has a share of its own"
     try:
-        first = f"got {run_tasks(fail_on, numbers, numbers, 1, 'test')} {'root' if is_root() else 'other'}"
+        got = on_root(lambda: run_tasks(fail_on, numbers, numbers, 1, "test"))
+        first = f"got {got} {'root' if os.getpid() == root else 'other'}"
     except UserError as error:
         first = f"shared: {error}"
     except TaskError as error:
         first = f"ours: {str(error).splitlines()[-1]}"
-    again = run_tasks(square, [1, 2], [1, 1], 1, "test")  # nothing of a failure is left over
+    again = on_root(lambda: run_tasks(square, [1, 2], [1, 1], 1, "test"))  # nothing of a failure is left over
     try:
         on_root(lambda: fail_on(3))
     except UserError as error:

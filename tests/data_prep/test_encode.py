@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode.encode import EncodeConfig, _plans, _run_plan, run
-from data_prep.encode.encode_input import EncodeTask, begin_input, discard_changed, encode_block
+from data_prep.encode.encode_input import EncodeTask, discard_changed, encode_block
 from data_prep.encode.shared_work import SharedWork
 from data_prep.encode.token_ids import _batches
 from data_prep.readers import READERS, find_documents
@@ -547,7 +547,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     stage = _plans(config)[1]["mono"][0]
     task = EncodeTask(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
-    begin_input(stage, task)
+    stage.write_marker(f"{task.name}.begun", {"inputs": task.source.files})
     encode_block(stage, task, Vocabulary(vocab), 0, next(READERS[task.source.format].blocks(task.source, 500)))
     assert stage.read_marker(task.block_name(0))
     discard_changed(stage, [task])

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.parallel import RetryError, TaskError, UserError, _balanced_shares, run_tasks, user_facing_error
 
 HERE = Path(__file__).resolve().parent
@@ -71,13 +72,13 @@ def test_ranks_begin_no_task_after_one_that_failed_elsewhere(tmp_path: Path) -> 
     """Of 300 tasks of one rank the second waits until the other rank has failed. A line is one write (`print` makes
     two), between which the other rank cannot write."""
     program = (
-        "import sys, time; from pathlib import Path; from data_prep.parallel import communicator, run_tasks\n"
+        "import sys, time; from pathlib import Path; from data_prep.parallel import on_root, run_tasks\n"
         "folder = Path(sys.argv[1])\n"
         "def do(number):\n"
         "    if number == 1000: (folder / 'failed').touch(); raise ValueError('at once')\n"
         "    while number and not (folder / 'failed').exists(): time.sleep(0.01)\n"
         "    time.sleep(0.1); (folder / str(number)).touch()\n"
-        "try: run_tasks(do, [1000, *range(300)], [300] + [1] * 300, 1, 'test')\n"
+        "try: on_root(lambda: run_tasks(do, [1000, *range(300)], [300] + [1] * 300, 1, 'test'))\n"
         "except ValueError as error: sys.stdout.write(f'{error}\\n')\n"
     )
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", program, tmp_path]
@@ -138,9 +139,9 @@ def test_workers_die_with_a_parent_that_is_killed() -> None:
     assert parent.stdout.read() == "", "no worker lived to say so"
 
 
-def test_processes_must_be_positive(tasks: ModuleType) -> None:
-    with pytest.raises(ValueError, match="--processes is 0"):
-        run_tasks(tasks.square, [1], [1], 0, "test")
+def test_processes_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--data", "nowhere", "--processes", "0"]) == 2
+    assert "error: --processes is 0: it must be at least 1\n" in capsys.readouterr().err
 
 
 def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -171,16 +172,17 @@ def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
 def test_an_error_of_one_rank_ends_the_others() -> None:
     """That rank tells it; the others wait for the rank."""
     program = (
-        "import sys; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
-        "def run(config):\n"
-        "    if not parallel.is_root(): raise ValueError('of one rank')\n"
-        "    parallel.barrier()\n"
+        "import os, sys; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
+        "def do(root):\n"
+        "    if os.getpid() != root: raise KeyboardInterrupt\n"
+        "def run(config): parallel.run_tasks(do, [os.getpid()] * 2, [1, 1], 1, 'test')\n"
         "verify.run = run; sys.exit(__main__.main(['verify', '--data', 'nowhere']))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr.count("xlme prep verify: error: of one rank\n")) == (2, 1), done.stderr
+    told = done.stderr.count("xlme prep verify: interrupted: the same command continues where this one stopped\n")
+    assert (done.returncode, told) == (130, 1), done.stderr
 
 
 LAUNCHERS = {"PMI": "PMI_SIZE PMI_RANK", "OpenMPI": "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK"}
