@@ -26,6 +26,7 @@ from data_prep.progress import print_stdout, warn
 from data_prep.readers import Input, documents, find_documents
 from data_prep.store import Stage, new_file, written_files
 from xlme_ds.data.schema import Manifest, write_manifest
+from xlme_ds.io.files import real_path
 from xlme_ds.io.folders import make_folder
 
 # Languages that are written without spaces. In these, each character counts as a word.
@@ -72,13 +73,13 @@ def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
         import datatrove.pipeline.dedup  # noqa: F401
     except ImportError as error:
         raise ValueError(f"minhash needs the package datatrove ({error}): pip install 'xlme-ds[minhash]'") from None
-    out = (config.out / "mono").resolve()
+    out = real_path(config.out / "mono")
     sources = find_documents(config.mono)
     for source in sources:
         for path in source.paths:
             if path.is_pipe:
                 raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
-            if path.local_path and out in path.local_path.resolve().parents:
+            if path.local_path and out in real_path(path.local_path).parents:
                 raise ValueError(f"{path} is in {config.out / 'mono'}, where the documents go: choose another --out")
     is_ours = any((config.out / name).exists() for name in ("settings.json", "manifest.json"))
     if not is_ours and out.exists() and any(out.iterdir()):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch import python
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.io.arguments import parse_number
 from xlme_ds.io.errors import in_words, no_such
@@ -196,3 +197,20 @@ def test_an_empty_cache_variable_counts_as_unset(tmp_path: Path, monkeypatch: py
     use_private_caches()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "xlme_ds" / "inductor")
     assert "NUMBA_CACHE_DIR" not in os.environ and "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_a_loop_of_links_is_no_crash(tmp_path: Path) -> None:
+    """`Path.resolve` raises RuntimeError for it before Python 3.13."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.symlink_to(second)
+    second.symlink_to(first)
+    for words in (("data_prep", "minhash", "--mono", str(tmp_path), "--out"), ("xlme_ds.evaluate", "pairs", "--model")):
+        data = ["--data", str(tmp_path)] if "pairs" in words else []
+        done = python("-m", *words, str(first), *data)
+        assert done.returncode == 2 and "Traceback" not in done.stderr and str(first) in done.stderr
+
+
+def test_a_file_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--out \S+/file/a/page is in \S+/file, which is a file: name a file in"):
+        require_writable_file(tmp_path / "file/a/page", "--out")

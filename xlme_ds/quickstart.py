@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from .cli import fail, program
+from .io.files import real_path
 from .io.folders import LOCK_FILE, clear_folder, lock_folder
 from .io.help import call_from_command_line
 from .recipes import recipe
@@ -184,7 +185,7 @@ def next_steps(out: Path) -> list[list[str]]:
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
     script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
     xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
-    base = out if out.name not in ("", "..") else out.resolve()
+    base = out if out.name not in ("", "..") else real_path(out)
     export, vectors = (str(base.with_name(f"{base.name}-{name}")) for name in ("export", "vectors"))
     steps = [[python, "-c", judge], [*xlme, "export", "--run", str(out), "--out", export]]
     program = Path(__file__).resolve().parents[1] / "docs/howto/sentence_vectors.py"

@@ -36,7 +36,7 @@ from data_prep.readers.corpus import Sources, TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.io.files import file_sha256
+from xlme_ds.io.files import file_sha256, real_path
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         stage = Stage(config.out / kind, "encode", settings)
         for source in sources.inputs:
             for path in source.paths:
-                parents = path.local_path.resolve().parents if path.local_path else ()
-                if stage.folder.resolve() in parents:
+                parents = real_path(path.local_path).parents if path.local_path else ()
+                if real_path(stage.folder) in parents:
                     raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
-                if config.out.resolve() in parents[:1]:
+                if real_path(config.out) in parents[:1]:
                     raise ValueError(f"{path} is in {config.out}: choose another --out")
         by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]

@@ -20,7 +20,7 @@ from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-from xlme_ds.io.files import file_sha256
+from xlme_ds.io.files import file_sha256, real_path
 from xlme_ds.io.folders import require_folder
 
 
@@ -79,7 +79,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
     yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_remedy(folder)}"
-    model = folder.resolve().parent / "vocab" / MODEL_FILE  # mix always copies the vocabulary there, encode does not
+    model = real_path(folder).parent / "vocab" / MODEL_FILE  # mix always copies the vocabulary there, encode does not
     if stage == "mix" or model.exists():
         yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
         yield (

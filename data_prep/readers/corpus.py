@@ -17,7 +17,7 @@ from data_prep.readers.corpus_files import CorpusPath, list_folder
 from data_prep.readers.description import CorpusDescription, read_corpora
 from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
 from xlme_ds.data.schema import TASKS
-from xlme_ds.io.files import file_sha256
+from xlme_ds.io.files import file_sha256, real_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ def _file_identity(path: CorpusPath) -> str:
     if local is None or not local.exists():
         return str(local or path)
     status = local.stat()
-    return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(local.resolve())
+    return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(real_path(local))
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:

@@ -25,6 +25,7 @@ from pyarrow import fs
 
 from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
 from data_prep.store import is_unfinished
+from xlme_ds.io.files import real_path
 
 MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
 MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
@@ -127,7 +128,7 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
                 f"{folder} is not a folder: name the one that holds the corpus files, named as en.txt"
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
-    real = Path(root).resolve()
+    real = real_path(Path(root))
     # Folders that may be the output folder of `minhash`, which writes documents into its subfolder mono/.
     stage_folders = [real] * recursive + [real.parent] * (real.name == "mono")
     for stage_folder in stage_folders if isinstance(system, fs.LocalFileSystem) else ():

@@ -87,9 +87,9 @@ def finetune_score_files(folder: Path, task: str, seeds: int) -> list[Path]:
 
 def read_scores(folder: Path, tuning_seeds: int, tests: Collection[str]) -> dict[str, dict[str, Any]]:
     """The fields `losses`, `languages`, `scores` and `untrained` of a `RunScores`, from the files of the `tests` in
-    `folder`. A test without a file has no scores. The losses are empty for a model that does not predict masked tokens. Raises
-    ValueError for a malformed file, and if the files of one fine-tuning task are from several models, training sets or
-    tests."""
+    `folder`. A test without a file has no scores. The losses are empty for a model that does not predict masked tokens.
+    Raises ValueError for a malformed file, and if the files of one fine-tuning task are from several models, training
+    sets or tests."""
     fields: dict[str, dict[str, Any]] = {"losses": {}, "languages": {}, "scores": {}, "untrained": {}}
     models = (fields["scores"], ""), (fields["untrained"], UNTRAINED_SUFFIX)
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
@@ -160,8 +160,8 @@ def join_runs(runs: Sequence[tuple[str, RunScores]]) -> list[RunScores]:
 
 
 def require_comparable(runs: Sequence[tuple[str, RunScores]]) -> None:
-    """Raise ValueError if two `runs` were trained or tested on different data, or if two of one system and budget differ
-    in a setting that does not depend on the seed, or in their steps or tokens. Scores do not matter."""
+    """Raise ValueError if two `runs` were trained or tested on different data, or if two of one system and budget
+    differ in a setting that does not depend on the seed, or in their steps or tokens. Scores do not matter."""
     first_data: dict[str, tuple[str, str]] = {}
     first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
     for source, run in runs:

@@ -15,6 +15,7 @@ from ..cli import note
 from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..io.files import real_path
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..objectives import objective_of
@@ -196,8 +197,8 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
     last part of the folder's path, or the whole path if another path has the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, os.PathLike | str) else models)]
     for index, (run, step) in enumerate(map(run_and_step, folders)):
-        if run.name != run.resolve().name:
-            folders[index] = Path(f"{run.resolve()}{'' if step is None else f'@{step}'}")
+        if run.name != real_path(run).name:
+            folders[index] = Path(f"{real_path(run)}{'' if step is None else f'@{step}'}")
     last_parts = [folder.name for folder in folders]
     names = [
         last_part if last_parts.count(last_part) == 1 else str(folder)

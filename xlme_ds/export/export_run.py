@@ -7,7 +7,7 @@ from typing import cast
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName, ModelType
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
-from ..io.files import read_json
+from ..io.files import read_json, real_path
 from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
@@ -102,8 +102,8 @@ def export_xlm_roberta(
     which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
     main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
     main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
-    about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
-    write_folder(out, main, vocabulary, render_card(folder.resolve().name, main, about), onnx=onnx)
+    about = "The weights of an XLM-R model, converted: `{}`.".format(real_path(folder).name.replace("`", ""))
+    write_folder(out, main, vocabulary, render_card(real_path(folder).name, main, about), onnx=onnx)
 
 
 def _separators(folder: Path) -> int:

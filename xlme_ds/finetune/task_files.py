@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.files import file_sha256, refuse_carriage_returns, visible_paths
+from ..io.files import file_sha256, real_path, refuse_carriage_returns, visible_paths
 from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
@@ -105,7 +105,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
             split = _SPLITS.get(groups["split"], groups["split"])
             source = TaskFile(path, language, split, own_dataset)
             earlier = files.setdefault((language, split, own_dataset), source)
-            if earlier.path.resolve() != path.resolve():
+            if real_path(earlier.path) != real_path(path):
                 raise ValueError(f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them")
     if not files:
         raise ValueError(

@@ -152,10 +152,18 @@ def _dict_of_unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def real_path(path: Path) -> Path:
+    """The absolute path without links. In a loop of links, where `Path.resolve` raises RuntimeError, the loop remains,
+    and opening the path raises OSError."""
+    return Path(os.path.realpath(path))
+
+
 def require_writable_file(path: Path, option: str) -> None:
     """Raise ValueError, which begins with `option`, if `path` cannot be written as a file: its folder is missing or
     read-only, or `path` is a folder, or a link, device or pipe, which an atomic write would replace."""
     folder = path.absolute().parent
+    if other_file := next((parent for parent in (folder, *folder.parents) if parent.is_file()), None):
+        raise ValueError(f"{option} {path} is in {other_file}, which is a file: name a file in a folder")
     if not folder.is_dir():
         raise ValueError(f"{option} {path} is in no folder that exists: make {folder} first")
     if not os.access(folder, os.W_OK):

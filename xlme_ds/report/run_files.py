@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from ..checkpoint_names import require_run_folder
-from ..io.files import read_optional
+from ..io.files import read_optional, real_path
 from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
 
@@ -18,7 +18,7 @@ class RunFiles:
 
     def __init__(self, run: Path):
         require_run_folder(run, "name the --out folder of a pre-training run")
-        self.name = run.resolve().name
+        self.name = real_path(run).name
         self.finished = (run / "finished.json").exists()
         self.config_json = read_optional(run / "config.json")
         self.settings = self.config_json.get("config", {})

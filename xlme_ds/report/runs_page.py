@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import format_number
-from ..io.files import require_writable_file, write_text
+from ..io.files import real_path, require_writable_file, write_text
 from ..train.run_folder import flatten
 from . import figures
 from .run_files import RunFiles, render, require_run
@@ -22,12 +22,12 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     most = len(figures.RUN_COLOURS)
     if not 2 <= len(runs) <= most:
         raise ValueError(f"the number of folders after --runs is {len(runs)}: name 2 to {most}")
-    if len({run.resolve() for run in runs}) < len(runs):
+    if len({real_path(run) for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
     require_writable_file(out, "--out")
     for run in runs:
         require_run(run)
-    names = [run.resolve().name for run in runs]
+    names = [real_path(run).name for run in runs]
     by_name = {
         name if names.count(name) == 1 else str(run): RunFiles(run) for run, name in zip(runs, names, strict=True)
     }

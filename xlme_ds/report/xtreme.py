@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..io.files import read_versioned, visible_paths
+from ..io.files import read_versioned, real_path, visible_paths
 from ..io.folders import require_folder
 
 ENGLISH = "en"
@@ -67,7 +67,7 @@ def read_models(folders: Iterable[Path]) -> list[ModelScores]:
     fine-tuning unless they are English alone, and the like. Raises ValueError, which names the file, for a damaged
     file, and for several files with scores for the same cells of the tables.
     """
-    paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
+    paths = {real_path(path): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_versioned(path) for path in sorted(paths.values())}
     names = _Names(contents.values())
     models: dict[str, ModelScores] = {}

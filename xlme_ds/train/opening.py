@@ -24,6 +24,7 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import require_engine_file
 from ..engine.ranks import data_parallel_rank_and_size, on_gpu
 from ..first_weights import source_folders, starting_weights
+from ..io.files import real_path
 from ..models.init import InitialValues
 from ..objectives import describe, objective_of
 from ..objectives.protocol import BatchSource
@@ -78,13 +79,13 @@ def read_inputs(
     require_engine_file(config.engine)
     if not data:
         raise ValueError("no data folder is named: name one that `xlme prep mix` wrote")
-    out = folder.path.resolve()
+    out = real_path(folder.path)
     for data_folder in data if heldout is None else (*data, heldout):
-        read_from = data_folder.resolve()
+        read_from = real_path(data_folder)
         if out == read_from or any(out.is_relative_to(read_from / name) for name in (*TASKS, "vocab")):
             place = "is" if out == read_from else "is in"
             raise ValueError(f"{folder.path} {place} the data folder {data_folder}: choose another output folder")
-        if data_folder is heldout and read_from in [other.resolve() for other in data]:
+        if data_folder is heldout and read_from in [real_path(other) for other in data]:
             raise ValueError(f"{heldout} is both the data and the held-out data: encode some with --split heldout")
     folder.claim(config)
     start = config.start
@@ -240,4 +241,4 @@ def write_run_config(
 
 def _relative_path(folder: Path, run: Path) -> str:
     """The path of `folder` relative to the run folder, so that both folders can be moved together."""
-    return os.path.relpath(folder.resolve(), run.resolve())
+    return os.path.relpath(real_path(folder), real_path(run))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checkpoint_names import is_checkpoint_name, run_and_step, saved_step
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from ..data.vocabulary import Vocabulary
-from ..io.files import read_json, read_versioned
+from ..io.files import read_json, read_versioned, real_path
 
 CONFIG_FILE = "config.json"
 SENTENCEPIECE_FILE = "sentencepiece.bpe.model"  # the vocabulary of an export
@@ -37,7 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
         return content
     except (FileNotFoundError, NotADirectoryError):
-        checkpoint = folder.resolve()
+        checkpoint = real_path(folder)
         run = checkpoint.parent.parent
         if is_checkpoint_name(checkpoint.name) and checkpoint.is_dir() and (run / CONFIG_FILE).exists():
             raise ValueError(f"{folder} is a checkpoint: write it as {run}@{saved_step(checkpoint)}") from None
@@ -48,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             ) from None
         fault = f"has no {CONFIG_FILE}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
         if (folder.parent / CONFIG_FILE).is_file():  # a part of a run
-            raise ValueError(f"{folder} {fault}: name the run, {folder.parent.resolve()}") from None
+            raise ValueError(f"{folder} {fault}: name the run, {real_path(folder.parent)}") from None
         place = folder if folder.is_dir() else folder.parent
         folders = [path.parent for path in sorted(place.glob(f"*/{CONFIG_FILE}"))]
         near = [str(path) for path in folders if path.suffix != ".partial"][:3]
