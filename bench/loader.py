@@ -16,7 +16,7 @@ DataCollatorForLanguageModeling; it makes no positions and no segments.
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,9 @@ def peer_batch(ids: np.ndarray) -> tuple[Tensor, ...]:
     return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
 
 
-def customary_batches(folder: Path) -> Batches:
-    """Open the peer's rows, and yield all of them in order, in batches that are read row by row and masked by
-    transformers' collator. Where the collator masked an id, the original id is put back, as our batches have it."""
-    from datasets import load_from_disk
+@cache
+def collator() -> Any:
+    """transformers' collator."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -85,10 +84,16 @@ def customary_batches(folder: Path) -> Batches:
     specials = {"<s>": BOS, "<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<mask>": UNK + 1}  # the collator needs no others
     inner = Tokenizer(WordLevel(specials, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>", pad_token="<pad>")
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_FRACTION)
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_FRACTION)
+
+
+def customary_batches(folder: Path) -> Batches:
+    """Open the peer's rows, and yield all of them in order, in batches that are read row by row and masked by
+    transformers' collator. Where the collator masked an id, the original id is put back, as our batches have it."""
+    from datasets import load_from_disk
 
     def collate(rows: Sequence[Any]) -> tuple[Tensor, ...]:
-        batch = collator([{"input_ids": row["tokens"], "special_tokens_mask": row["tokens"] <= UNK} for row in rows])
+        batch = collator()([{"input_ids": row["tokens"], "special_tokens_mask": row["tokens"] <= UNK} for row in rows])
         masked = batch["labels"] >= 0
         return torch.where(masked, batch["labels"], batch["input_ids"]), masked.flatten().nonzero().squeeze(1)
 

@@ -81,6 +81,9 @@ def main(arguments: list[str]) -> int:
         on_root(lambda: _run(module, config, arguments))
     except (Exception, KeyboardInterrupt) as error:
         return _report_error(name, error)
+    except SystemExit as error:  # stdout cannot be written: `xlme_ds.io.stdout`
+        abort(int(error.code or 0))
+        raise
     return 0
 
 
@@ -118,11 +121,13 @@ def _report_error(stage: str, error: BaseException) -> int:
     else:
         text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
         message = "\n".join(map(printable, text.rstrip().split("\n")))
-    if root or not on_all_ranks:
-        print_stderr(message)
     code = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(user_facing, UserError) else 1
-    if not on_all_ranks:
-        abort(code)
+    try:
+        if root or not on_all_ranks:
+            print_stderr(message)
+    finally:  # even if stderr cannot be written
+        if not on_all_ranks:
+            abort(code)
     return code
 
 

@@ -58,7 +58,7 @@ def run(config: MinhashConfig) -> None:
         finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for inputs in languages.values()]
         write = partial(_write_language, stage)
-        results = stage.run_tasks(write, languages, sizes, config.processes, "minhash")
+        results = stage.run_unfinished(write, languages, sizes, config.processes, "minhash")
         shutil.rmtree(stage.folder / _WORK, ignore_errors=True)
         by_language = dict(zip(languages, results, strict=True))
         if not finished:

@@ -82,7 +82,7 @@ class _Outcome:
 def _attempt(function: Callable[[T], R], task: T, index: int) -> _Outcome:
     try:
         return _Outcome(index, function(task))
-    except TaskError as error:  # of a task, if `function` itself calls `run_tasks`
+    except TaskError as error:  # of a task, if `function` itself calls `run_tasks`, as a stage does in `on_root`
         return _Outcome(index, error=error)
     except Exception as error:
         return _Outcome(index, error=user_facing_error(error) or TaskError(traceback.format_exc()))
@@ -106,10 +106,19 @@ def run_tasks(
     order is raised.
     """
     assert len(tasks) == len(sizes)
+    if processes < 1:
+        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         job = function, tasks, sizes, label, show_progress
         communicator().bcast(job)
-        outcomes = _run_share(*job)
+        try:
+            outcomes = _run_share(*job)
+        except Exception:  # of the root alone, outside a task: the other ranks would wait for its outcomes
+            try:
+                traceback.print_exc()
+            finally:
+                abort(1)
+            raise
     else:
         if processes > 1 and len(tasks) > 1:
             finished = _run_in_processes(function, tasks, sizes, processes, label)
@@ -233,6 +242,7 @@ def on_root(function: Callable[[], R]) -> R:
     else:
         while not isinstance(outcome := communicator().bcast(None), _Outcome):
             _run_share(*outcome)
+            del outcome  # a job may be large
     if outcome.error is not None:
         raise outcome.error
     return outcome.value

@@ -129,7 +129,7 @@ class Stage:
                 files += [(path.stem, shard) for shard in written_files(result)]
         return files, any_damaged
 
-    def run_tasks(
+    def run_unfinished(
         self,
         function: Callable[[T], dict[str, Any]],
         tasks: Mapping[str, T],
@@ -141,9 +141,11 @@ class Stage:
 
         `tasks` maps the name of each task to the argument of `function`, which returns the task's result.
         """
-        return run_tasks(partial(self._run_task, function), list(tasks.items()), sizes, processes, label)
+        return run_tasks(partial(self._run_unless_finished, function), list(tasks.items()), sizes, processes, label)
 
-    def _run_task(self, function: Callable[[T], dict[str, Any]], name_and_argument: tuple[str, T]) -> dict[str, Any]:
+    def _run_unless_finished(
+        self, function: Callable[[T], dict[str, Any]], name_and_argument: tuple[str, T]
+    ) -> dict[str, Any]:
         name, argument = name_and_argument
         result = self.read_marker(name)
         if result is None:

@@ -46,13 +46,13 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
         for number, path in enumerate(language.slices)
     }
     sizes = [len(language.blocks) for language, _ in slices.values()]
-    stage.run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
+    stage.run_unfinished(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
     blocks = {
         f"{task.block_name(number)}.final": (language, index)
         for language in languages
         for index, (task, number) in enumerate(language.blocks)
     }
-    stage.run_tasks(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
+    stage.run_unfinished(partial(_write_block, stage), blocks, [1] * len(blocks), processes, "remove duplicates")
     for task in tasks:
         numbers = range(_result(stage, f"{task.name}.encoded")["blocks"])
         finish_input(stage, task, [stage.read_marker(f"{task.block_name(number)}.final") for number in numbers])

@@ -279,7 +279,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
     write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
     tasks = {f"shard-{number:05d}": number for number in range(shard_count)}
-    results = stage.run_tasks(write, tasks, sizes, config.processes, f"mix {task}")
+    results = stage.run_unfinished(write, tasks, sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, rows, results)
     if "split" in stage.settings and task == "mono":

@@ -53,7 +53,7 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
         firsts = range(0, windows, _WINDOWS_PER_TASK)
         tasks = {f"windows-{total}-{first}": (first, min(first + _WINDOWS_PER_TASK, windows)) for first in firsts}
         sizes = [end - first for first, end in tasks.values()]
-        results = stage.run_tasks(partial(_count_rows, plan), tasks, sizes, processes, f"pack {plan.order.task}")
+        results = stage.run_unfinished(partial(_count_rows, plan), tasks, sizes, processes, f"pack {plan.order.task}")
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before

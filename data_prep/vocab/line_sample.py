@@ -91,7 +91,7 @@ def sample_lines(
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, candidate_counts, seed)
-        results = stage.run_tasks(read, tasks, [source.size for source in inputs], processes, "read lines")
+        results = stage.run_unfinished(read, tasks, [source.size for source in inputs], processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
             stage.forget_settings()  # the folder must accept inputs with text

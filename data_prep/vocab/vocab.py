@@ -107,7 +107,7 @@ def run(config: VocabConfig) -> None:
         source = Vocabulary(config.model)
         stage = Stage(config.out, "vocab", {"model": source.sha256})
         copy = partial(finish_vocabulary, stage, source.path.read_bytes())
-        write_once(stage, config.processes, dict, copy)
+        write_once(stage, config.processes, lambda: {}, copy)  # there are no counts by language
     print_size(config.out)
 
 

@@ -110,14 +110,15 @@ def run(config: VocapConfig) -> None:
         distinct, chosen, files = sample
         tasks = {f"path-{code}": path for code, path in files.items()}
         write = partial(_write_curve, stage, config)
-        results = stage.run_tasks(write, tasks, list(chosen.values()), config.processes, "curves")
+        results = stage.run_unfinished(write, tasks, list(chosen.values()), config.processes, "curves")
         _merge(stage, config, distinct, dict(zip(distinct, results, strict=True)))
 
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
     write_once(stage, config.processes, sample, train)
     if not (path := config.out / "vocap.svg").exists():
         content = read_versioned(config.out / "vocap.json")
-        write_file(path, plot(content["curves"], content["by_language"]), config.out)
+        with stage.open():
+            write_file(path, plot(content["curves"], content["by_language"]), config.out)
     print_size(config.out)
 
 

@@ -185,6 +185,30 @@ def test_an_error_of_one_rank_ends_the_others() -> None:
     assert (done.returncode, told) == (130, 1), done.stderr
 
 
+@needs_mpi
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("parallel.progress_bar = None", "TypeError"),
+        ("os.dup2(os.open('/dev/full', 1), 1)", "stdout cannot be written"),
+    ],
+    ids=["outside a task", "stdout is full"],
+)
+def test_an_error_of_the_root_ends_the_others(fault: str, told: str) -> None:
+    program = (
+        "import os, sys, time; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
+        "from xlme_ds.io.stdout import guard_stdout\n"
+        "if parallel.is_root(): exec(sys.argv[1])\n"
+        "guard_stdout()\n"
+        "def run(config): parallel.run_tasks(time.sleep, [0.1] * 4, [1] * 4, 1, 'test'); print('done', flush=True)\n"
+        "verify.run = run; sys.exit(__main__.main(['verify', '--data', 'nowhere']))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+    command = [MPIEXEC, "-n", "2", sys.executable, "-c", program, fault]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and told in done.stderr, done.stderr
+
+
 LAUNCHERS = {"PMI": "PMI_SIZE PMI_RANK", "OpenMPI": "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK"}
 LAUNCHERS |= {"srun": "SLURM_STEP_NUM_TASKS SLURM_PROCID"}
 
