@@ -45,7 +45,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         lines = trends({"first": first, "other": other})
         found = crossing(lines["first"], lines["other"])
         assert found is not None
-        inside += found[1] <= 15.5 <= found[2]
+        inside += found.low <= 15.5 <= found.high
     assert 0.87 < inside / 1000 < 0.93  # the deviation of such a share is 0.0095
 
 
@@ -55,9 +55,9 @@ def test_a_crossing_is_told_by_its_direction_or_not_at_all() -> None:
     noise = [(flops, score + 0.01 * (-1) ** n) for n, (flops, score) in enumerate(exact)]
     lines = trends({"exact": noise, "steep": steep, "same": exact})
     passed = crossing(lines["steep"], lines["exact"])
-    assert passed is not None and passed[3] and passed[0] == pytest.approx(15.5, abs=0.02)
+    assert passed is not None and passed.overtakes and passed.log10_flops == pytest.approx(15.5, abs=0.02)
     back = crossing(lines["exact"], lines["steep"])
-    assert back is not None and not back[3] and back[0] == pytest.approx(passed[0])
+    assert back is not None and not back.overtakes and back.log10_flops == pytest.approx(passed.log10_flops)
     assert crossing(lines["exact"], lines["same"]) is None
 
 

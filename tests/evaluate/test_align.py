@@ -14,6 +14,7 @@ from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.alignment import (
     GoldPair,
+    Subwords,
     _subword_vectors,
     align_words,
     error_rates,
@@ -111,10 +112,10 @@ def test_words_are_encoded_one_by_one(vocabulary: Vocabulary) -> None:
     ("first", "second", "kept"), [(3, 4, (3, 4)), (9, 3, (7, 3)), (3, 9, (3, 7)), (20, 30, (5, 5))]
 )
 def test_long_pairs_are_cut_to_their_room(first: int, second: int, kept: tuple[int, int]) -> None:
-    sides = [np.stack([np.arange(n), np.arange(n) // 2]) for n in (first, second)]
+    sides = [Subwords(np.arange(n), np.arange(n) // 2) for n in (first, second)]
     cut = truncate_pair(sides[0], sides[1], room=10)
-    assert tuple(side.shape[1] for side in cut) == kept
-    assert all((side == whole[:, : side.shape[1]]).all() for side, whole in zip(cut, sides, strict=True))
+    assert tuple(len(side.ids) for side in cut) == tuple(len(side.words) for side in cut) == kept
+    assert all((side.ids == np.arange(len(side.ids))).all() for side in cut)
 
 
 GOLD = [
@@ -132,19 +133,21 @@ def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabu
         predicted, by_cosine = [], []
         for pair in GOLD:
             sides = tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)
-            items = [[BOS, *side[0], EOS] for side in sides] if apart else [[BOS, *sides[0][0], EOS, *sides[1][0], EOS]]
+            items = (
+                [[BOS, *side.ids, EOS] for side in sides] if apart else [[BOS, *sides[0].ids, EOS, *sides[1].ids, EOS]]
+            )
             states = []
             for item in items:
                 tokens = torch.tensor([item])
                 places = torch.arange(len(item))[None]
                 with torch.no_grad():
                     states.append(encoder.hidden_states(tokens, places, torch.ones_like(tokens))[layer][0].numpy())
-            s, t = sides[0].shape[1], sides[1].shape[1]
+            s, t = len(sides[0].ids), len(sides[1].ids)
             source = states[0][1 : 1 + s]
             target = states[1][1 : 1 + t] if apart else states[0][2 + s : 2 + s + t]
-            predicted.append(align_words(source, target, sides[0][1], sides[1][1]))
+            predicted.append(align_words(source, target, sides[0].words, sides[1].words))
             unit = [side / np.sqrt((side**2).sum(1))[:, None] for side in (source, target)]
-            by_cosine.append(align_words(*unit, sides[0][1], sides[1][1]))
+            by_cosine.append(align_words(*unit, sides[0].words, sides[1].words))
         for measure, rate in error_rates(predicted, GOLD).items():
             assert found[measure][layer] == pytest.approx(rate)
         assert found["aer_cosine"][layer] == pytest.approx(error_rates(by_cosine, GOLD)["aer"])
@@ -157,21 +160,21 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
     xlm, test = lively(TextEncoder(cfg)).eval(), GOLD[:1]
     found = score_test(xlm, vocabulary, test, languages=("de", "en"))
     source, target = tokenize_words(test[0].source, vocabulary), tokenize_words(test[0].target, vocabulary)
-    s, t = source.shape[1], target.shape[1]
-    tokens = torch.tensor([[EOS, *source[0], EOS, EOS, *target[0], EOS]])
+    s, t = len(source.ids), len(target.ids)
+    tokens = torch.tensor([[EOS, *source.ids, EOS, EOS, *target.ids, EOS]])
     places = torch.tensor([[*range(s + 2), *range(t + 2)]])
     languages = torch.tensor([[2] * (s + 2) + [1] * (t + 2)])
     with torch.no_grad():
         states = xlm.hidden_states(tokens, places, torch.ones_like(tokens), languages)
     for layer, state in enumerate(states):
         vectors = state[0].numpy()
-        predicted = align_words(vectors[1 : 1 + s], vectors[3 + s : 3 + s + t], source[1], target[1])
+        predicted = align_words(vectors[1 : 1 + s], vectors[3 + s : 3 + s + t], source.words, target.words)
         assert found["aer"][layer] == pytest.approx(error_rates([predicted], test)["aer"])
     for pair in ("de-en", "fr-en", "en-de"):  # a test's name has the source language first
         scored = score_all_tests(xlm, vocabulary, {pair: test}, False, "")["tests"][pair]
         assert scored | {"cut": 0} == score_test(xlm, vocabulary, test, languages=tuple(pair.split("-")))
     read_apart = score_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
-    ours, theirs = sentence_vectors(xlm, [source[0], target[0]], languages=["de", "en"])[0]
+    ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
     alone = xlm.hidden_states(
         tokens[:, : s + 2], places[:, : s + 2], torch.ones(1, s + 2).long(), languages[:, : s + 2]
     )

@@ -383,7 +383,7 @@ def test_examples_are_numbered_over_all_training_files(base: Path, tmp_path: Pat
     tuning = TuningConfig(train_languages=("all",), train_examples=30)
     command = FinetuneSettings("ner", base, (data,), tmp_path / "out", engine=EngineConfig(kind="plain"))
     with closing(RunFolder(tmp_path / "out")) as folder:
-        features = _read_inputs(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1)[3].features
+        features = _read_inputs(Job(command, tmp_path / "out", 1, tuning), folder, 0, 1).loader.features
     numbers = [feature.example for feature in features]
     assert sorted(set(numbers)) == list(range(60)) and numbers == sorted(numbers)
 

@@ -51,7 +51,12 @@ class Checkpoints:
         self.keep_last = keep_last
         self.keep_every = keep_every
         self.buffer_bytes = buffer_bytes
-        self.saving: tuple[dict[str, Any], StateWriter] | None = None  # the checkpoint that is being written
+        self._saving: tuple[dict[str, Any], StateWriter] | None = None  # the checkpoint that is being written
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saving is not None
 
     def save(self, engine: Engine, step: int, state: Mapping[str, Any]) -> None:
         """Copy the engine's state after `step` steps and write it from a thread; `poll` or `wait` completes the
@@ -67,16 +72,16 @@ class Checkpoints:
         on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
-        self.saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
+        self._saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
 
     def poll(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if every rank has written its part."""
-        if self.saving is not None and not engine.any_rank(self.saving[1].running):
+        if self._saving is not None and not engine.any_rank(self._saving[1].running):
             self.wait(engine)
 
     def wait(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if there is one. Raises SharedError if writing it failed."""
-        saving, self.saving = self.saving, None
+        saving, self._saving = self._saving, None
         if saving is None:
             return
         state, writer = saving

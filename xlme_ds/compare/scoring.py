@@ -21,7 +21,7 @@ from ..finetune.downstream_tasks import DOWNSTREAM_TASKS
 from ..finetune.finetune_run import require_scorer
 from ..finetune.settings import FinetuneSettings, parse, run_config
 from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples, training_examples
-from ..io.files import file_sha256, read_optional, write_versioned
+from ..io.files import file_sha256, read_optional, visible_paths, write_versioned
 from ..objectives import objective_of
 from ..settings_file import check_ranges
 from ..validate import check_processes
@@ -119,9 +119,9 @@ def data_of(system: System, settings: CompareSettings) -> dict[str, str]:
 
 @cache
 def data_sha256(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files in a folder; of a folder of mixed data, only of the manifests."""
+    """SHA-256 of the names and bytes of all visible files in a folder; of mixed data, only of the manifests."""
     manifests = [folder / task / "manifest.json" for task in TASKS if (folder / task / "manifest.json").exists()]
-    paths = manifests or sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = manifests or [path for path in visible_paths(folder) if path.is_file()]
     hashes = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 

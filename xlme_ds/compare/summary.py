@@ -106,12 +106,11 @@ def _overtaking(trend_of: Mapping[str, Trend], first: str, other: str, higher_is
     """A table cell with the number of operations beyond which the system `first` is ahead of `other`, or behind it."""
     if first not in trend_of or other not in trend_of:
         return ""
-    found = crossing(trend_of[first], trend_of[other])
-    if found is None:
+    point = crossing(trend_of[first], trend_of[other])
+    if point is None:
         return "the slopes cannot be told apart"
-    *exponents, overtakes = found
-    at, low, high = map(_power, exponents)
-    return f"{'ahead' if overtakes == higher_is_better else 'behind'} from {at} ({low} to {high})"
+    ahead = "ahead" if point.overtakes == higher_is_better else "behind"
+    return f"{ahead} from {_power(point.log10_flops)} ({_power(point.low)} to {_power(point.high)})"
 
 
 def _power(exponent: float) -> str:

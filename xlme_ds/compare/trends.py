@@ -36,6 +36,15 @@ class Trend(NamedTuple):
         return self.quantile * math.sqrt(self.covariance[1, 1])
 
 
+class Crossing(NamedTuple):
+    """The point where the first of two lines crosses the other one, in log10 of operations."""
+
+    log10_flops: float
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    overtakes: bool  # whether the first line is above the other one after the crossing
+
+
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
     """A line for every system whose runs differ in their operations, fitted to (operations, score) of each run.
 
@@ -63,9 +72,8 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
     }
 
 
-def crossing(first: Trend, other: Trend) -> tuple[float, float, float, bool] | None:
-    """Where `first` and `other` cross: (log10 of the operations, lower end of its interval, upper end, whether `first`
-    is above `other` after the crossing). None if the slopes do not differ significantly, because the lines may then
+def crossing(first: Trend, other: Trend) -> Crossing | None:
+    """The crossing of `first` and `other`. None if the slopes do not differ significantly, because the lines may then
     cross anywhere, or nowhere."""
     intercept, slope = first.intercept - other.intercept, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)
@@ -75,7 +83,7 @@ def crossing(first: Trend, other: Trend) -> tuple[float, float, float, bool] | N
     if square <= 0:
         return None
     root = math.sqrt(max(linear**2 - square * constant, 0.0))
-    return -intercept / slope, (-linear - root) / square, (-linear + root) / square, slope > 0
+    return Crossing(-intercept / slope, (-linear - root) / square, (-linear + root) / square, slope > 0)
 
 
 @functools.cache

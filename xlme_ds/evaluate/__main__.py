@@ -33,12 +33,10 @@ def tatoeba(options: _Layers) -> None:
     """
     from . import retrieval
 
-    _output_retrieval(
-        retrieval.tatoeba(
-            options.models, options.data, layer=options.layer, which=options.which, random=options.random
-        ),
-        options,
+    results = retrieval.tatoeba(
+        options.models, options.data, layer=options.layer, which=options.which, random=options.random
     )
+    _output_retrieval(results, options)
 
 
 def pairs(options: _Layers, limit: int = 1000) -> None:
@@ -52,12 +50,10 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     """
     from . import retrieval
 
-    _output_retrieval(
-        retrieval.pairs(
-            options.models, options.data, limit=limit, layer=options.layer, which=options.which, random=options.random
-        ),
-        options,
+    results = retrieval.pairs(
+        options.models, options.data, limit=limit, layer=options.layer, which=options.which, random=options.random
     )
+    _output_retrieval(results, options)
 
 
 def align(options: _Layers, apart: bool = False) -> None:
@@ -89,10 +85,8 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """
     from . import heldout_losses
 
-    options.write_and_print(
-        heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random),
-        heldout_losses.loss_tables,
-    )
+    results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
+    options.write_and_print(results, heldout_losses.loss_tables)
 
 
 def perplexity(
@@ -111,12 +105,10 @@ def perplexity(
     """
     from . import heldout_perplexity
 
-    options.write_and_print(
-        heldout_perplexity.perplexity(
-            options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
-        ),
-        heldout_perplexity.perplexity_tables,
+    results = heldout_perplexity.perplexity(
+        options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
+    options.write_and_print(results, heldout_perplexity.perplexity_tables)
 
 
 def words(options: _Encoder) -> None:
@@ -128,10 +120,8 @@ def words(options: _Encoder) -> None:
     """
     from . import lookup_table
 
-    options.write_and_print(
-        lookup_table.words(options.models, options.data, which=options.which, random=options.random),
-        lookup_table.word_tables,
-    )
+    results = lookup_table.words(options.models, options.data, which=options.which, random=options.random)
+    options.write_and_print(results, lookup_table.word_tables)
 
 
 def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:

@@ -1,8 +1,7 @@
 """Word alignment by optimal transport between the subword vectors of one layer (XLM-Align section 3.1; XLM-E section
 4.6), and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 10).
 
-Sizes of arrays: S source subwords and T target subwords of a pair, D width. The subwords of a sentence of N subwords
-are an array [2, N]: their ids, and for each of them the index of its word.
+Sizes of arrays: S source subwords and T target subwords of a pair, D width.
 """
 
 import os
@@ -44,6 +43,17 @@ class GoldPair(NamedTuple):
     target: list[str]
     sure: Links
     possible: Links
+
+
+class Subwords(NamedTuple):
+    """The subwords of a sentence."""
+
+    ids: np.ndarray
+    words: np.ndarray  # index of the word that each subword belongs to
+
+    def first(self, size: int) -> "Subwords":
+        """The first `size` subwords."""
+        return Subwords(self.ids[:size], self.words[:size])
 
 
 @check_argument_types
@@ -204,16 +214,16 @@ def align_words(
     return set(zip(source_words[mutual].tolist(), target_words[target_of[mutual]].tolist(), strict=True))
 
 
-def tokenize_words(words: list[str], vocabulary: Vocabulary) -> np.ndarray:
+def tokenize_words(words: list[str], vocabulary: Vocabulary) -> Subwords:
     """The subwords of `words`, each word tokenized by itself."""
     ids, sizes = vocabulary.encode_lines(words)
-    return np.stack([ids, np.repeat(np.arange(len(words)), sizes)])
+    return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
 
 
-def truncate_pair(source: np.ndarray, target: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+def truncate_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
-    source_size = min(source.shape[1], max(room // 2, room - target.shape[1]))
-    return source[:, :source_size], target[:, : room - source_size]
+    source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
+    return source.first(source_size), target.first(room - source_size)
 
 
 def score_test(
@@ -232,7 +242,7 @@ def score_test(
     whole_pairs = [(tokenize_words(pair.source, vocabulary), tokenize_words(pair.target, vocabulary)) for pair in gold]
     if apart:
         room = encoder.cfg.max_positions - 2  # without <s> and </s>
-        pairs = [(source[:, :room], target[:, :room]) for source, target in whole_pairs]
+        pairs = [(source.first(room), target.first(room)) for source, target in whole_pairs]
     else:
         room = encoder.cfg.max_positions - LAYOUTS[encoder.cfg.layout].pair_specials
         pairs = [truncate_pair(source, target, room) for source, target in whole_pairs]
@@ -241,7 +251,7 @@ def score_test(
         ([set() for _ in gold], [set() for _ in gold]) for _ in range(encoder.cfg.discriminator_layers + 1)
     ]
     for index, layer, source_SD, target_TD in _subword_vectors(encoder, pairs, apart, languages):
-        source, target = (words for _, words in pairs[index])
+        source, target = (side.words for side in pairs[index])
         by_product, by_cosine = by_layer[layer]
         by_product[index] = align_words(source_SD, target_TD, source, target)
         by_cosine[index] = align_words(unit_vectors(source_SD), unit_vectors(target_TD), source, target)
@@ -255,7 +265,7 @@ def score_test(
 
 def _subword_vectors(
     encoder: TextEncoder,
-    pairs: list[tuple[np.ndarray, np.ndarray]],
+    pairs: list[tuple[Subwords, Subwords]],
     apart: bool,
     languages: tuple[str, ...],
     batch_size: int = 64,
@@ -264,17 +274,17 @@ def _subword_vectors(
     layout = LAYOUTS[encoder.cfg.layout]
     for indices in batches_by_length([_size(pair) for pair in pairs], batch_size):
         if apart:  # all sources, then all targets
-            items = [layout.item(pairs[index][side][0]) for side in (0, 1) for index in indices]
+            items = [layout.item(pairs[index][side].ids) for side in (0, 1) for index in indices]
             codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in indices]
         else:
-            items = [layout.item(*(ids for ids, _ in pairs[index])) for index in indices]
+            items = [layout.item(pairs[index][0].ids, pairs[index][1].ids) for index in indices]
             codes = [languages] * len(indices) if languages else []
         states: dict[int, list[np.ndarray]] = {}  # by item, the states [tokens, D] of every layer
         for item_indices, _, layers in hidden_states(encoder, items, batch_size, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(item_indices)}
         for source_item, index in enumerate(indices):
-            source_size, target_size = (side.shape[1] for side in pairs[index])
+            source_size, target_size = (len(side.ids) for side in pairs[index])
             target_item = source_item + len(indices) if apart else source_item
             # The position of the target's first subword in its item. The source's first subword is at position 1, after
             # the start token.
@@ -285,8 +295,8 @@ def _subword_vectors(
                 yield index, layer, source_states[1 : 1 + source_size], target_TD
 
 
-def _size(pair: tuple[np.ndarray, np.ndarray]) -> int:
-    return pair[0].shape[1] + pair[1].shape[1]
+def _size(pair: tuple[Subwords, Subwords]) -> int:
+    return len(pair[0].ids) + len(pair[1].ids)
 
 
 def score_all_tests(

@@ -8,14 +8,13 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..checkpoint_names import checkpoints_of
 from ..config import Training
 from ..data.schema import LAYOUTS
-from ..data.vocabulary import Vocabulary
 from ..engine.build import build_data_parallel_engine, require_engine, with_shared_precision
 from ..engine.ranks import all_gather, broadcast, extend_timeout, on_all_ranks, on_gpu
 from ..io.files import read_versioned, write_versioned
@@ -51,6 +50,16 @@ ENGLISH = "en"  # the language whose scores `gap` compares with those of the oth
 Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
+class TuningInputs(NamedTuple):
+    """Everything that is read before the model is built."""
+
+    initial: TrainedEncoder
+    sets: TaskSets
+    config: FinetuneConfig
+    loader: TaskLoader
+    unlabelled: list[str]  # languages of the test files without labels that this rank predicts
+
+
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Train, score and predict. Training continues where an earlier call stopped; scoring starts anew, unless
     scores.json exists and the model is intact. Collective over the ranks, which have joined their process group.
@@ -65,8 +74,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
         job = replace(job, command=replace(job.command, engine=with_shared_precision(job.command.engine)))
-        initial, sets, config, loader, unlabelled_here = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
-        unlabelled = {language for of_rank in all_gather(unlabelled_here) for language in of_rank}
+        inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
+        initial, sets, config, loader, _ = inputs
+        unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
         earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
         predictions = [job.out / predictions_file(task, source.split, source.language) for source in sets.test]
@@ -106,20 +116,16 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        vocabulary = initial.vocabulary
-        scores_here = on_all_ranks(lambda: _scores(model, vocabulary, job, config, sets, rank, world, stop))
-        scores = {key: metrics for of_rank in all_gather(scores_here) for key, metrics in of_rank.items()}
+        scores_of_rank = on_all_ranks(lambda: _scores(model, inputs, job, rank, world, stop))
+        scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
         if len(scores) < len(sets.test) + len(sets.dev):  # after a request to stop
             return None
         return on_all_ranks(lambda: _write_scores(job, folder, config, sets, scores) if rank == 0 else None)
 
 
-def _read_inputs(
-    job: Job, folder: RunFolder, rank: int, world: int
-) -> tuple[TrainedEncoder, TaskSets, FinetuneConfig, TaskLoader, list[str]]:
+def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningInputs:
     """Read and check the training files, and the files that this rank will score, so that a mistake in them stops the
-    run before training. Returns (initial encoder, files, configuration, training batches, languages of the test files
-    without labels that this rank predicts). Raises ValueError."""
+    run before training. Raises ValueError."""
     command, task = job.command, DOWNSTREAM_TASKS[job.command.task]
     engine = command.engine
     check_processes(engine, world)
@@ -161,7 +167,7 @@ def _read_inputs(
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
-    return initial, sets, config, loader, unlabelled
+    return TuningInputs(initial, sets, config, loader, unlabelled)
 
 
 def require_scorer(task: DownstreamTask) -> None:
@@ -194,12 +200,11 @@ def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any] | None:
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[str]) -> None:
     """Print which files are not scored, and whether settings are chosen on held-out training examples."""
-    has_dev = bool(sets.dev_only) or any(source.own_dataset for source in sets.dev)
     if names := [source.path.name for source in sets.test if source.language in unlabelled]:
         print(
             f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): they get no "
             f"scores; their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
-            f"that XTREME evaluates{'; --split dev scores the dev sets instead' if has_dev else ''}",
+            f"that XTREME evaluates{'; --split dev scores the dev sets instead' if sets.has_dev else ''}",
             flush=True,
         )
     if sets.dev_only:
@@ -225,18 +230,10 @@ def _initialise(
     )
 
 
-def _scores(
-    model: TaskModel,
-    vocabulary: Vocabulary,
-    job: Job,
-    config: FinetuneConfig,
-    sets: TaskSets,
-    rank: int,
-    world: int,
-    stop: StopRequest,
-) -> Scores:
+def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
+    vocabulary, sets, config = inputs.initial.vocabulary, inputs.sets, inputs.config
     task, cfg, tuning = DOWNSTREAM_TASKS[config.task], config.model, config.tuning
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}

@@ -74,6 +74,7 @@ class TaskSets(NamedTuple):
     # training files serve instead.
     dev: list[TaskFile]
     held_out: bool  # whether a tenth of each training file is left out of training, to serve as dev set
+    has_dev: bool  # whether the task has dev sets of its own
     dev_only: list[str]  # languages with a dev set only, which is neither scored nor used to choose settings
 
     def fingerprints(self) -> dict[str, str]:
@@ -151,7 +152,8 @@ def choose_sets(
     held_out = tuning.held_out or (several_settings and not dev)
     scored = {source.language for source in test} | (set() if held_out else dev.keys())
     dev_only = sorted({source.language for source in own_dev} - scored)
-    return TaskSets(train, test, train if held_out else [dev[language] for language in sorted(dev)], held_out, dev_only)
+    chosen_by = train if held_out else [dev[language] for language in sorted(dev)]
+    return TaskSets(train, test, chosen_by, held_out, bool(own_dev), dev_only)
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:

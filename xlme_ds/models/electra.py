@@ -83,7 +83,7 @@ class Electra(EmbeddingModel):
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
-        blocks = with_dense_gradient(self.embedding_blocks)
+        blocks = with_dense_gradient(self.embedding_blocks)  # for a softmax in `judge`; before the sparse lookups
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         hidden_BTD = self.discriminator(
             self.embed_for_discriminator(corrupted_BT),

@@ -129,6 +129,11 @@ def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
     return ModernLayer if cfg.body == "modern" else TransformerLayer
 
 
+def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
+    """The output of `layer`. `execution.wrap_layers` may replace this function in an encoder."""
+    return layer(*inputs)
+
+
 def use_rotary_base(model: nn.Module, base: float | None) -> None:
     """Set the base of rotary positions in all encoders of `model`. If `base` is None, each uses the base in its
     settings."""
@@ -160,8 +165,7 @@ class Encoder(nn.Module):
         # `embedding_norm` also the input of the first.
         self.input_norm = norm_of(cfg) if cfg.norm == "post" or cfg.embedding_norm else None
         self.output_norm = norm_of(cfg) if cfg.norm == "pre" else None
-        # Returns the output of a layer for its inputs; `execution.wrap_layers` may replace it.
-        self.run_layer: Callable[..., Tensor] = nn.Module.__call__
+        self.run_layer: Callable[..., Tensor] = run_layer
 
     def _layer(self, index: int) -> nn.Module:
         return layer_class(self.cfg)(self.cfg, index)

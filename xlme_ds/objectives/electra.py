@@ -122,14 +122,13 @@ class ElectraObjective(Pretraining):
             head=2.0 * (cfg.width**2 + cfg.width),
         )
 
-    # A subclass without a generator has only the last of the four terms.
-    @classmethod
-    def counts(cls, batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [terms]: for MLM and TLM the number of masked positions, for MRTD and
-        TRTD the number of non-padding tokens."""
+    @staticmethod
+    def counts(batch: Batch) -> Tensor:
+        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of masked
+        positions, for MRTD and TRTD the number of non-padding tokens."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
-        return torch.cat([masked, tokens]).double()[-len(cls.terms) :]
+        return torch.cat([masked, tokens]).double()
 
     @staticmethod
     def discriminator_loss(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -139,14 +138,14 @@ class ElectraObjective(Pretraining):
 
     @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [terms]. The sums carry the gradient."""
+        """The summed loss of each term, float32 [4], in the order of `terms`. The sums carry the gradient."""
         loss_BT = cls.discriminator_loss(output, batch)
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((loss_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
-        return torch.cat([generator, discriminator])[-len(cls.terms) :]
+        return torch.cat([generator, discriminator])
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, terms, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 4, languages]."""
         loss_BT = self.discriminator_loss(output, batch)
         language_N = batch.languages_BT.flatten()
         task_N = batch.task_B.repeat_interleave(loss_BT.shape[1])
@@ -155,8 +154,7 @@ class ElectraObjective(Pretraining):
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
         term_indices = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
         language_indices = torch.cat([language_N[batch.masked_M], language_N])
-        by_term = sum_by_language(losses, counted, term_indices, language_indices, 2 * len(TASKS), languages)
-        return by_term[:, -len(self.terms) :]
+        return sum_by_language(losses, counted, term_indices, language_indices, 2 * len(TASKS), languages)
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..data.batch import Batch
+from ..data.rows import TASKS
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Flops
@@ -85,6 +86,20 @@ class RandomTokenSubstitution(ElectraObjective):
         """The operations per token of ELECTRA's discriminator alone."""
         electra = super().flops(cfg, row_tokens)
         return Flops(layers=electra.layers, one_layer=electra.one_layer, head=electra.head)
+
+    @staticmethod
+    def counts(batch: Batch) -> Tensor:
+        """The number of non-padding tokens of each task, float64 [2]."""
+        return ElectraObjective.counts(batch)[len(TASKS) :]
+
+    @classmethod
+    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
+        """The summed loss of each task, float32 [2]. The sums carry the gradient."""
+        return super().sums(output, batch)[len(TASKS) :]
+
+    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 2, languages]."""
+        return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """ELECTRA's metrics without the generator's."""

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from ..cli import fail, note, program
 from ..io.errors import in_words
-from ..io.files import require_writable_file
 from ..io.help import call_from_command_line
-from .run_files import require_run
+from .run_files import require_page, require_run
 from .run_page import write_report
 from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme
@@ -58,21 +57,14 @@ def write_page(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path |
     """
     if (run is None) == (not runs):
         raise ValueError("name one run with --run, or several with --runs")
-    if out is not None:
-        _require_page(out)
     if run is None:
         return write_comparison(runs, out or Path("runs.html"))
     require_run(run)
+    if out is not None:
+        require_page(out)
     if problem := _update(run):
         note(problem)
     return write_report(run, out)
-
-
-def _require_page(out: Path) -> None:
-    """Raise ValueError if `out` cannot be written, or is a file other than a page, such as a run's settings."""
-    require_writable_file(out, "--out")
-    if out.is_file() and out.read_bytes().lstrip()[:14].lower() not in (b"", b"<!doctype html"):
-        raise ValueError(f"--out {out} is a file but no page: name another")
 
 
 def write_report_in_child(folder: str, parent: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from ..checkpoint_names import require_run_folder
-from ..io.files import read_optional, real_path
+from ..io.files import read_optional, real_path, require_writable_file
 from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
 
@@ -78,3 +78,10 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(**values)
+
+
+def require_page(out: Path) -> None:
+    """Raise ValueError if `out` cannot be written, or is a file other than a page, such as a run's settings."""
+    require_writable_file(out, "--out")
+    if out.is_file() and out.read_bytes().lstrip()[:14].lower() not in (b"", b"<!doctype html"):
+        raise ValueError(f"--out {out} is a file but no page: name another")

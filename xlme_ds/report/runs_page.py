@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import format_number
-from ..io.files import real_path, require_writable_file, write_text
+from ..io.files import real_path, write_text
 from ..train.run_folder import flatten
 from . import figures
-from .run_files import RunFiles, render, require_run
+from .run_files import RunFiles, render, require_page, require_run
 from .run_page import best_retrieval, build_from, started_line
 
 _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
@@ -24,7 +24,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
         raise ValueError(f"the number of folders after --runs is {len(runs)}: name 2 to {most}")
     if len({real_path(run) for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
-    require_writable_file(out, "--out")
+    require_page(out)
     for run in runs:
         require_run(run)
     names = [real_path(run).name for run in runs]

@@ -34,7 +34,7 @@ class StepLog:
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []  # step of each record, first of those that were kept from an earlier start
+        self.steps: list[int] = []  # step of each record: of those kept from an earlier start, then of each new one
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
         unreadable: dict[int, bytes] = {}  # line number -> line, since the last kept record; damaged if another follows

@@ -100,13 +100,13 @@ class TranslationModel(TextEncoder):
     def back_translated_sources(self, rows: Batch) -> Side:
         """Sources for back-translation: a greedy translation of each monolingual sentence, written in evaluation mode
         and without gradient."""
-        source, languages_N, row_N, item_N = unpacked_sentences(rows)
+        sentences = unpacked_sentences(rows)
         training = self.training
         self.eval()
-        tokens = translate_greedily(self, source, languages_N)
+        tokens = translate_greedily(self, sentences.source, sentences.target_languages_N)
         self.train(training)
         opening = LAYOUTS[self.cfg.layout].opening
-        return translated_sources(tokens, languages_N, row_N, item_N, opening, len(rows.task_B))
+        return translated_sources(sentences, tokens, opening, len(rows.task_B))
 
     def encode(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""

@@ -13,7 +13,7 @@ B rows, T tokens, M target tokens.
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.rows import TASKS
+from ..data.shards import RowStore
 from ..models.layers import MicroBatchShape
 from ..models.pipeline import Flops, PipelinePart, encoder_flops, masked_head_flops
 from ..objectives.clm import CausalMasking
@@ -31,9 +32,6 @@ from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import TENSOR_OF_TERM, TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, SentenceInputs
 from .sides import target_mask
-
-if TYPE_CHECKING:
-    from ..data.shards import RowStore
 
 # Term -> (title of the loss, task, name of the accuracy, title of the accuracy).
 _QUANTITIES = {
@@ -87,12 +85,12 @@ class MachineTranslation(MaskedLanguageModelling):
         # Index into TERMS -> index into `self.terms`. The entry of a term that is not trained is 0 and is never read.
         self._index_of_term = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
 
-    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+    def check_rows(self, rows: RowStore, purpose: Purpose) -> None:
         """Raise ValueError for monolingual rows that are not whole sentences (`mix --sentences`)."""
         if len(self.terms) > 1:
             require_sentences(rows, needed=True)
 
-    def collate_for(self, rows: "RowStore", purpose: Purpose) -> Collate:
+    def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
         language to translate each sentence into if back-translation is trained."""
         if len(self.terms) == 1:

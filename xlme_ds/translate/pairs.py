@@ -84,9 +84,10 @@ def _translated_part(
 ) -> dict[str, Any]:
     """The pairs of some lines; the number of lines that were too long, and of those without words."""
     translations, cut = translate_lines(translator, lines, languages, beam, penalty)
+    cut_numbers = set(cut)
     pairs = [
         pair
         for number, pair in enumerate(zip(lines, translations, strict=True), start=1)
-        if number not in cut and all(side.strip() for side in pair)
+        if number not in cut_numbers and all(side.strip() for side in pair)
     ]
     return {"pairs": pairs, "cut": len(cut), "empty": sum(not line.strip() for line in lines)}

@@ -58,14 +58,11 @@ class SentenceInputs:
                 of_task = noised_BT[first:end], target_languages_BT[first:end]
                 _noise(*rows, row_numbers, key, self.mask, np.array(self.languages), *of_task)
             first += len(rows.tokens)
-        made = {
-            "noised_BT": (noised_BT, self.denoising),
-            "target_languages_BT": (target_languages_BT, self.back_translation),
-        }
-        needed = {
-            name: torch.from_numpy(values_BT) for name, (values_BT, points) in made.items() if weight_at(points, step)
-        }
-        return batch.with_added(**needed)
+        if weight_at(self.denoising, step):
+            batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
+        if weight_at(self.back_translation, step):
+            batch = batch.with_added(target_languages_BT=torch.from_numpy(target_languages_BT))
+        return batch
 
 
 @compiled(

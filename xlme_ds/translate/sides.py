@@ -71,42 +71,44 @@ def targets(batch: Batch) -> Side:
     return _packed(target_BT, before_BT, column_T - start_BT, batch.languages_BT, batch.segments_BT)
 
 
-def unpacked_sentences(batch: Batch) -> tuple[Side, Tensor, Tensor, Tensor]:
-    """The sentences of monolingual rows, in the order of the rows. Returns (the sentences, one in each row; for each of
-    them, [N], the language to translate it into, its row in the batch, and its number in that row, from 1)."""
+class UnpackedSentences(NamedTuple):
+    """Monolingual sentences, one in each row of `source`."""
+
+    source: Side  # [N, S]
+    target_languages_N: Tensor  # the language to translate each sentence into
+    row_N: Tensor  # each sentence's row in the batch
+    item_N: Tensor  # each sentence's number in that row, from 1
+
+
+def unpacked_sentences(batch: Batch) -> UnpackedSentences:
+    """The sentences of monolingual rows, in the order of the rows."""
     first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
     row_N, start_N = first_BT.nonzero().unbind(1)
     item_N = batch.segments_BT[row_N, start_N]
     of_sentence_NT = batch.segments_BT[row_N] == item_N[:, None]
     values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
     source = _packed(of_sentence_NT, *values, of_sentence_NT.long())
-    return source, batch.added["target_languages_BT"][row_N, start_N], row_N, item_N
+    return UnpackedSentences(source, batch.added["target_languages_BT"][row_N, start_N], row_N, item_N)
 
 
 def translated_sources(
-    translations: Sequence[Sequence[int]],
-    languages_N: Tensor,
-    row_N: Tensor,
-    item_N: Tensor,
-    opening: int,
-    rows: int,
+    sentences: UnpackedSentences, translations: Sequence[Sequence[int]], opening: int, rows: int
 ) -> Side:
     """The `translations` as sources. Those of the sentences of one row follow each other in the same row.
 
-    `languages_N`, `row_N` and `item_N`: each translation's language, its row and its number in that row
-    (`unpacked_sentences`); `opening`: the token before each translation; `rows`: the number of rows of the batch. L
-    tokens in all translations, with special tokens.
+    `opening`: the token before each translation; `rows`: the number of rows of the batch. L tokens in all translations,
+    with special tokens.
     """
-    device = row_N.device
+    device = sentences.row_N.device
     lengths_N = torch.tensor([len(translation) + 2 for translation in translations], device=device)
     tokens_L = torch.tensor([token for tokens in translations for token in (opening, *tokens, EOS)], device=device)
     sentence_L = torch.arange(len(translations), device=device).repeat_interleave(lengths_N)
-    row_L = row_N[sentence_L]
+    row_L = sentences.row_N[sentence_L]
     lengths_B = torch.zeros(rows, dtype=torch.int64, device=device).index_add(0, row_L, torch.ones_like(row_L))
     index_L = torch.arange(len(tokens_L), device=device)
     position_L = index_L - _starts(lengths_N)[sentence_L]
     column_L = index_L - _starts(lengths_B)[row_L]
-    values = (tokens_L, position_L, languages_N[sentence_L], item_N[sentence_L])
+    values = (tokens_L, position_L, sentences.target_languages_N[sentence_L], sentences.item_N[sentence_L])
     blank_BS = torch.zeros(rows, _width(lengths_B), dtype=torch.int64, device=device)
     return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values))
 
