@@ -163,6 +163,9 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
     runs = read_results(folder / "out/compare.json")
     for each in runs:
         assert each.scores.keys() == {"pairs", "pairs_centred", "ner"}
+        folders = {"training": "data", "losses": "heldout", "pairs": "heldout", "ner": "panx"}
+        folders |= {"ner-untrained": "panx"} if each.budget == 2e8 else {}
+        assert each.data == {use: data_sha256(folder / name) for use, name in folders.items()}
         assert each.untrained.keys() == (set() if each.budget == 4e8 else {"pairs", "pairs_centred", "ner"})
         # not the losses of training, in which each system has masks of its own
         name = f"xlme-{each.steps}" if each.system == "xlme" else f"*-{each.steps // 2}+*"
@@ -226,6 +229,7 @@ def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
             (folder / name).write_text(content)
     assert len(set(map(data_sha256, folders))) == len(folders)
     shutil.copytree(folders[0], tmp_path / "copy")
+    (tmp_path / "copy/.a.swp").write_text("of an editor")
     assert data_sha256(tmp_path / "copy") == data_sha256(folders[0])
 
 

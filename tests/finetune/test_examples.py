@@ -289,6 +289,8 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     )
     assert not sets.held_out and sets.dev_only == ["fr"], "a dev set alone is not scored where others have tests"
     assert chosen("ner", "train-en.tsv dev-en.tsv test-de.tsv", several=False).dev_only == [], "en's dev set is scored"
+    assert chosen("xnli", "train-en.tsv dev-de.tsv test-de.tsv").has_dev and chosen("xnli", files).has_dev
+    assert not chosen("ner", "train-en.tsv test-de.tsv").has_dev, "held-out training examples are no dev set"
     on_dev = chosen("xnli", files, split="dev")
     assert names(on_dev.test) == "dev-de.tsv dev-en.tsv dev-fr.tsv" and on_dev.held_out and on_dev.dev_only == []
     assert not chosen("xnli", files, several=False, split="dev").held_out

@@ -320,7 +320,8 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     data, fixed = write_entities(tmp_path / "panx"), dict(learning_rate=3e-3, batch=8, epochs=1, train_examples=16)
     found = xlme.finetune.run("ner", base, data, tmp_path / "one", **fixed)
     assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
-    assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
+    on_dev = xlme.finetune.run("ner", base, [data], tmp_path / "two", split="dev", **fixed)
+    assert on_dev is not None and on_dev["split"] == "dev" and found["split"] == "test"
     lines = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
     config = read_versioned(tmp_path / "one/config.json")["config"]
     model, tokens = from_json(ModelConfig, config["model"]), lines[-1]["tokens"] / lines[-1]["step"] / 8  # of an input

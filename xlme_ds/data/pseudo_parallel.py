@@ -32,6 +32,7 @@ class PseudoSides:
         The batch has the added tensor `open_P`: the open positions, as ascending indices into the flattened tokens.
         """
         ((task, rows, row_numbers),) = task_rows
+        assert task == TASKS.index("mono") and (rows.item_counts == 1).all()
         opened, languages_B = self.append(rows, row_numbers, seed)
         batch = collate([(task, opened, row_numbers)], seed, mask_fraction)
         in_item_BT = batch.segments_BT > 0

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +33,19 @@ JudgedPairs = tuple[list[WordPair], list[float]]  # pairs of words or phrases, t
 _PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # endings of the names of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
-# For each kind of test its table: the title, the title of the first column, the others (title -> key in the test's
-# results, format) and the notes.
-_TABLES: dict[str, tuple[str, str, dict[str, tuple[str, str]], list[str]]] = {
-    "similarity": (
+
+
+class _Form(NamedTuple):
+    """The form of a table of results."""
+
+    title: str
+    first_column: str
+    columns: dict[str, tuple[str, str]]  # title of another column -> (key in a test's results, format)
+    notes: tuple[str, ...]
+
+
+_FORMS = {  # by the kind of test
+    "similarity": _Form(
         "Word similarity: cosines against people's scores",
         "test",
         {
@@ -46,9 +55,9 @@ _TABLES: dict[str, tuple[str, str, dict[str, tuple[str, str]], list[str]]] = {
             "harmonic mean": ("score", ".3f"),
             "unknown": ("unknown", "d"),
         },
-        [_UNKNOWN_NOTE],
+        (_UNKNOWN_NOTE,),
     ),
-    "dictionaries": (
+    "dictionaries": _Form(
         "Translations in the lookup table",
         "dictionary",
         {
@@ -60,11 +69,11 @@ _TABLES: dict[str, tuple[str, str, dict[str, tuple[str, str]], list[str]]] = {
             "candidates": ("candidates", "d"),
             "unknown": ("unknown", "d"),
         },
-        [
+        (
             "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
             "so that their cosine is 1",
             _UNKNOWN_NOTE,
-        ],
+        ),
     ),
 }
 
@@ -249,11 +258,12 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
     models, tables = results["models"], []
-    for kind, (title, first_column, columns, notes) in _TABLES.items():
+    for kind, form in _FORMS.items():
         rows = [
-            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in columns.values())]
+            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in form.columns.values())]
             for name in models[0][kind]
             for model in models
         ]
-        tables.append(ResultTable(title, [first_column, "model", *columns], rows, notes))
+        columns = [form.first_column, "model", *form.columns]
+        tables.append(ResultTable(form.title, columns, rows, [*form.notes]))
     return [table for table in tables if table.rows]
