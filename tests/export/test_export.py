@@ -573,8 +573,8 @@ def test_the_guides_commands(
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
     (export, imported) = (body.strip() for kind, body in blocks if not kind)
     code = "\n".join(body for kind, body in blocks if kind == "python")
-    assert len(blocks) == 5
-    shutil.copytree(run, tmp_path / "runs" / "base")
+    assert [kind for kind, _ in blocks] == ["", "python", "output", "python", "bash", ""]
+    shutil.copytree(run, tmp_path / "runs" / "quickstart")
     config = XLMRobertaConfig(vocab_size=vocabulary.size, hidden_size=24, num_hidden_layers=1, layer_norm_eps=1e-5)
     XLMRobertaModel(config).save_pretrained(tmp_path / "xlm-roberta-base")
     shutil.copy(vocabulary.path, tmp_path / "xlm-roberta-base" / "sentencepiece.bpe.model")
