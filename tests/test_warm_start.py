@@ -540,6 +540,32 @@ def test_the_mean_of_runs(source: TrainedRun, tmp_path: Path) -> None:
         average([source.folder, other.folder], tmp_path / "none")
 
 
+def test_settings_of_training_alone_may_differ(source: TrainedRun, tmp_path: Path) -> None:
+    """Dropout and masks do not change what trained weights compute, nor does the version that saved an export."""
+    settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}
+    other = write_run(tmp_path / "other", seed=2, layers=2, like=source.folder, **settings)
+    content = json.loads((other / "config.json").read_text())
+    content["config"]["model"]["dropout"], content["config"]["objective"]["mask_fraction"] = 0.2, 0.3
+    (other / "config.json").write_text(json.dumps(content))
+    average([source.folder, other], tmp_path / "mean")
+    exports = [tmp_path / "one", tmp_path / "two"]
+    for run, place in zip((source.folder, other), exports, strict=True):
+        export_run(run, place)
+    path = exports[1] / "config.json"
+    changed = {"transformers_version": "4.0.0", "hidden_dropout_prob": 0.2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    average(exports, tmp_path / "mean of exports")
+    means = [load_run(tmp_path / "mean").state, started("all", source, tmp_path / "mean of exports")]
+    for name in means[0]:
+        torch.testing.assert_close(means[1][name], means[0][name], rtol=1e-6, atol=1e-7)
+    # Folders of transformers itself have no hash of their vocabulary in config.json.
+    model = sentencepiece_model_pb2.ModelProto.FromString((exports[1] / "sentencepiece.bpe.model").read_bytes())
+    model.pieces[20].piece, model.pieces[21].piece = model.pieces[21].piece, model.pieces[20].piece
+    (exports[1] / "sentencepiece.bpe.model").write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match=r"two has another vocabulary than .*one: average models that have the same"):
+        average(exports, tmp_path / "none")
+
+
 def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> None:
     """With GDES the discriminator's table is the sum of the means; exports of other settings are refused."""
     settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}

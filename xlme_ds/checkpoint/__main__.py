@@ -28,7 +28,7 @@ from ..cli import program, run_subcommand
 from ..config import ModelConfig
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.errors import in_words
-from ..io.files import write_versioned
+from ..io.files import file_sha256, write_versioned
 from ..io.folders import atomic_folder, require_new
 from ..trained.config_json import (
     CONFIG_FILE,
@@ -53,6 +53,8 @@ from ..trained.runs import (
 from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
 from .checkpoints import write_state_and_marker
 from .state_files import StateReader, StateWriter, checkpoint_fault, merge_state, read_state, state_file, state_files
+
+_ORIGIN = {"_name_or_path", "transformers_version"}  # in the config.json of transformers: where a model is from
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -197,14 +199,11 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
     first = load_run(models[0])
 
     def kind_of(run: TrainedRun) -> dict[str, Any]:
-        return {"task": run.task or "pre-training"} | asdict(run.model) | asdict(run.objective)
+        return {"task": run.task or "pre-training", "objective": run.objective.name} | asdict(run.model)
 
     def state_of(folder: Path) -> dict[str, Tensor]:
         run = first if folder == models[0] else load_run(folder)
-        if run.vocabulary.sha256 != first.vocabulary.sha256:
-            raise ValueError(
-                f"{folder} has another vocabulary than {models[0]}: average models that have the same vocabulary"
-            )
+        _require_same_vocabulary(run.vocabulary.path, first.vocabulary.path, folder, models[0])
         _require_alike(folder, kind_of(run), models[0], kind_of(first))
         return split_vocabulary_tables(run.state, first.model)
 
@@ -218,6 +217,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     exports."""
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
     for folder in models:
+        _require_same_vocabulary(folder / SENTENCEPIECE_FILE, models[0] / SENTENCEPIECE_FILE, folder, models[0])
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
         for path in folder.rglob("pytorch_model*.bin"):
             raise ValueError(
@@ -250,10 +250,17 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         card.write_text(f"{header}{notice}\n\n{text}", encoding="utf-8")
 
 
+def _require_same_vocabulary(path: Path, expected: Path, folder: Path, first: Path) -> None:
+    """Raise ValueError if the vocabulary files `path` of the model in `folder` and `expected` of `first` differ."""
+    if file_sha256(path) != file_sha256(expected):
+        raise ValueError(f"{folder} has another vocabulary than {first}: average models that have the same vocabulary")
+
+
 def _require_alike(folder: Path, settings: Mapping[str, Any], first: Path, expected: Mapping[str, Any]) -> None:
     """Raise ValueError if the models in `folder` and `first` differ in a setting that changes what a model computes."""
     for key in sorted(settings.keys() | expected.keys()):
-        if settings.get(key) != expected.get(key) and key not in RUNTIME_SETTINGS and key != "_name_or_path":
+        ignored = key in RUNTIME_SETTINGS | _ORIGIN or "dropout" in key  # ours and transformers' dropout
+        if settings.get(key) != expected.get(key) and not ignored:
             raise ValueError(
                 f"{folder} has {key} {settings.get(key)}, {first} has {expected.get(key)}: average models of one kind"
             )
