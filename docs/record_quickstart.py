@@ -31,6 +31,7 @@ _STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimens
 _MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
 _AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
 _PIECES = re.compile(r"(?<=:\.2f}.\)  # … ).*$", re.M)
+_FILLING = re.compile(r"(?<=:\.2f}.\)  # )▁.*$", re.M)
 _FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+…\)")
 _FLAGGED = re.compile(r"replaced \d+ of [\d,]+ tokens, and of the \d+ .*?, \d+ are replacements \(chance: \d+\)")
 
@@ -95,13 +96,16 @@ def with_figures(markdown: str, figures: dict[str, Any]) -> str:
         f"replaced {replaced} of {tokens:,} tokens, and of the {replaced} that the model ranks highest, "
         f"{hits} are replacements (chance: {replaced * replaced / tokens:.0f})"
     )
-    pieces = "  ".join(f"{piece} {probability:.2f}" for piece, probability in figures["judged"][-5:])
+    pieces, fillings = (
+        "  ".join(f"{piece} {probability:.2f}" for piece, probability in scored)
+        for scored in (figures["judged"][-5:], figures["filled"])
+    )
     mono, para = f"{last['auc_mono']:.2f}", f"{last['auc_para']:.2f}"
     model = {line.partition(":")[0]: line for line in figures["said"]}
     markdown = _STEP.sub(lambda line: said[int(line["step"]), line["kind"]], markdown)
     markdown = _MODEL.sub(lambda line: model[line["kind"]], markdown)
     markdown = _AUC.sub(lambda text: f"{text['words']}{mono}{text['between']}{para}", markdown)
-    markdown = _FLAGGED.sub(words, _PIECES.sub(pieces, markdown))
+    markdown = _FLAGGED.sub(words, _FILLING.sub(fillings, _PIECES.sub(pieces, markdown)))
     return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f}…)", markdown)
 
 

@@ -46,6 +46,9 @@ def test_a_figure_of_another_run_is_found() -> None:
     for figure in (f"mlm {last['mlm']:.3f}", RECORD["said"][0], f"{piece} {probability:.2f}"):
         changed = readme.replace(figure, figure[:-3] + "777")
         assert changed != readme and recorder().with_figures(changed, RECORD) == readme, figure
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    changed = tutorial.replace("  # ▁right 0.", "  # ▁right 1.")
+    assert changed != tutorial and recorder().with_figures(changed, RECORD) == tutorial
 
 
 def test_the_picture_shows_the_recorded_run() -> None:

@@ -352,15 +352,15 @@ def test_a_gpu_has_its_name_in_capitals_too() -> None:
     assert parse_gpu("H100") is parse_gpu("h100") is GPUS["h100-80g"]
 
 
-def test_the_table_of_the_guide() -> None:
-    """Days and GiB a GPU of each recipe, in docs/howto/gpus.md."""
+def test_the_table_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+    """Time at a tenth of the peak, and GiB a GPU, of each recipe, in docs/howto/gpus.md: what the command prints."""
     page = (ROOT / "docs/howto/gpus.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(base|large|xl)` \| (.*) \|$", page, re.M)
     assert [name for name, _ in rows] == ["base", "large", "xl"]
     for name, cells in rows:
         for cell, gpus in zip(cells.split(" | "), (8, 64, 512), strict=True):
-            costs = plan(recipe(name), gpus)
-            assert cell.startswith(f"{costs['days']:.2f} d, {costs['memory_per_gpu_gib']['total']:.1f} GiB ("), name
+            first = printed(capsys, "--recipe", name, "--gpus", str(gpus), "--utilisation", "0.1")[0]
+            assert f"{name} on {gpus} × a100-80g: {cell.partition(' (')[0]} a GPU, " in first, name
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
