@@ -387,11 +387,12 @@ def test_the_guides_python(
     text = (ROOT / "docs/howto/evaluate.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/base").symlink_to(run)
+    for name in ("base", "quickstart"):
+        (tmp_path / "runs" / name).symlink_to(run)
     (tmp_path / "heldout").symlink_to(data / "heldout")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(code.replace("@25000", "@2"), names)
+    exec(code.replace("@1000", "@2").replace("runs/quickstart/data/heldout", "heldout"), names)
     early, last, untrained = names["results"]["models"]
     assert [model["step"] for model in (early, last, untrained)] == [2, None, None]
     assert [model["model"] for model in (early, last, untrained)][:2] == ["small@2", "small"]
