@@ -7,7 +7,7 @@ branches are compiled. Samples, a z-loss and a
 sampling temperature other than 1 are not checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -30,14 +30,7 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     """Raise ValueError if the Triton kernels give wrong results on `device`; do nothing if `model.kernels` is torch."""
     if cfg.kernels == "torch":
         return
-    reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
-    compared = [
-        *(("attention", _attention(cfg, device, dtype, n), _attention(*reference, n)) for n in _ROW_LENGTHS),
-        ("vocabulary softmax", _head(cfg, device, dtype), _head(*reference)),
-    ]
-    if compared[0][1] and cfg.biases:  # where attention runs in Triton kernels, so does GELU
-        compared += [("GELU", _gelu(cfg, device, dtype, n), _gelu(*reference, n)) for n in _GELU_TOKENS]
-    for part, results, expected_results in compared:
+    for part, results, expected_results in _compared(cfg, device, dtype):
         for name, result in results.items():  # empty if the model's attention runs in other kernels
             expected = expected_results[name].detach()
             relative_error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
@@ -47,6 +40,21 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
                     f"{relative_error:.2g} of its largest number): set model.kernels to torch, and report this "
                     "error with the GPU and the versions of torch and triton"
                 )
+
+
+def _compared(
+    cfg: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
+    """Yield (part of the model, its results, what they should be) for each part, computed one after the other."""
+    reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
+    attention: dict[str, Tensor] = {}
+    for tokens in _ROW_LENGTHS:
+        attention = _attention(cfg, device, dtype, tokens)
+        yield "attention", attention, _attention(*reference, tokens)
+    yield "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
+    if attention and cfg.biases:  # where attention runs in Triton kernels, so does GELU
+        for tokens in _GELU_TOKENS:
+            yield "GELU", _gelu(cfg, device, dtype, tokens), _gelu(*reference, tokens)
 
 
 def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
