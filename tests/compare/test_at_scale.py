@@ -3,12 +3,11 @@
 import lzma
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 from tests.finetune.tasks import write_entities
-from tests.launch import ROOT
+from tests.launch import FORKED_PYTHON, ROOT, Python, environment
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.compare.results import read_results
 from xlme_ds.trained.config_json import read_config
@@ -54,7 +53,7 @@ def test_in_small(tmp_path: Path) -> None:
             "--own",
             "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.25",
         ]
-        place = os.environ | SMALL | {"PYTHON": sys.executable}
+        place = environment(**SMALL, PYTHON=FORKED_PYTHON, **Python.forking())
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
 
     first = call("0.05")  # three seconds: not even the first run
