@@ -63,7 +63,7 @@ da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, 
 fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he heb, hi hin, hr hrv, hu hun, hy hye arm, id ind, is isl ice, it ita,
 ja jpn ja_jpan, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor ko_kore, ku kur, ky kir, la lat, lo lao, lt lit,
 lv lav lvs, mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut,
-no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt_arab, pt por, ro ron rum, ru rus, sa san, sd snd, si sin,
+no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt, pt por, ro ron rum, ru rus, sa san, sd snd, si sin,
 sk slk slo, sl slv, so som, sq sqi alb als_latn, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl,
 tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn zho_hans cmn_hans,
 zh-Hant zho_hant cmn_hant
@@ -210,6 +210,8 @@ _RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": (
         (0x41, 0x5A),
         (0x61, 0x7A),
+        (0xAA, 0xAA),
+        (0xBA, 0xBA),
         (0xC0, 0xD6),
         (0xD8, 0xF6),
         (0xF8, 0x2AF),
@@ -237,7 +239,7 @@ _RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Georgian": ((0x10A0, 0x10FF), (0x1C90, 0x1CBF), (0x2D00, 0x2D2D)),
     "Ethiopic": ((0x1200, 0x135F), (0x1380, 0x138F), (0x2D80, 0x2DDE), (0xAB01, 0xAB2E)),
     "Khmer": ((0x1780, 0x17D3),),
-    "Hangul": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xA960, 0xA97C), (0xAC00, 0xD7FB)),
+    "Hangul": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xA960, 0xA97C), (0xAC00, 0xD7FB), (0xFFA0, 0xFFDC)),
     "Kana": ((0x3041, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
     "Han": (
         (0x3005, 0x3007),
@@ -267,12 +269,12 @@ def script_numbers() -> np.ndarray:
 @cache
 def _letter_numbers() -> np.ndarray:
     """`script_numbers`, and numbers for the letters outside its ranges: 1 + the index in SCRIPTS if the letter's name
-    begins with the script (LATIN LETTER SMALL CAPITAL A), else 1 + the number of SCRIPTS. Modifier letters there stay
-    0: many scripts share them."""
+    begins with the script (LATIN LETTER SMALL CAPITAL A), else 1 + the number of SCRIPTS. Modifier letters there, and
+    the micro sign, stay 0: many scripts share them."""
     numbers = script_numbers().copy()
     for code_point in np.flatnonzero(numbers == 0).tolist():
         character = chr(code_point)
-        if unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo"):
+        if unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo") and character != "\N{MICRO SIGN}":
             script = unicodedata.name(character, "TANGUT").split()[0].title()  # Python has no names for Tangut letters
             numbers[code_point] = 1 + (SCRIPTS.index(script) if script in SCRIPTS else len(SCRIPTS))
     return numbers

@@ -630,6 +630,7 @@ def test_flags_are_taken_with_their_values(monkeypatch: pytest.MonkeyPatch) -> N
         (["/p/xlme_ds/.venv/bin/xlme", "plan"], "xlme plan"),
         (["/p/xlme_ds/xlme_ds/__main__.py", "evaluate"], "xlme evaluate"),
         (["/p/mine.py"], "python mine.py"),
+        ([""], "python"),  # an interactive session
     ):
         monkeypatch.setattr(sys, "argv", argv)
         assert cli.command_line() == said

@@ -579,6 +579,12 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
         torch.testing.assert_close(found[name], (value + other.state[name]) / 2, rtol=1e-6, atol=1e-7)
     card = (tmp_path / "mean/README.md").read_text()
     assert card.startswith("---\n") and "\n---\nThe weights are the mean of the weights of `one`, `two`. What" in card
+    path = exports[1] / "generator/config.json"
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | {"num_attention_heads": 1}))
+    with pytest.raises(ValueError, match=r"two has num_attention_heads 1, .*one has \d+: average models of one kind"):
+        average(exports, tmp_path / "none")
+    path.write_text(text)
     shutil.copytree(exports[0], tmp_path / "half")
     shutil.rmtree(tmp_path / "half/generator")
     for pair in ([exports[0], tmp_path / "half"], [tmp_path / "half", exports[0]]):

@@ -55,9 +55,9 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """Returns `xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command calls this function first, so it also calls `guard_stdout`. It removes launchers' variables from the
-    environment of a command that launchers never start: they are left from another process, and `note` would print
-    nothing if they named a rank other than 0.
+    Every command calls this function first, so it also calls `guard_stdout`. A command that launchers never start
+    ignores their variables, which then come from an outer process: otherwise `note` would print nothing on ranks above
+    0 of that process.
     """
     guard_stdout()
     if command not in LAUNCHED:
@@ -67,15 +67,16 @@ def program(command: str) -> str:
 
 
 def command_line() -> str:
-    """The command line of this process: `xlme …`, or `python FILE …` for another program."""
-    parts = Path(sys.argv[0]).with_suffix("").parts
+    """The command line of this process: `xlme …`, `python FILE …` for another program, or `python` for a session."""
+    program = Path(sys.argv[0])
+    parts = (*program.parts[:-1], program.stem)
     if parts[-1:] == ("xlme",):
         start = ["xlme"]
     elif "xlme_ds" in parts[:-1]:  # the last such part counts: a clone's folder may be called xlme_ds too
         package = len(parts) - 1 - parts[::-1].index("xlme_ds")
         start = ["xlme", *(part for part in parts[package + 1 :] if part != "__main__")]
     else:
-        start = ["python", Path(sys.argv[0]).name]
+        start = ["python", *filter(None, [program.name])]
     return shlex.join([*start, *sys.argv[1:]])
 
 
@@ -110,7 +111,7 @@ def parse(
     prog: str, command: type[Command], description: str, arguments: list[str], base: RunConfig | None = None
 ) -> Command:
     """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of the --recipe, of the
-    --config file or of `base`, changed by the other options.
+    --config file or of `base` (the run that --branch names), changed by the other options.
 
     A value of the wrong type or an unknown setting ends the program with a message; for an unknown setting, the message
     suggests the nearest known one. A request for help ends the program too. Raises ValueError for an unknown recipe, if
@@ -137,7 +138,7 @@ def parse(
         _, out = take_flag(rest, "--out")
         if out is not None and (settings := Path(out) / "config.json").is_file():
             source = f"--recipe NAME (or --config {settings}, the settings of this run)"
-        checked_arguments(command, rest, [source], ["--name"], _SOURCES)
+        checked_arguments(command, rest, [source], ["--name"], _SOURCES)  # raises: `source` is missing
     if file_name is not None:
         run = config_from_file(Path(file_name))
     elif recipe_name is not None:
@@ -190,7 +191,7 @@ def _help(prog: str, command: type, description: str, run: RunConfig, everything
     required = [str(option) for option in own if option.default is MISSING]
     usage = " ".join([prog, f"({' | '.join(sources)})", *required, "[--section.key value ...]"])
     recipes = "\n".join(
-        ["Recipes (memory: without offloading; smaller --data.micro-batch, less):\n", *entries(SUMMARIES.items())]
+        ["Recipes (memory without offloading; a smaller --data.micro-batch needs less):\n", *entries(SUMMARIES.items())]
     )
     if everything:
         return help_page(usage, description, [*own, *settings.values()], recipes)
@@ -232,7 +233,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
     """`arguments` without `flags` and the flags' values."""
     rest: list[str] = []
-    flag = ""  # the latest flag, up to and including the current argument
+    flag = ""  # the flag to which the current argument belongs
     for argument in arguments:
         if argument.startswith("--"):
             flag = argument.partition("=")[0].replace("_", "-")
@@ -242,10 +243,10 @@ def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def fail(prog: str, error: Exception) -> None:
-    """Print a user's mistake as one line and exit with code 2. Rank 0 prints; another rank prints if the error's
-    `prints` is true.
+    """Print a user's mistake as one line and exit with code 2. The attribute `prints` of a SharedError tells whether
+    this rank prints it.
 
-    An error that is no SharedError is raised before the ranks have met. A launcher ends all ranks once one rank has
+    Other errors are raised before the ranks have met; rank 0 prints them. A launcher ends all ranks once one rank has
     failed, and rank 0 may have started later than the others. So the other ranks wait before they exit. A rank that is
     still running after the wait prints the mistake too, because rank 0 may not have found it.
     """

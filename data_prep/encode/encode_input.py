@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.encode.dedup import BlockHashes
-from data_prep.encode.held_out import in_other_part, read_digests
+from data_prep.encode.held_out import in_other_split, read_digests
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
@@ -143,7 +143,7 @@ def encode_block(
     filters = task.filters
     hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
-    split = partial(in_other_part, settings["split"], settings["heldout_share"]) if "split" in settings else None
+    split = partial(in_other_split, settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, excluded)
     counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]

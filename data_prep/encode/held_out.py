@@ -20,7 +20,7 @@ HELD_OUT_TEXT = "held_out_text"
 _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, or of XML
 
 
-def in_other_part(part: str, share: float, texts: Iterable[bytes]) -> np.ndarray:
+def in_other_split(part: str, share: float, texts: Iterable[bytes]) -> np.ndarray:
     """bool [texts]: True for each text that is not in `part` of the corpus, `train` or `heldout`. `share` is the share
     of all texts that is held out.
 

@@ -1,4 +1,8 @@
-"""Turns cleaned text into Arrow record batches of token ids. Many lines are encoded at once."""
+"""Turns cleaned text into Arrow record batches of token ids. Many lines are encoded at once.
+
+A block is the part of an input that becomes a shard. A document has one side, a list of paragraphs; a pair has two, a
+line each.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -27,8 +31,8 @@ Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after t
 class IdEncoder:
     """Filters the text of one block and encodes it to ids. `languages` are those of the sides.
 
-    `hashes` and `in_other_part` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
-    at once; repeats in other blocks are removed later, by the stored hashes of the written text. `in_other_part` takes
+    `hashes` and `in_other_split` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
+    at once; repeats in other blocks are removed later, by the stored hashes of the written text. `in_other_split` takes
     texts in normal form, and tells which of them are in the part of the corpus that is not encoded. Paragraphs whose
     `digest` is in `excluded` are dropped, and pairs with such a side.
     """
@@ -37,31 +41,33 @@ class IdEncoder:
     languages: tuple[str, ...]
     filters: Filters
     hashes: BlockHashes | None
-    in_other_part: Callable[[Iterable[bytes]], np.ndarray] | None
+    in_other_split: Callable[[Iterable[bytes]], np.ndarray] | None
     excluded: Set[bytes]
 
-    def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
+    def documents(self, batches: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
 
-        Filters remove paragraphs. If the remaining paragraphs of a document have no token at all, they are removed, too
-        (reason no_token). A document without any remaining paragraph is dropped, for the reason of its last paragraph.
+        Filters remove paragraphs (`counts.removed`). If the remaining paragraphs of a document have no token at all,
+        they are removed, too (reason no_token). A document without any remaining paragraph is dropped
+        (`counts.dropped`), for the reason of its last paragraph.
         """
-        for lines, paragraph_counts in paragraphs:
+        for lines, paragraph_counts in batches:
             document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # each paragraph's document
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split_side=0)
-            # All paragraphs of a document, unfiltered, decide its part of the split, because the paragraphs that remain
+            # All paragraphs of a document, unfiltered, decide its split, because the paragraphs that remain
             # after filtering may depend on other documents.
-            if self.in_other_part is not None:
-                documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
-                reasons.add(OTHER_SPLIT, self.in_other_part(documents)[document_of])
+            if self.in_other_split is not None:
+                document_forms = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
+                reasons.add(OTHER_SPLIT, self.in_other_split(document_forms)[document_of])
             hashes = self._apply_text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
-            is_encoded = reasons.kept  # bool for each paragraph; `lengths` has an entry where it is true
+            # Bool for each paragraph; `lengths` has an entry where it is true, `values` the ids of these paragraphs.
+            is_encoded = reasons.kept
             document_tokens = np.bincount(document_of[is_encoded], weights=lengths, minlength=len(stops))
             has_tokens = document_tokens > 0  # bool for each document; one without tokens is not written
-            reasons.add("no_token", is_encoded & ~has_tokens[document_of])
+            reasons.add("no_token", ~has_tokens[document_of])  # `values` stay: these documents have none
             is_written = reasons.kept  # bool for each paragraph
             counts.dropped.update(reasons.count(stops[~has_tokens] - 1))
             counts.removed.update(reasons.count(np.flatnonzero(~is_written)))
@@ -82,28 +88,28 @@ class IdEncoder:
         A pair is dropped for the reason of the first filter that drops it. A pair that passes all filters is dropped if
         one of its sides has no token (no_token), or if both sides together have more than `max_tokens` (too_long).
         """
-        for scored in _batches(pairs):
-            batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
-            scores = np.array([np.nan if score is None else score for _, _, score in scored])
-            reasons = _Reasons(len(scored))
-            # The English side decides a pair's part of the split, so that all translations of an English sentence are
-            # in the same part. Without English, the side whose code is first in the alphabet decides.
-            split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
-            forms = self._normal_forms(batch, split_side)
-            if self.in_other_part is not None:
-                reasons.add(OTHER_SPLIT, self.in_other_part(forms[split_side]))
-            hashes = self._apply_text_filters(reasons, Sides(batch, self.languages, scores), forms)
-            sides = self._encode(reasons, batch, forms)
+        # The English side decides a pair's split, so that all translations of an English sentence are in one. Without
+        # English, the side whose code is first in the alphabet decides.
+        split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
+        for batch in _batches(pairs):
+            texts: tuple[list[str], list[str]] = ([a for a, _, _ in batch], [b for _, b, _ in batch])
+            scores = np.array([np.nan if score is None else score for _, _, score in batch])
+            reasons = _Reasons(len(batch))
+            forms = self._normal_forms(texts, split_side)
+            if self.in_other_split is not None:
+                reasons.add(OTHER_SPLIT, self.in_other_split(forms[split_side]))
+            hashes = self._apply_text_filters(reasons, Sides(texts, self.languages, scores), forms)
+            sides = self._encode(reasons, texts, forms)
             (_, source_lengths), (_, target_lengths) = sides
             lengths = source_lengths + target_lengths
             empty = (source_lengths == 0) | (target_lengths == 0)
             is_encoded = reasons.kept  # bool for each pair; `lengths` has an entry where it is true
             reasons.add("no_token", _spread(empty, is_encoded))
-            reasons.add("too_long", _spread(~empty & (lengths > max_tokens), is_encoded))
+            reasons.add("too_long", _spread(lengths > max_tokens, is_encoded))
             is_written = reasons.kept  # bool for each pair
             sides, lengths = _keep(sides, is_written[is_encoded]), lengths[is_written[is_encoded]]
             counts.dropped.update(reasons.count(np.flatnonzero(~is_written)))
-            self._add_written(is_written, hashes, batch, lengths, counts.units + np.arange(len(lengths)), counts)
+            self._add_written(is_written, hashes, texts, lengths, counts.units + np.arange(len(lengths)), counts)
             counts.units += len(lengths)
             for values, _ in sides:
                 counts.tokens += len(values)
@@ -116,10 +122,11 @@ class IdEncoder:
 
         Exact duplicates are found by the forms of all sides. The split needs only the forms of the side `split_side`.
         """
-        return [
-            self.vocabulary.normalise(lines) if self.hashes or (self.in_other_part and side == split_side) else []
-            for side, lines in enumerate(texts)
+        needed = [
+            self.hashes is not None or (self.in_other_split is not None and side == split_side)
+            for side in range(len(texts))
         ]
+        return [self.vocabulary.normalise(lines) if need else [] for lines, need in zip(texts, needed, strict=True)]
 
     def _apply_text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> list[bytes]:
         """Add the reasons of text filters and of exact duplicates to `reasons`. Returns the hash of each paragraph or
@@ -142,7 +149,7 @@ class IdEncoder:
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.excluded:
-            is_excluded = [[digest(line) in self.excluded for line in lines_of(*side)] for side in sides]
+            is_excluded = [[digest(ids) in self.excluded for ids in lines_of(*side)] for side in sides]
             reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(is_excluded), is_encoded))
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), is_encoded))

@@ -278,6 +278,9 @@ def test_all_letters_of_an_alphabet_are_of_its_script(script: str, first: str, l
         (unicodedata.normalize("NFD", "가나"), "Hangul", 4),  # jamo are letters
         ("।॥ ॐ", "Devanagari", 1),
         ("͵·;", "Greek", 0),
+        ("1.ª, 2.º", "Latin", 2),
+        ("10 µm", "Latin", 1),  # the micro sign belongs to no script
+        ("ﾡￜ", "Hangul", 2),  # halfwidth
     ],
 )
 def test_letters_are_unicodes_without_marks(text: str, script: str, number: int) -> None:

@@ -331,7 +331,7 @@ def test_codes_of_three_letters_are_known() -> None:
         "ell gre el, eus baq eu, fas per fa, hye arm hy, isl ice is, kat geo ka, mkd mac mk, msa may ms, mya bur my, "
         "ron rum ro, slk slo sk, sqi alb sq, cym wel cy, zho chi cmn zh-Hans, eng en, rus ru, ara arb ar, swa swh sw, "
         "est ekk et, lav lvs lv, nob no, ori ory or, deu_DE DEU de, hi_Latn hi-latn hi_rom, "
-        "kor_Hang kor_Kore ko, bos_Latn bs_Cyrl bs, jpn_Jpan ja"
+        "kor_Hang kor_Kore ko, bos_Latn bs_Cyrl bs, jpn_Jpan ja, pus pbt pbt_Arab ps"
     )
     for *spellings, code in (line.split() for line in codes.split(",")):
         assert {cc100_code(spelling) for spelling in spellings} == {code}, code

@@ -88,9 +88,10 @@ def check(run: Path) -> None:
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
     model = run / MODEL_FOLDER / WEIGHTS_FILE
     if (run / FINISHED).exists() and model not in models:
-        models.append(model)  # which is missing
-    # An export has no checkpoints to print. `_print_checkpoints` fails if there are neither checkpoints nor models.
-    sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
+        models.append(model)  # missing: `read_weights` says so below
+    sound = True
+    if checkpoints_of(run) or not models:  # an export has models alone; a folder with neither is an error
+        sound = _print_checkpoints(run, checksums=True)
     for path in models:
         try:
             read_weights(path)
@@ -103,13 +104,13 @@ def check(run: Path) -> None:
         sys.exit(1)
 
 
-def _require_unchanged_files(weights: Path) -> None:
+def _require_unchanged_files(path: Path) -> None:
     """Raise ValueError if a model was not trained with the vocabulary next to it, or if a file of an export has changed
     since the export."""
-    folder = weights.parent
+    folder = path.parent
     is_export = (folder / CONFIG_FILE).exists()
     read_vocabulary(folder if is_export else folder.parent, folder / (SENTENCEPIECE_FILE if is_export else MODEL_FILE))
-    if is_export and weights.name == WEIGHTS_FILE:
+    if is_export and path.name == WEIGHTS_FILE:
         require_exported_files(folder)
 
 
@@ -216,10 +217,10 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     """Write a copy of the first export, without its ONNX model, in which each file of weights has the mean over all
     exports."""
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
+    networks = sorted({name.parent for name in names})  # the generator has a folder of its own
     for folder in models:
         _require_same_vocabulary(folder / SENTENCEPIECE_FILE, models[0] / SENTENCEPIECE_FILE, folder, models[0])
-        _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
-        for path in folder.rglob("pytorch_model*.bin"):
+        if path := next(folder.rglob("pytorch_model*.bin"), None):
             raise ValueError(
                 f"{path} cannot be averaged: save the model's weights as {WEIGHTS_FILE}, and remove this file"
             )
@@ -227,6 +228,8 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
             raise ValueError(
                 f"{folder} and {models[0]} differ in the names of their files of weights: average exports of one kind"
             )
+        for network in networks:
+            _require_alike(folder, read_config(folder / network), models[0], read_config(models[0] / network))
     shutil.copytree(models[0], out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.onnx", "*.onnx.data"))
     checksums = [""] * len(models)  # for each model, the checksums of its files joined
     for name in names:
@@ -235,19 +238,20 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         checksums = [joined + checksum for joined, checksum in zip(checksums, file_checksums, strict=True)]
     _require_different(models, checksums)
     if (out / DIFFERENCE_FILE).exists():
-        # The discriminator's embedding is the rounded sum of the generator's embedding and the difference. The mean of
-        # rounded sums is not exactly the sum of the two means, so this sum replaces that mean.
+        # The discriminator's embedding is the generator's plus the difference, rounded. The mean of rounded sums has
+        # other rounding errors than the rounded sum of the two means, which replaces it.
         generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)
         discriminator = read_weights(out / WEIGHTS_FILE)
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
-        discriminator[embedding_name(discriminator)] = generator[embedding_name(generator)] + difference
+        table = embedding_name(discriminator)
+        discriminator[table] = (generator[embedding_name(generator)] + difference).to(discriminator[table].dtype)
         save_weights(discriminator, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
         averaged = ", ".join(f"`{folder.name}`" for folder in models)
         notice = f"The weights are the mean of the weights of {averaged}. What follows is the card of the first model."
-        # `header`: the YAML lines at the head of the card, or empty.
-        _, header, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
-        card.write_text(f"{header}{notice}\n\n{text}", encoding="utf-8")
+        text = card.read_text(encoding="utf-8")
+        header = "".join(re.findall(r"\A---\n.*?\n---\n+", text, re.S))  # YAML, or empty
+        card.write_text(f"{header}{notice}\n\n{text.removeprefix(header)}", encoding="utf-8")
 
 
 def _require_same_vocabulary(path: Path, expected: Path, folder: Path, first: Path) -> None:
@@ -279,7 +283,7 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
     """Returns (means, checksums). `read` returns the tensors of a path by name. For each name, `means` has the mean
     over the paths; for each path, `checksums` has a checksum of its tensors.
 
-    Memory holds the float64 sums, and the tensors of at most two paths: the path that is read, and the one before.
+    Memory holds the float64 sums, and the tensors of two paths: the path that is read, and the one before.
     Raises ValueError if the tensors of two paths differ in names or shapes.
     """
     sums: dict[str, Tensor] = {}

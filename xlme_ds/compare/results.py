@@ -16,7 +16,7 @@ from .systems import System
 # Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
 # different tokens.
 LOSSES = ("mlm", "tlm")
-_DIFFERS_BY_SEED = ("seed", "start.folder")  # settings in which the runs of a system differ if their seeds do
+_SEED_SETTINGS = ("seed", "start.folder")  # settings that differ between the seeds of a system
 SCORES_FOLDER = "scores"  # subfolder of a run's folder
 UNTRAINED_SUFFIX = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
 
@@ -62,7 +62,7 @@ class RunScores:
             **read_scores(system.model_folder / SCORES_FOLDER, tuning_seeds, data),
             data=dict(data),
             settings=[
-                {key: value for key, value in fixed_settings(run.config).items() if key not in _DIFFERS_BY_SEED}
+                {key: value for key, value in fixed_settings(run.config).items() if key not in _SEED_SETTINGS}
                 for run in system.runs
             ],
         )
@@ -70,7 +70,8 @@ class RunScores:
 
 def mean_passes(folder: Path, rows: int) -> float | None:
     """The mean number of times, over the examples of all languages, that training reads an example if it reads `rows`
-    rows of a mixed folder. None if the folder's manifest lacks the counts that `xlme prep mix` writes."""
+    rows of a mixed folder: the passes over its rows, times the share of the available examples in them. None if the
+    folder's manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
@@ -91,7 +92,7 @@ def read_scores(folder: Path, tuning_seeds: int, tests: Collection[str]) -> dict
     Raises ValueError for a malformed file, and if the files of one fine-tuning task are from several models, training
     sets or tests."""
     fields: dict[str, dict[str, Any]] = {"losses": {}, "languages": {}, "scores": {}, "untrained": {}}
-    models = (fields["scores"], ""), (fields["untrained"], UNTRAINED_SUFFIX)
+    models = (fields["scores"], ""), (fields["untrained"], UNTRAINED_SUFFIX)  # where the scores of each model go
     path = folder  # an error names the file that is being read; before the first file, it names `folder`
     try:
         for (model_scores, suffix), task in product(models, ("pos", "ner")):
@@ -110,7 +111,7 @@ def read_scores(folder: Path, tuning_seeds: int, tests: Collection[str]) -> dict
                 means.append(fmean(metrics["f1"] for code, metrics in content["languages"].items() if code != "en"))
             if means:
                 model_scores[task] = fmean(means)
-        for test in [test for test in ("align", "pairs", "tatoeba") if test in tests]:
+        for test in (test for test in ("align", "pairs", "tatoeba") if test in tests):
             path = folder / f"{test}.json"
             for (model_scores, _), result in zip(models, _model_entries(path), strict=False):
                 layer = result["layer"]
@@ -120,10 +121,10 @@ def read_scores(folder: Path, tuning_seeds: int, tests: Collection[str]) -> dict
                     model_scores[test] = 100 * mean_of_directions(result)[layer]
                     model_scores[f"{test}_centred"] = 100 * mean_of_directions(result, centred=True)[layer]
         path = folder / "losses.json"
-        has_losses = "losses" in tests and path.exists()
-        result = _model_entries(path)[0] if has_losses else {"overall": {}, "languages": {}}
-        for term in [term for term in LOSSES if term in result["languages"]]:  # tlm needs held-out pairs
-            fields["losses"][term], fields["languages"][term] = result["overall"][term], result["languages"][term]
+        if "losses" in tests and path.exists():
+            result = _model_entries(path)[0]
+            for term in (term for term in LOSSES if term in result["languages"]):  # tlm needs held-out pairs
+                fields["losses"][term], fields["languages"][term] = result["overall"][term], result["languages"][term]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} lacks {error} or has another form: delete it, and give the same command again"
@@ -163,29 +164,27 @@ def require_comparable(runs: Sequence[tuple[str, RunScores]]) -> None:
     """Raise ValueError if two `runs` were trained or tested on different data, or if two of one system and budget
     differ in a setting that does not depend on the seed, or in their steps or tokens. Scores do not matter."""
     first_data: dict[str, tuple[str, str]] = {}
-    first_seeds: dict[tuple[str, float], tuple[str, RunScores]] = {}
+    first_runs: dict[tuple[str, float], tuple[str, RunScores]] = {}
     for source, run in runs:
         for use, sha256 in run.data.items():
             first_source, first_sha256 = first_data.setdefault(use, (source, sha256))
             if sha256 != first_sha256:
                 kind = "training data" if use == "training" else f"data for the test {use}"
                 raise ValueError(f"{first_source} and {source} have different {kind}: leave one of them out")
-        first_source, first = first_seeds.setdefault((run.system, run.budget), (source, run))
-        theirs, ours = _shared_by_seeds(first), _shared_by_seeds(run)
-        for key in theirs:
-            if key in ours and theirs[key] != ours[key]:
+        first_source, first = first_runs.setdefault((run.system, run.budget), (source, run))
+        expected, settings = _shared_by_seeds(first), _shared_by_seeds(run)
+        for key in expected:
+            if key in settings and expected[key] != settings[key]:
                 raise ValueError(
                     f"{first_source} and {source} have runs of {run.system} with {run.budget:.3g} operations, but "
-                    f"with {key} {theirs[key]} and {ours[key]}: leave one of them out"
+                    f"with {key} {expected[key]} and {settings[key]}: leave one of them out"
                 )
 
 
 def _shared_by_seeds(run: RunScores) -> dict[str, Any]:
     """The settings and sizes that all seeds of a system and budget share, by name. In a chain, the names of a later
     run's settings begin with the run's number."""
-    settings = {
-        f"{f'{number}. run: ' if number > 1 else ''}{key}": value
-        for number, of_run in enumerate(run.settings, start=1)
-        for key, value in of_run.items()
-    }
-    return settings | {"steps": run.steps, "tokens": run.tokens}
+    shared = dict(run.settings[0]) if run.settings else {}
+    for number, settings in enumerate(run.settings[1:], start=2):
+        shared |= {f"{number}. run: {key}": value for key, value in settings.items()}
+    return shared | {"steps": run.steps, "tokens": run.tokens}

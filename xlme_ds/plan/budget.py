@@ -18,8 +18,8 @@ RULE = (
     "rule was measured on causal language models; none is published for replaced token detection. Encoders are mostly "
     "smaller and trained for longer: see the recipes"
 )
-TOKENS_A_PARAMETER = 20
-_MOST_HOURS = 1e12  # GPU-hours: more than anyone has, and few enough that the number of steps is finite
+TOKENS_PER_PARAMETER = 20
+_MAX_GPU_HOURS = 1e12  # GPU-hours: more than anyone has, and few enough that the number of steps is finite
 _PUBLISHED = ("base", "large", "xl")
 # Options whose values `affordable_model` chooses.
 CHOSEN_BY_BUDGET = (
@@ -33,29 +33,33 @@ _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpus: int, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model in XLM-E's proportions that `dollars` can train on the data and vocabulary of `run`, and the share of
-    each published recipe that `dollars` would buy. `layouts` has the fastest layout of the model on `gpus` GPUs, or
-    nothing if none fits. `flags`: the command-line options that select `run`. Raises ValueError if `dollars` pay for no
-    step or for more than _MOST_HOURS, if `run` cannot be divided among the GPUs, and if its settings are wrong in
-    themselves or with the shape and steps of that model."""
+    """Returns a dict: `model`, in XLM-E's proportions, that `dollars` can train on the data and vocabulary of `run`;
+    `recipes`, the share of each published recipe that `dollars` would buy; `layouts`, the model's fastest layout on
+    `gpus` GPUs, or nothing if none fits; and the inputs. `flags`: the command-line options that select `run`.
+
+    Raises ValueError if `dollars` pay for no step or for more than _MAX_GPU_HOURS, if `run` starts from another model
+    or cannot be divided among the GPUs, and if a setting of `run` is invalid or does not fit the model.
+    """
     if run.start.folder:
         raise ValueError("--budget chooses the model's shape, so the run cannot start from another model's weights")
-    # Shape and steps are chosen below.
+    # Check first the settings that the budget does not choose; placeholders stand for those that it does.
     without_warmup = replace(run.optimizer, warmup_steps=0)
     validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1), optimizer=without_warmup))
     gpu = with_precision(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
-    if gpu_hours > _MOST_HOURS:
+    if gpu_hours > _MAX_GPU_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
+
     # The larger a model, the fewer tokens per parameter. Bisection finds the index of the smallest model with at most
-    # TOKENS_A_PARAMETER tokens per parameter. Either it or the next smaller model is nearest to that number.
-    index = bisect_left(
-        _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)[1]) <= TOKENS_A_PARAMETER
-    )
+    # TOKENS_PER_PARAMETER tokens per parameter. Either it or the next smaller model is nearest to that number.
+    def is_large(heads: int) -> bool:
+        return _tokens_per_parameter(_shaped(run, heads, flops)[1]) <= TOKENS_PER_PARAMETER
+
+    index = bisect_left(_HEAD_COUNTS, True, key=is_large)
     candidates = [_shaped(run, heads, flops) for heads in _HEAD_COUNTS[max(index - 1, 0) : index + 1]]
     shaped, model = min(
-        candidates, key=lambda candidate: abs(math.log(_tokens_per_parameter(candidate[1]) / TOKENS_A_PARAMETER))
+        candidates, key=lambda candidate: abs(math.log(_tokens_per_parameter(candidate[1]) / TOKENS_PER_PARAMETER))
     )
     if not model["steps"]:
         raise ValueError(f"--budget {dollars:g} does not buy a step of the smallest model: raise it")
@@ -82,8 +86,8 @@ def _tokens_per_parameter(model: dict[str, Any]) -> float:
 
 
 def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[str, Any]]:
-    """Returns (`run` with a model of `heads` heads that is trained with `flops` operations; the size, training tokens,
-    steps and command-line options of this run).
+    """Returns (`run` with a model of `heads` heads, trained with `flops` operations; a dict of this model's size,
+    training tokens, steps and command-line options).
 
     XLM-E's Base has width 768, 12 discriminator layers and 4 generator layers; XL has width 1,536, 48 discriminator
     layers and 8 generator layers. So here the number of discriminator layers grows as the square of the width, and the
@@ -112,7 +116,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[s
         "network": main_encoder,
         "parameters": counts[main_encoder],
         "layer_parameters": counts[main_encoder] - counts["embedding"],
-        "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
+        "tokens": round(steps * sum(run.data.mean_rows)) * row_tokens,
         "steps": steps,
         "settings": " ".join(options),
     }
