@@ -116,13 +116,13 @@ def test_the_run_on_one_gpu() -> None:
     """Of the README: its settings are in a variable of the shell. The plans take as long as the page says, and a step
     reads as many tokens as ELECTRA-Base's (256 rows of 512)."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (size,) = re.findall(r"^size=\((.*)\)$", text, re.M)
+    (settings,) = re.findall(r"^settings=\((.*)\)$", text, re.M)
     ((time, time_of_base),) = re.findall(r"(\d+ h \d+ min) on an H100 \(XLM-E: (\d+ h \d+ min)\)", text)
     (recipe,) = re.findall(r"^recipe=(\w+) ", text, re.M)
     for name, told in ((recipe, time), ("base", time_of_base)):
-        plan = python("-m", "xlme_ds", "plan", "--recipe", name, *size.split(), "--gpus", "1", "--gpu", "h100").stdout
+        plan = python("-m", "xlme_ds", "plan", "--recipe", name, *settings.split(), "--gpus", "1", "--gpu", "h100").stdout
         assert plan.startswith(f"{name} on 1 × h100-80g: {told}, ")
-    rows = {key: int(value) for key, value in re.findall(r"--(\S+) (\d+)(?= |$)", size)}
+    rows = {key: int(value) for key, value in re.findall(r"--(\S+) (\d+)(?= |$)", settings)}
     assert rows["data.mono-rows"] + rows["data.para-rows"] == 256
     mixed = rows["data.mono-rows"] * rows["train.steps"]
     assert text.count(f"--mono-rows {mixed} --para-rows {mixed} ") == 1
