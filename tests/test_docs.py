@@ -120,7 +120,8 @@ def test_the_run_on_one_gpu() -> None:
     ((time, time_of_base),) = re.findall(r"(\d+ h \d+ min) on an H100 \(XLM-E: (\d+ h \d+ min)\)", text)
     (recipe,) = re.findall(r"^recipe=(\w+) ", text, re.M)
     for name, told in ((recipe, time), ("base", time_of_base)):
-        plan = python("-m", "xlme_ds", "plan", "--recipe", name, *settings.split(), "--gpus", "1", "--gpu", "h100").stdout
+        words = f"plan --recipe {name} {settings} --gpus 1 --gpu h100"
+        plan = python("-m", "xlme_ds", *words.split()).stdout
         assert plan.startswith(f"{name} on 1 × h100-80g: {told}, ")
     rows = {key: int(value) for key, value in re.findall(r"--(\S+) (\d+)(?= |$)", settings)}
     assert rows["data.mono-rows"] + rows["data.para-rows"] == 256

@@ -195,7 +195,7 @@ def test_help_shows_the_settings_that_people_set() -> None:
     assert "--heldout PATH " in short and "the loss curve stays the same.\n" in short
     assert "relative-buckets" not in short and "  --model.activation-checkpointing off\n" in short
     assert "--engine.deepspeed zero1          auto, a file of ds_configs/" in short
-    assert "Recipes (memory: without offloading; smaller --data.micro-batch, less):" in short
+    assert "Recipes (memory without offloading; a smaller --data.micro-batch needs less):" in short
     assert "their defaults. With --recipe NAME, --help shows that recipe's values:\n" in short
     sources = "usage: xlme pretrain (--recipe NAME | --config FILE | --branch RUN@STEP) "
     assert short.startswith(f"{sources}--data PATH [PATH ...] --out PATH [")

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
 _BLOCK_FILE = re.compile(r"\d+-\d+\..+")
-_vocabulary = cache(Vocabulary)  # each process reads the vocabulary once
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def encode_inputs(
     """
     shared = SharedWork(shared_folder, worker)
     by_name = {task.name: task for task in tasks}
-    vocabulary = _vocabulary(vocab)
+    vocabulary = Vocabulary(vocab)
     excluded = read_digests(without, vocabulary)
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:

@@ -29,6 +29,7 @@ from data_prep.readers import READERS, find_documents
 from data_prep.store import Stage
 from data_prep.vocab.vocab import VocabConfig
 from data_prep.vocab.vocab import run as train
+from tests.rows import train_vocabulary
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import file_sha256
@@ -312,6 +313,20 @@ def test_inputs_without_text_are_refused(vocab: Path, tmp_path: Path, sentences:
     run(replace(config, out=tmp_path / "of a pipe"))
     writer.join()
     assert read_manifest(tmp_path / "of a pipe/mono").rows == 1
+
+
+def test_another_vocabulary_in_the_same_place_is_read(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    """Also by a process that has read the one before, under the same path."""
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono/en.txt").write_text(sentences[0])
+    place = tmp_path / "vocab"
+    place.mkdir()
+    train_vocabulary(tmp_path / "other")
+    for name, source in (("first", vocab), ("second", tmp_path / "other")):
+        shutil.copy(source / "sentencepiece.model", place)
+        run(EncodeConfig(place, tmp_path / name, mono=tmp_path / "mono"))
+        ids = Vocabulary(source).encode(sentences[0]).tolist()
+        assert records(tmp_path / name / "mono", "en") == [[[*ids, EOS]]], name
 
 
 @pytest.mark.parametrize(
