@@ -564,6 +564,9 @@ def test_settings_of_training_alone_may_differ(source: TrainedRun, tmp_path: Pat
     (exports[1] / "sentencepiece.bpe.model").write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match=r"two has another vocabulary than .*one: average models that have the same"):
         average(exports, tmp_path / "none")
+    (exports[1] / "sentencepiece.bpe.model").unlink()
+    with pytest.raises(ValueError, match=r"two/sentencepiece\.bpe\.model is missing: copy the vocabulary that"):
+        average(exports, tmp_path / "none")
 
 
 def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finds text that `encode` leaves out: the other part of a split, and the lines of test sets. Texts that the model
+"""Finds text that `encode` leaves out: text of the other split, and the lines of test sets. Texts that the model
 cannot tell apart count as the same text."""
 
 import re
@@ -20,17 +20,17 @@ HELD_OUT_TEXT = "held_out_text"
 _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, or of XML
 
 
-def in_other_split(part: str, share: float, texts: Iterable[bytes]) -> np.ndarray:
-    """bool [texts]: True for each text that is not in `part` of the corpus, `train` or `heldout`. `share` is the share
+def in_other_split(split: str, share: float, texts: Iterable[bytes]) -> np.ndarray:
+    """bool [texts]: True for each text that is not in `split`, `train` or `heldout`. `share` is the share
     of all texts that is held out.
 
-    A 64-bit hash (BLAKE2b) of a text's normal form (`Vocabulary.normalise`) decides which part the text is in. So texts
-    that the model cannot tell apart are in the same part, even if they are in different files.
+    A 64-bit hash (BLAKE2b) of a text's normal form (`Vocabulary.normalise`) decides the split of the text. So texts
+    that the model cannot tell apart are in one split, even if they are in different files.
     """
     digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
     limit = int(share * 2**64)
     held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
-    return held_out if part == "train" else ~held_out
+    return held_out if split == "train" else ~held_out
 
 
 def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:

@@ -33,8 +33,8 @@ class IdEncoder:
 
     `hashes` and `in_other_split` may be None. `hashes` finds exact duplicates: repeats inside this block are dropped
     at once; repeats in other blocks are removed later, by the stored hashes of the written text. `in_other_split` takes
-    texts in normal form, and tells which of them are in the part of the corpus that is not encoded. Paragraphs whose
-    `digest` is in `excluded` are dropped, and pairs with such a side.
+    texts in normal form, and tells which of them belong to the split that is not encoded, such as held-out text.
+    Paragraphs whose ids have a `digest` in `excluded` are dropped, and pairs with such a side.
     """
 
     vocabulary: Vocabulary
@@ -56,8 +56,8 @@ class IdEncoder:
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split_side=0)
-            # All paragraphs of a document, unfiltered, decide its split, because the paragraphs that remain
-            # after filtering may depend on other documents.
+            # All paragraphs of a document, unfiltered, decide its split, because the paragraphs that remain after
+            # filtering may depend on other documents.
             if self.in_other_split is not None:
                 document_forms = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.in_other_split(document_forms)[document_of])

@@ -168,8 +168,8 @@ def whole_model() -> dict[str, float]:
 
 def forms() -> dict[str, list[float]]:
     """Errors of each kernel for every tile of the table, every output NaN before; the interpreter has neither warps nor
-    stages. Rows of one item and of several: a
-    program of the distances has two rows of one item, one of each kind, or the last row, after which is one more."""
+    stages. Rows of one item and of several: a program of the distances has two rows of one item, one of each kind, or
+    the last row, after which is one more."""
     given = inputs_of_shape(torch.device("cpu"), 6, 2, 192, 16, torch.float16)
     given |= {name: given[name][:5] for name in ("qkv", "first", "end", "grad")}
     exact, launched = expected(given), launches(given)

@@ -243,8 +243,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)
         discriminator = read_weights(out / WEIGHTS_FILE)
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
-        table = embedding_name(discriminator)
-        discriminator[table] = (generator[embedding_name(generator)] + difference).to(discriminator[table].dtype)
+        discriminator[embedding_name(discriminator)] = generator[embedding_name(generator)] + difference
         save_weights(discriminator, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
         averaged = ", ".join(f"`{folder.name}`" for folder in models)
@@ -255,7 +254,11 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
 
 
 def _require_same_vocabulary(path: Path, expected: Path, folder: Path, first: Path) -> None:
-    """Raise ValueError if the vocabulary files `path` of the model in `folder` and `expected` of `first` differ."""
+    """Raise ValueError if the vocabulary files `path` of the model in `folder` and `expected` of `first` differ, or if
+    one is missing."""
+    for needed in (path, expected):
+        if not needed.is_file():
+            raise ValueError(f"{needed} is missing: copy the vocabulary that the model was trained with to this place")
     if file_sha256(path) != file_sha256(expected):
         raise ValueError(f"{folder} has another vocabulary than {first}: average models that have the same vocabulary")
 

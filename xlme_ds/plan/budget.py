@@ -42,7 +42,7 @@ def affordable_model(
     """
     if run.start.folder:
         raise ValueError("--budget chooses the model's shape, so the run cannot start from another model's weights")
-    # Check first the settings that the budget does not choose; placeholders stand for those that it does.
+    # Check the other settings first; placeholders stand for those that the budget chooses.
     without_warmup = replace(run.optimizer, warmup_steps=0)
     validate(replace(run, model=replace(run.model, width=_HEAD_WIDTH, heads=1), optimizer=without_warmup))
     gpu = with_precision(gpu, run.engine.precision)
@@ -116,7 +116,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> tuple[RunConfig, dict[s
         "network": main_encoder,
         "parameters": counts[main_encoder],
         "layer_parameters": counts[main_encoder] - counts["embedding"],
-        "tokens": round(steps * sum(run.data.mean_rows)) * row_tokens,
+        "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
         "steps": steps,
         "settings": " ".join(options),
     }
