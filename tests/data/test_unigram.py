@@ -9,9 +9,9 @@ import pytest
 
 from tests.data.test_shards import plain_rows
 from tests.rows import write_data, write_index
-from xlme_ds.data.loader import unigram_nll_by_language
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
-from xlme_ds.data.shards import RowStore, unigram_nll_by_id
+from xlme_ds.data.shards import RowStore
+from xlme_ds.data.unigram import unigram_nll_by_id, unigram_nll_by_language
 from xlme_ds.io.files import file_sha256
 
 

@@ -36,9 +36,10 @@ from xlme_ds.config import (
 )
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import Loader, unigram_nll_by_language
+from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
+from xlme_ds.data.unigram import unigram_nll_by_language
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import build_engine, require_kernels
 from xlme_ds.engine.ranks import SharedError

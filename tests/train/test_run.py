@@ -26,10 +26,11 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.checkpoint_names import checkpoints_of, saved_step
 from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_nll_by_language
+from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
+from xlme_ds.data.unigram import unigram_nll_by_language
 from xlme_ds.engine.build import build_engine
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.opening import heldout_data_config, pretraining_info

@@ -1,7 +1,7 @@
 """Reads the micro-batches of one rank in each step from data folders. The step number alone determines a step's
 rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,8 @@ from .batch import Batch
 from .collate import BatchMaker, Collate, Purpose, collate
 from .masking import TaskRows
 from .order import Phase, StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
-from .rows import TASKS, UNK
-from .shards import RowStore, unigram_nll_by_id
+from .rows import TASKS
+from .shards import RowStore
 
 
 def fingerprint_name(task: str, phase: Phase) -> str:
@@ -259,23 +259,3 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
         if store.row_tokens != first.row_tokens:
             raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
     return first.row_tokens
-
-
-def unigram_nll_by_language(
-    train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
-) -> np.ndarray:
-    """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. A language's
-    mean loss is a baseline for its masked-token loss.
-
-    The losses are the −log p, in nats, that `unigram_nll_by_id(train)` gives the ordinary tokens of the first `rows`
-    held-out rows of a task.
-    """
-    row_numbers = np.arange(min(rows, heldout.rows))
-    # Collated for `languages_BT`; the masks are not used.
-    batch = collate([(task, heldout.read(row_numbers), row_numbers)], seed=0, mask_fraction=0.5)
-    tokens_BT, languages_BT = batch.tokens_BT.numpy(), batch.languages_BT.numpy()
-    ordinary_BT = tokens_BT > UNK
-    tokens, languages = tokens_BT[ordinary_BT], languages_BT[ordinary_BT]
-    language_count = len(heldout.languages)
-    sums = np.bincount(languages, unigram_nll_by_id(train)[tokens], language_count)
-    return np.stack([sums, np.bincount(languages, minlength=language_count)])

@@ -1,4 +1,4 @@
-"""Random access to the rows of a mixed data folder, and the losses of a unigram model of their tokens.
+"""Random access to the rows of a mixed data folder.
 
 Each shard has an index: where its data are in the Arrow file, and a checksum of every group of four rows. So a process
 reads only the groups that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A
@@ -22,7 +22,7 @@ import os
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise, product
 from pathlib import Path
@@ -33,7 +33,7 @@ from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
 from .compiled import HALF, LOW, Array, compiled, readonly
-from .rows import PAD, UNK, Rows
+from .rows import PAD, Rows, concatenated
 from .schema import Manifest, Shard, read_manifest
 
 _MAX_OPEN_SHARDS = 16
@@ -328,29 +328,3 @@ def _is_valid(
     for language in languages:
         ok &= (language >= 0) & (language < language_count)
     return ok
-
-
-def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
-    """−log p (nats) of every id in a unigram model, float64 [V].
-
-    p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
-    `train` may be several stores with their shares of a run. Then the count is Σ share · count · N / n over the stores:
-    n is the number of positions in the rows that a store gives, N the largest n.
-    """
-    shares = {train: 1.0} if isinstance(train, RowStore) else train
-    most_positions = max(min(train_rows, store.rows) * store.row_tokens for store in shares)
-    counts = np.ones(next(iter(shares)).manifest.vocabulary_size)
-    for store, share in shares.items():
-        rows = min(train_rows, store.rows)
-        for start in range(0, rows, 1024):
-            tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
-            occurrences = np.bincount(tokens[tokens > UNK], minlength=len(counts))
-            counts += share * most_positions / (rows * store.row_tokens) * occurrences
-    return -np.log(counts / counts.sum())
-
-
-def concatenated(pieces: Sequence[Rows]) -> Rows:
-    """The rows of all `pieces`, in order."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -17,8 +17,9 @@ import torch
 from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.collate import collate
-from ..data.rows import TASKS, UNK, Rows
-from ..data.shards import RowStore, concatenated, unigram_nll_by_id
+from ..data.rows import TASKS, UNK, Rows, concatenated
+from ..data.shards import RowStore
+from ..data.unigram import unigram_nll_by_id
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
 from .compared_models import ComparedPredictor, Models, load_predictors, trained_on_entry, trained_on_notes

@@ -17,9 +17,10 @@ from ..checkpoint_names import checkpoints_of
 from ..cli import format_number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
-from ..data.loader import Loader, unigram_nll_by_language
+from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..data.shards import RowStore
+from ..data.unigram import unigram_nll_by_language
 from ..data.vocabulary import Vocabulary
 from ..engine.build import require_engine_file
 from ..engine.ranks import data_parallel_rank_and_size, on_gpu
