@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import EncoderName
 from ..report.run_files import RunFiles
-from ..translate.exports import decoder_settings
+from ..translate.decoder import decoder_settings
 from .exported_folder import ExportedModel
 
 # Our class -> the class of transformers that loads it. AutoModelFor… loads every XLMEFor… that is not here.

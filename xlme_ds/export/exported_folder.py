@@ -29,7 +29,8 @@ from ..trained.exports import (
     export_state,
 )
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
-from ..translate.exports import decoder_settings, generation_settings
+from ..translate.decoder import decoder_settings
+from ..translate.decoding import generation_settings
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
 

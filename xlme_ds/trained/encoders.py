@@ -1,6 +1,5 @@
 """Loads encoders from any folder that holds a model: a run, one of its checkpoints, or an export."""
 
-import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +7,8 @@ from ..config import EncoderName, ModelConfig, ObjectiveConfig
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, take_encoder
 from ..objectives import objective_of
-from .config_json import is_export
-from .exports import folder_of_encoder, load_export
+from .config_json import MODEL_TYPE, is_export, read_config
+from .exports import folder_of_encoder, load_export, read_heads
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
 
 
@@ -49,6 +48,10 @@ def load_whole_export(folder: Path) -> TrainedRun | None:
 
     Raises ValueError if the files of such an export cannot be read.
     """
-    # By name, because `translate` is on a higher import floor (tests/test_imports.py).
-    run: TrainedRun | None = pkgutil.resolve_name("xlme_ds.translate.exports:load_with_decoder")(folder)
-    return run
+    config = read_config(folder)
+    if config.get("model_type") != MODEL_TYPE or not config.get("decoder_form"):
+        return None
+    encoder, vocabulary = load_encoder(folder)
+    model = replace(encoder.cfg, decoder=config["decoder_form"], decoder_layers=config["decoder_layers"])
+    state = encoder.state_dict() | read_heads(folder)
+    return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))

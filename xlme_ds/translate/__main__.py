@@ -91,8 +91,15 @@ def run(settings: TranslateSettings) -> None:
                 f"--from {settings.from_language} and --to {settings.to_language} are one language, and --pairs needs "
                 "two: change one"
             )
-        codes = settings.from_language, settings.to_language
-        write_pairs(settings.pairs, codes, translator, lines, languages, settings.beam, settings.length_penalty)
+        write_pairs(
+            settings.pairs,
+            (settings.from_language, settings.to_language),
+            translator,
+            lines,
+            languages,
+            settings.beam,
+            settings.length_penalty,
+        )
         return
     leaks = leak_report(translator, settings.source, lines, reference, settings.trained_on)
     translations, cut = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)

@@ -8,12 +8,13 @@ B rows, S source tokens, R target tokens, H heads, K head size, D width.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..data.rows import EOS
 from ..models.attention import TorchBias, TritonBias, dropout_attend, fused_attend
 from ..models.dropout import derive_seeds
 from ..models.encoder import Encoder
@@ -131,6 +132,16 @@ def decoder_layers(cfg: ModelConfig) -> int:
 def decoder_depth(cfg: ModelConfig) -> int:
     """Number of modules in `Decoder.layers`. It is also the number of encoder layers that a decoder can start from."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
+
+
+def decoder_settings(cfg: ModelConfig) -> dict[str, Any]:
+    """The settings in an export's config.json that an export without a decoder lacks."""
+    return {
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": EOS,
+        "decoder_form": cfg.decoder,
+        "decoder_layers": decoder_layers(cfg),
+    }
 
 
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:

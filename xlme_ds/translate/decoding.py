@@ -11,19 +11,35 @@ A sentences, N hypotheses of all sentences together, S source tokens, D width, V
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cli import progress
-from ..data.rows import EOS, LAYOUTS, PAD
+from ..config import ModelConfig
+from ..data.rows import BOS, EOS, LAYOUTS, PAD, UNK
 from ..models.text_encoder import positions_and_segments
 from .model import CachedDecoder, TranslationModel, max_translation_tokens
 from .sides import Side
 
 _MAX_BATCH_TOKENS = 4096  # upper bound of padded source tokens · beam in a batch of several sources
 _MAX_LOGITS = 2**26  # upper bound of hypotheses · vocabulary in one decoding step: this bounds memory
+
+
+def generation_settings(cfg: ModelConfig) -> dict[str, Any]:
+    """The content of an export's generation_config.json, with which transformers' `generate` searches like `translate`,
+    if both have the same number of beams."""
+    return {
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": EOS,
+        "max_new_tokens": cfg.max_positions,  # an upper bound: the model class limits the length by the source's, too
+        "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
+        "renormalize_logits": True,
+    }
 
 
 def translate(

@@ -45,17 +45,17 @@ def write_pairs(
         "beam": beam,
         "length_penalty": penalty,
     }
-    complete = all(file.exists() for file in files)
-    if not record.exists() and (foreign := next((file for file in files if file.exists()), None)):
-        raise ValueError(f"{foreign} exists already, and this command did not write it: name another folder")
     if not record.exists():
+        if foreign := next((file for file in files if file.exists()), None):
+            raise ValueError(f"{foreign} exists already, and this command did not write it: name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         write_versioned(record, provenance)
     if read_versioned(record) != provenance:
         raise ValueError(
             f"{folder} has pairs of other text, another model or other settings: name another folder, or delete it"
         )
-    if complete and not parts_folder.exists():  # complete pairs have parts if a stop came before these were removed
+    # Complete pairs still have parts if a stop came before these were removed.
+    if all(file.exists() for file in files) and not parts_folder.exists():
         print(f"{files[1]} is complete")
         return
     part_files = {first: parts_folder / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}

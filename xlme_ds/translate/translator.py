@@ -19,9 +19,9 @@ from ..data.vocabulary import Vocabulary
 from ..io.files import refuse_carriage_returns
 from ..models.text_encoder import language_index
 from ..trained.config_json import read_config
+from ..trained.encoders import load_whole_export
 from ..trained.runs import load_run
 from .decoding import translate
-from .exports import load_with_decoder
 from .model import TranslationModel
 
 _ROWS_PER_READ = 4096  # of training data in which lines are searched
@@ -51,7 +51,7 @@ class Translator(NamedTuple):
 def load_translator(folder: Path) -> Translator:
     """The model and vocabulary of a run, a checkpoint (RUN@STEP) or an export. The model is in evaluation mode, on a
     GPU if there is one. Raises ValueError for a folder whose model has no decoder."""
-    advice, run = "name a run of objective.name mt", load_with_decoder(folder)
+    advice, run = "name a run of objective.name mt", load_whole_export(folder)
     if run is None and "config" not in read_config(folder):
         raise ValueError(f"{folder} is an export without a decoder: {advice}")
     run = run or load_run(folder)
