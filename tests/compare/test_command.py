@@ -29,7 +29,7 @@ from xlme_ds.compare.summary import write_results
 from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.heldout_losses import losses
+from xlme_ds.evaluate.heldout_text import losses
 from xlme_ds.io.folders import lock_folder
 
 BUDGETS = (2e8, 4e8)

@@ -22,8 +22,7 @@ from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import _with_names, default_layer, load_encoders
-from xlme_ds.evaluate.heldout_losses import loss_tables
-from xlme_ds.evaluate.heldout_perplexity import perplexity_tables
+from xlme_ds.evaluate.heldout_text import loss_tables, perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
 from xlme_ds.evaluate.output import ResultTable, _plot
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, accuracy_at_1, mean_of_directions, retrieval_tables
@@ -456,8 +455,8 @@ def test_what_one_model_cannot_read_is_said_before_another_is_scored(
     vocabulary = load_encoder(run).vocabulary
     data = write_data(tmp_path / "data", 40, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     write_alignment(tmp_path / "fr-en", ["kalo"], ["kalo"], "1 1 1 S\n")
-    scoring = "retrieval.sentence_vectors", "alignment.hidden_states", "heldout_losses._losses"
-    for name in (*scoring, "heldout_perplexity.mean_nlls"):
+    scoring = "retrieval.sentence_vectors", "alignment.hidden_states", "heldout_text._losses"
+    for name in (*scoring, "heldout_text.mean_nlls"):
         monkeypatch.setattr(f"xlme_ds.evaluate.{name}", None)  # scoring would raise TypeError
     for test, folder in (
         (evaluate.tatoeba, tatoeba), (evaluate.pairs, data), (evaluate.align, tmp_path / "fr-en"),

@@ -21,11 +21,10 @@ from xlme_ds.data.masking import draw_masks
 from xlme_ds.data.schema import UNK, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-from xlme_ds.evaluate import heldout_losses
+from xlme_ds.evaluate import heldout_text
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.compared_models import load_predictors, trained_on_entry
-from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.heldout_perplexity import perplexities, perplexity, perplexity_tables, rows_by_language
+from xlme_ds.evaluate.heldout_text import losses, perplexities, perplexity, perplexity_tables, rows_by_language
 from xlme_ds.export.export_run import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
@@ -353,7 +352,7 @@ def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pyt
     """Whatever number is read at once, also more than are left."""
     found = []
     for at_once in (1, 7, 16, 100):
-        monkeypatch.setattr(heldout_losses, "_ROWS_PER_BATCH", at_once)
+        monkeypatch.setattr(heldout_text, "_ROWS_PER_BATCH", at_once)
         (scores,) = losses(root / "mlm", root / "heldout", rows=20)["models"]
         found.append(scores["overall"] | scores["languages"]["mlm"])
     assert all(one == pytest.approx(found[0], rel=1e-5) for one in found)

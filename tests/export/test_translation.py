@@ -22,7 +22,7 @@ from tests.rows import write_data
 from tests.small import batch_of
 from xlme_ds.config import ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, UNK
-from xlme_ds.evaluate.heldout_losses import losses
+from xlme_ds.evaluate.heldout_text import losses
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.trained.encoders import load_encoder

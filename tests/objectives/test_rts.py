@@ -18,7 +18,7 @@ from tests.small import SMALL, batch_of, encoder_of, item, lively, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import PAD, UNK
-from xlme_ds.evaluate.heldout_perplexity import perplexity
+from xlme_ds.evaluate.heldout_text import perplexity
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.pipeline import split_layers

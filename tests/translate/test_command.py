@@ -35,8 +35,7 @@ from xlme_ds.config import (
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.evaluate.heldout_perplexity import perplexity
+from xlme_ds.evaluate.heldout_text import losses, perplexity
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.io.folders import lock_folder
 from xlme_ds.train.data import open_loader

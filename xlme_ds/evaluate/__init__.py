@@ -23,8 +23,7 @@ from ..io.errors import no_such
 
 if TYPE_CHECKING:
     from .alignment import align
-    from .heldout_losses import losses
-    from .heldout_perplexity import perplexity
+    from .heldout_text import losses, perplexity
     from .lookup_table import words
     from .retrieval import pairs, tatoeba
 
@@ -32,9 +31,9 @@ __all__ = ["align", "losses", "pairs", "perplexity", "tatoeba", "words"]
 
 _MODULES = {
     "align": "alignment",
-    "losses": "heldout_losses",
+    "losses": "heldout_text",
     "pairs": "retrieval",
-    "perplexity": "heldout_perplexity",
+    "perplexity": "heldout_text",
     "tatoeba": "retrieval",
     "words": "lookup_table",
 }

@@ -83,10 +83,10 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
         rows: How many rows of each task are read, from the start.
         seed: Seed of the masks.
     """
-    from . import heldout_losses
+    from . import heldout_text
 
-    results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
-    options.write_and_print(results, heldout_losses.loss_tables)
+    results = heldout_text.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
+    options.write_and_print(results, heldout_text.loss_tables)
 
 
 def perplexity(
@@ -103,12 +103,12 @@ def perplexity(
         limit: How many rows of each language are read, from the start; by default all.
         unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this folder.
     """
-    from . import heldout_perplexity
+    from . import heldout_text
 
-    results = heldout_perplexity.perplexity(
+    results = heldout_text.perplexity(
         options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
-    options.write_and_print(results, heldout_perplexity.perplexity_tables)
+    options.write_and_print(results, heldout_text.perplexity_tables)
 
 
 def words(options: _Encoder) -> None:

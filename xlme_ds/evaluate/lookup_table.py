@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,50 +32,6 @@ JudgedPairs = tuple[list[WordPair], list[float]]  # pairs of words or phrases, t
 
 _PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # endings of the names of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
-_UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
-
-
-class _Form(NamedTuple):
-    """The form of a table of results."""
-
-    title: str
-    first_column: str
-    columns: dict[str, tuple[str, str]]  # title of another column -> (key in a test's results, format)
-    notes: tuple[str, ...]
-
-
-_FORMS = {  # by the kind of test
-    "similarity": _Form(
-        "Word similarity: cosines against people's scores",
-        "test",
-        {
-            "pairs": ("pairs", "d"),
-            "Pearson": ("pearson", ".3f"),
-            "Spearman": ("spearman", ".3f"),
-            "harmonic mean": ("score", ".3f"),
-            "unknown": ("unknown", "d"),
-        },
-        (_UNKNOWN_NOTE,),
-    ),
-    "dictionaries": _Form(
-        "Translations in the lookup table",
-        "dictionary",
-        {
-            "pairs": ("pairs", "d"),
-            "identical": ("identical", "d"),
-            "cosine": ("cosine", ".3f"),
-            "L2 distance": ("distance", ".3f"),
-            "P@1": ("precision", ".1%"),
-            "candidates": ("candidates", "d"),
-            "unknown": ("unknown", "d"),
-        },
-        (
-            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
-            "so that their cosine is 1",
-            _UNKNOWN_NOTE,
-        ),
-    ),
-}
 
 
 @check_argument_types
@@ -89,9 +45,8 @@ def words(
     what is returned.
     """
     judged, dictionaries = read_word_tests(Path(data))
-    compared = load_encoders(models, None, random, which)
     results = []
-    for model in compared:
+    for model in load_encoders(models, None, random, which):
         trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
             "similarity": {name: similarity_scores(trained, *test) for name, test in judged.items()},
@@ -149,12 +104,11 @@ def _read_judged(path: Path) -> JudgedPairs:
     scores = []
     for line_number, line in enumerate(lines, start=1):
         try:
-            score = float(line)
+            scores.append(float(line))
         except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
+            scores.append(math.nan)
+        if not math.isfinite(scores[-1]):
             raise ValueError(f"{key} line {line_number} is {line.strip()!r} instead of a number: fetch the file again")
-        scores.append(score)
     if len(set(scores)) < 2:
         raise ValueError(f"{key} has the same score on every line, which gives no correlation: fetch the file again")
     return pairs, scores
@@ -257,13 +211,52 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
-    models, tables = results["models"], []
-    for kind, form in _FORMS.items():
-        rows = [
-            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in form.columns.values())]
-            for name in models[0][kind]
-            for model in models
-        ]
-        columns = [form.first_column, "model", *form.columns]
-        tables.append(ResultTable(form.title, columns, rows, [*form.notes]))
-    return [table for table in tables if table.rows]
+    similarity = _word_table(
+        results["models"],
+        "similarity",
+        "Word similarity: cosines against people's scores",
+        "test",
+        {
+            "pairs": ("pairs", "d"),
+            "Pearson": ("pearson", ".3f"),
+            "Spearman": ("spearman", ".3f"),
+            "harmonic mean": ("score", ".3f"),
+            "unknown": ("unknown", "d"),
+        },
+    )
+    dictionaries = _word_table(
+        results["models"],
+        "dictionaries",
+        "Translations in the lookup table",
+        "dictionary",
+        {
+            "pairs": ("pairs", "d"),
+            "identical": ("identical", "d"),
+            "cosine": ("cosine", ".3f"),
+            "L2 distance": ("distance", ".3f"),
+            "P@1": ("precision", ".1%"),
+            "candidates": ("candidates", "d"),
+            "unknown": ("unknown", "d"),
+        },
+        "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, so "
+        "that their cosine is 1",
+    )
+    return [table for table in (similarity, dictionaries) if table.rows]
+
+
+def _word_table(
+    models: Sequence[Mapping[str, Any]],
+    kind: str,
+    title: str,
+    test_column: str,
+    columns: Mapping[str, tuple[str, str]],
+    *notes: str,
+) -> ResultTable:
+    """The table of one `kind` of tests. `columns`: title of a column -> (key in a test's results, format)."""
+    rows = [
+        [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in columns.values())]
+        for name in models[0][kind]
+        for model in models
+    ]
+    unknown_note = "unknown: words with a piece that the vocabulary lacks"
+    return ResultTable(title, [test_column, "model", *columns], rows, [*notes, unknown_note])
