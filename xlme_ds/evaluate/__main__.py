@@ -33,10 +33,7 @@ def tatoeba(options: _Layers) -> None:
     """
     from . import retrieval
 
-    results = retrieval.tatoeba(
-        options.models, options.data, layer=options.layer, which=options.which, random=options.random
-    )
-    _output_retrieval(results, options)
+    _write_and_print_retrieval(retrieval.tatoeba(**options.arguments()), options)
 
 
 def pairs(options: _Layers, limit: int = 1000) -> None:
@@ -50,10 +47,7 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     """
     from . import retrieval
 
-    results = retrieval.pairs(
-        options.models, options.data, limit=limit, layer=options.layer, which=options.which, random=options.random
-    )
-    _output_retrieval(results, options)
+    _write_and_print_retrieval(retrieval.pairs(**options.arguments(), limit=limit), options)
 
 
 def align(options: _Layers, apart: bool = False) -> None:
@@ -66,9 +60,7 @@ def align(options: _Layers, apart: bool = False) -> None:
     """
     from . import alignment
 
-    results = alignment.align(
-        options.models, options.data, apart=apart, layer=options.layer, which=options.which, random=options.random
-    )
+    results = alignment.align(**options.arguments(), apart=apart)
     curves = {model["model"]: [model["overall"]["aer"]] for model in results["models"]}
     note = f"mean over {', '.join(results['models'][0]['tests'])}"
     options.write_and_print(results, alignment.alignment_tables, curves, "mean alignment error rate (%)", note)
@@ -85,7 +77,7 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """
     from . import heldout_text
 
-    results = heldout_text.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
+    results = heldout_text.losses(**options.arguments(), rows=rows, seed=seed)
     options.write_and_print(results, heldout_text.loss_tables)
 
 
@@ -105,9 +97,7 @@ def perplexity(
     """
     from . import heldout_text
 
-    results = heldout_text.perplexity(
-        options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
-    )
+    results = heldout_text.perplexity(**options.arguments(), passes=passes, seed=seed, limit=limit, unigram=unigram)
     options.write_and_print(results, heldout_text.perplexity_tables)
 
 
@@ -120,11 +110,10 @@ def words(options: _Encoder) -> None:
     """
     from . import lookup_table
 
-    results = lookup_table.words(options.models, options.data, which=options.which, random=options.random)
-    options.write_and_print(results, lookup_table.word_tables)
+    options.write_and_print(lookup_table.words(**options.arguments()), lookup_table.word_tables)
 
 
-def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
+def _write_and_print_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
     from . import retrieval
 
     models = results["models"]
@@ -133,8 +122,13 @@ def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
     }
     # all models are tested on the same languages
     languages = "the papers' 36" if "36" in retrieval.complete_sets(models[0]) else str(len(models[0]["languages"]))
-    measure, note = "accuracy@1, mean of both directions (%)", f"mean over {languages} languages"
-    options.write_and_print(results, retrieval.retrieval_tables, curves, measure, note)
+    options.write_and_print(
+        results,
+        retrieval.retrieval_tables,
+        curves,
+        "accuracy@1, mean of both directions (%)",
+        f"mean over {languages} languages",
+    )
 
 
 if __name__ == "__main__":

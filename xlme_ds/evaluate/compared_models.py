@@ -67,8 +67,8 @@ class ComparedEncoder(ComparedModel):
 
 @dataclass(frozen=True)
 class ComparedPredictor(ComparedModel):
-    """A whole model of a comparison. `objective` shows every token to predict as `<mask>`, unless it masks no
-    tokens."""
+    """A whole model of a comparison. If the model predicts masked tokens, `objective` masks the default share of the
+    tokens, and shows each of them as `<mask>`."""
 
     objective: Pretraining
     model: nn.Module
@@ -98,14 +98,21 @@ def load_encoders(
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
-        quoted_layer = default_layer(depth) if layer is None else layer
-        encoder = _on_device(encoder)
         encoders.append(
-            ComparedEncoder(name + suffix, folder, encoder.cfg, vocabulary, step, False, encoder, quoted_layer)
+            ComparedEncoder(
+                name + suffix,
+                folder,
+                encoder.cfg,
+                vocabulary,
+                step,
+                untrained=False,
+                encoder=_on_device(encoder),
+                layer=default_layer(depth) if layer is None else layer,
+            )
         )
     for trained, objective_name, seed, name in _untrained_variants(encoders, suffix) if with_untrained else []:
-        encoder = _on_device(initial_encoder(trained.cfg, objective_name, seed, which))
-        encoders.append(replace(trained, name=name, step=None, untrained=True, encoder=encoder))
+        encoder = initial_encoder(trained.cfg, objective_name, seed, which)
+        encoders.append(replace(trained, name=name, step=None, untrained=True, encoder=_on_device(encoder)))
     return encoders
 
 
@@ -119,10 +126,17 @@ def load_predictors(models: Models, with_untrained: bool) -> list[ComparedPredic
         run = _exported_run(folder) if is_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
-        # Every predicted token becomes `<mask>`, so that all models have an equally hard task: a token that stays
-        # visible is easier to predict, and one that another token replaces is harder.
+        # All models that mask tokens have an equally hard task: the same share of the tokens is masked, and each of
+        # these becomes `<mask>`. A token that stays visible is easier to predict, one that another token replaces is
+        # harder.
         objective = objective_of(
-            replace(run.objective, random_fraction=0.0, keep_fraction=0.0, generator_keep_fraction=0.0)
+            replace(
+                run.objective,
+                mask_fraction=1.0 if run.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction,
+                random_fraction=0.0,
+                keep_fraction=0.0,
+                generator_keep_fraction=0.0,
+            )
         )
         if not objective.quantities[objective.terms[0]].unigram:
             raise ValueError(
@@ -134,8 +148,18 @@ def load_predictors(models: Models, with_untrained: bool) -> list[ComparedPredic
             objective = objective.at(step - 1)  # with the loss weights of the last step
         model = objective.build(run.model)
         run.load_into(model)
-        model = _on_device(model)
-        predictors.append(ComparedPredictor(name, folder, run.model, run.vocabulary, run.step, False, objective, model))
+        predictors.append(
+            ComparedPredictor(
+                name,
+                folder,
+                run.model,
+                run.vocabulary,
+                run.step,
+                untrained=False,
+                objective=objective,
+                model=_on_device(model),
+            )
+        )
     for trained, _, seed, name in _untrained_variants(predictors) if with_untrained else []:
         model = trained.objective.build(trained.cfg)
         initialise(model, seed, trained.cfg.init_std)
@@ -200,10 +224,7 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
         if run.name != real_path(run).name:
             folders[index] = Path(f"{real_path(run)}{'' if step is None else f'@{step}'}")
     last_parts = [folder.name for folder in folders]
-    names = [
-        last_part if last_parts.count(last_part) == 1 else str(folder)
-        for folder, last_part in zip(folders, last_parts, strict=True)
-    ]
+    names = [folder.name if last_parts.count(folder.name) == 1 else str(folder) for folder in folders]
     if not folders:
         raise ValueError("no model is named: name the folder of a run, or several to compare")
     if len(set(names)) != len(names):

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from ..cli import progress
-from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows, concatenated
 from ..data.shards import RowStore
@@ -41,7 +40,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     """Losses on the first `rows` rows of each task in the data folder `data`, overall and by language, with masks
     drawn from `seed`. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
     folder = Path(data)
-    tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
+    tasks = [task for task in TASKS if (folder / task).is_dir()]
     check_seed_and_counts(seed, rows=rows)
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
@@ -133,42 +132,41 @@ def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
         )
 
 
-def _open_stores(model: ComparedPredictor, folder: Path, tasks: Sequence[int]) -> dict[int, RowStore]:
+def _open_stores(model: ComparedPredictor, folder: Path, tasks: Sequence[str]) -> dict[str, RowStore]:
     """The rows of those `tasks` that the model was trained to predict, by task. Raises ValueError if there are none, if
     the model cannot read the rows of one of the `tasks`, and if its objective cannot."""
-    stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
+    stores = {task: RowStore(folder / task, model.cfg.language_embeddings) for task in tasks}
     for store in stores.values():
         require_readable(model, store)
-    own_tasks = {model.objective.quantities[term].task for term in model.objective.terms}
-    own_stores = {task: store for task, store in stores.items() if TASKS[task] in own_tasks}
-    if not own_stores:
+    predicted_tasks = {model.objective.quantities[term].task for term in model.objective.terms}
+    predicted_stores = {task: store for task, store in stores.items() if task in predicted_tasks}
+    if not predicted_stores:
         raise ValueError(
             f"{folder} has no rows that {model.folder} was trained to predict "
             f"({', '.join(model.objective.terms)}): name other data"
         )
-    for store in own_stores.values():
+    for store in predicted_stores.values():
         model.objective.check_rows(store, "compare")
-    return own_stores
+    return predicted_stores
 
 
 @torch.no_grad()
-def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
+def _losses(model: ComparedPredictor, stores: Mapping[str, RowStore], rows: int, seed: int) -> dict[str, Any]:
     """Returns {"overall": the values that a run reports, over all rows; "languages": the loss of each term, by
-    language}. The argument `stores` has the rows of each task, by the task's index."""
+    language}. The argument `stores` has the rows of each task."""
     objective, device = model.objective, next(model.model.parameters()).device
-    # Every model that masks has the same share of masked tokens, as in `perplexity`.
-    fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     max_languages = max(len(store.languages) for store in stores.values())
     sums = torch.zeros(len(objective.terms), dtype=torch.float64)
     counts = torch.zeros_like(sums)
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
     by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
-        collate = objective.collate_for(store, "compare")
+        make_batch = objective.collate_for(store, "compare")
         starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)
-        for start in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
+        for start in progress(starts, len(starts), f"batches of {task}", model.name):
             records = np.arange(start, min(start + _ROWS_PER_BATCH, rows, store.rows))
-            batch = collate([(task, store.read(records), records)], seed, fraction, 0).to(device)
+            task_rows = [(TASKS.index(task), store.read(records), records)]
+            batch = make_batch(task_rows, seed, objective.mask_fraction, 0).to(device)
             output = model.model(batch)
             sums += objective.sums(output, batch).double().cpu()
             counts += objective.counts(batch).cpu()
@@ -176,7 +174,7 @@ def _losses(model: ComparedPredictor, stores: Mapping[int, RowStore], rows: int,
             by_language += objective.by_language(output, batch, max_languages).cpu()
     losses_by_term: dict[str, dict[str, float]] = {}
     for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
-        task = TASKS.index(objective.quantities[term].task)
+        task = objective.quantities[term].task
         if task in stores:
             losses_by_term[term] = {
                 language: float(loss_sum / count)
@@ -296,16 +294,14 @@ def summed_nlls(
     """Yield (language, a model's sum of −log p, number of predicted tokens) for batches of the first `limit` rows of
     each language. The masks depend only on (seed, pass, row), so they are the same for all models. `total_rows`: the
     number of rows, which the lines of progress show."""
-    device = next(predictor.model.parameters()).device
-    # Every model that masks has the same share of masked tokens, whatever share it was trained with.
-    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
+    objective, device = predictor.objective, next(predictor.model.parameters()).device
     batches = rows_by_language(store, limit)
     for language, rows, records in progress(batches, total_rows, "rows", predictor.name, lambda batch: len(batch[2])):
         for pass_index in range(passes):  # each pass has its own record numbers, so its own masks, as in training
             numbers = records + pass_index * store.rows
-            batch = collate([(TASKS.index("mono"), rows, numbers)], seed, fraction).to(device)
-            sums = predictor.objective.sums(predictor.model(batch), batch)
-            yield language, float(sums[0]), float(predictor.objective.counts(batch)[0])
+            batch = collate([(TASKS.index("mono"), rows, numbers)], seed, objective.mask_fraction).to(device)
+            sums = objective.sums(predictor.model(batch), batch)
+            yield language, float(sums[0]), float(objective.counts(batch)[0])
 
 
 def mean_nlls(batches: Iterable[tuple[str, float, float]]) -> MeanNlls:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +83,11 @@ class CommonOptions:
         """Raise ValueError, before the test begins, if its results could not be written."""
         if self.out is not None:
             require_writable(self.out)
+
+    def arguments(self) -> dict[str, Any]:
+        """The options that the test's function takes, by name: all but those about the output."""
+        names = [option.name for option in fields(self) if option.name not in ("as_json", "out")]
+        return {name: getattr(self, name) for name in names}
 
     def write_and_print(
         self,

@@ -294,9 +294,9 @@ def accuracies_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bo
             products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
         for suffix, sides_by_layer in variants.items():
-            by_direction = zip(*(accuracy_at_1(english, other) for english, other in sides_by_layer), strict=True)
-            for direction, by_layer in zip(DIRECTIONS, by_direction, strict=True):
-                languages[language][direction + suffix] = list(by_layer)
+            accuracies = [accuracy_at_1(english, other) for english, other in sides_by_layer]
+            for index, direction in enumerate(DIRECTIONS):
+                languages[language][direction + suffix] = [of_layer[index] for of_layer in accuracies]
     scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
     if centred:
         scores["dimensions"] = [effective_rank(sum_DD) for sum_DD in products]
