@@ -69,18 +69,14 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do one run and print its scores. Returns them on rank 0; on other ranks, and after a request to stop, None."""
-    from ..engine.ranks import all_gather
     from .finetune_run import finetune
 
-    if any(all_gather(stop.received is not None)):
-        return None
     scores = finetune(job, rank, world, stop)
-    if scores is None:
-        return None
-    if "mean" in scores or scores["dev"]:
-        print("\n".join([*score_table(scores), str(job.scores_file)]), flush=True)
-    for code, path in scores["unlabelled"].items():
-        print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
+    if scores is not None:
+        if "mean" in scores or scores["dev"]:
+            print("\n".join([*score_table(scores), str(job.scores_file)]), flush=True)
+        for code, path in scores["unlabelled"].items():
+            print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
     return scores
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -67,6 +68,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     Rank 0 returns the scores (docs/reference/data-formats.md). The other ranks return None; after a request to stop,
     all ranks do. Raises SharedError.
     """
+    if any(all_gather(stop.received is not None)):
+        return None
     task, weights = DOWNSTREAM_TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
     with (
@@ -75,15 +78,16 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         job = replace(job, command=replace(job.command, engine=with_shared_precision(job.command.engine)))
         inputs = on_all_ranks(lambda: _read_inputs(job, folder, rank, world))
-        initial, sets, config, loader, _ = inputs
+        sets, config = inputs.sets, inputs.config
         unlabelled = {language for of_rank in all_gather(inputs.unlabelled) for language in of_rank}
         has_model = broadcast(on_all_ranks(lambda: rank == 0 and has_intact_weights(weights)))
         earlier = on_all_ranks(lambda: _earlier_scores(job, sets) if rank == 0 else None)
-        predictions = [job.out / predictions_file(task, source.split, source.language) for source in sets.test]
-        has_results = has_model and all(path.is_file() for path in predictions)
+        has_predictions = all(
+            (job.out / predictions_file(task, source.split, source.language)).is_file() for source in sets.test
+        )
         # A user may have removed both model and checkpoints to save room; a damaged model is never passed over.
         was_removed = not weights.exists() and not checkpoints_of(job.out)
-        if broadcast(earlier is not None and (was_removed or has_results)):
+        if broadcast(earlier is not None and (was_removed or (has_model and has_predictions))):
             if rank == 0:
                 print(f"{job.scores_file} exists already: nothing to do", flush=True)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
@@ -94,20 +98,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if any(all_gather(stop.received is not None)):
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
-        if not has_model:
-            require_engine(config)
-            engine = build_data_parallel_engine(
-                config, objective, partial(_initialise, initial.encoder, config), loader, None
-            )
-            tokens = loader.row_tokens
-            forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
-            parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
-            # 3: the forward pass, and the backward pass, which costs twice as much.
-            info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
-            if not Trainer(engine, config, folder, loader, None, info).train(stop, watchdog):
-                return None
-            to_write = weights.parent, config.model, engine.full_state(), initial.vocabulary.path
-            on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
+        if not has_model and not _train(objective, inputs, weights.parent, folder, rank, stop, watchdog):
+            return None
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
         # Users submit the folder of predictions as it is, so an earlier call's predictions for other tests must go.
@@ -219,6 +211,31 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
         )
 
 
+def _train(
+    objective: TaskObjective,
+    inputs: TuningInputs,
+    model_folder: Path,
+    folder: RunFolder,
+    rank: int,
+    stop: StopRequest,
+    watchdog: Watchdog,
+) -> bool:
+    """Train the model and write it into `model_folder`; after a request to stop, return False. Collective."""
+    initial, _, config, loader, _ = inputs
+    require_engine(config)
+    engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
+    tokens = loader.row_tokens
+    forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
+    parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
+    # 3: the forward pass, and the backward pass, which costs twice as much.
+    info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
+    if not Trainer(engine, config, folder, loader, None, info).train(stop, watchdog):
+        return False
+    to_write = model_folder, config.model, engine.full_state(), initial.vocabulary.path
+    on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
+    return True
+
+
 def _initialise(
     initial: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None
 ) -> None:
@@ -244,8 +261,9 @@ def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: 
             print(f"{job.out}: scoring {source.path.name}, {count} of {len(files[::world])}", flush=True)
         held_out = source.split == "train"  # then a tenth of this training file is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
-        language = language_index(cfg, source.language)
-        features = featurise(examples, task, vocabulary, tuning, LAYOUTS[cfg.layout], language)
+        features = featurise(
+            examples, task, vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
+        )
         predictions = predict(model, examples, features, task)
         if purpose == "test":
             write_predictions(job.out / predictions_file(task, source.split, source.language), examples, predictions)

@@ -106,10 +106,9 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
 
 def answer_words(text: str, language: str | None = None) -> list[str]:
     """The words of a text in `language` as MLQA compares them; without a language, as SQuAD compares them."""
-    kept = (character for character in text.lower() if character not in string.punctuation)
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
     if language is not None:
-        kept = (character for character in kept if unicodedata.category(character)[0] != "P")
-    text = "".join(kept)
+        text = "".join(character for character in text if unicodedata.category(character)[0] != "P")
     if articles := _ARTICLES.get(language or "en"):
         text = re.sub(articles, " ", text)
     if language == "zh":  # every Chinese character is a word, and text between them is split at white space

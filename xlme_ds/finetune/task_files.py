@@ -140,8 +140,9 @@ def choose_sets(
     own_dev = [source for source in own_files if source.split == "dev"]
     test = [source for source in own_files if source.split == split] or own_dev
     if not test:
-        sets = "dev" if split == "dev" else "test or dev"
-        raise ValueError(f"no {sets} set of {name} in the data: add the folder that has one")
+        raise ValueError(
+            f"no {'dev' if split == 'dev' else 'test or dev'} set of {name} in the data: add the folder that has one"
+        )
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
@@ -174,8 +175,8 @@ def have_labels(examples: Sequence[Example]) -> bool:
     return bool(first.answers) if isinstance(first, Question) else first.label != NO_LABEL
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a UTF-8 file with their numbers. A file other than .tsv is read as Latin-1 if most of its non-ASCII
+def _lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, without line ends. A file other than .tsv is read as Latin-1 if most of its non-ASCII
     lines are not valid UTF-8."""
     content = path.read_bytes()
     refuse_carriage_returns(content, path)
@@ -189,13 +190,13 @@ def _lines(path: Path) -> list[tuple[int, str]]:
             number = error.object.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
         text = content.decode("latin-1")
-    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
+    return [line.rstrip("\r") for line in text.split("\n")]
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     """The sentences of a file with one word and its tag per line. A test set may have words without tags."""
     path, lines = source.path, _lines(source.path)
-    full_lines = [line for _, line in lines if line.strip()]
+    full_lines = [line for line in lines if line.strip()]
     tagged = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # The published PAN-X has the language before every word (de:Berlin); XTREME's scripts remove it.
     prefix = f"{source.language.partition('-')[0]}:"
@@ -206,7 +207,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         raise ValueError(f"{path} has a tag in {tagged} of {len(full_lines)} lines: give all words a tag, or none")
     words: list[str] = []
     tags: list[str] = []
-    for number, line in [*lines, (0, "")]:  # the added empty line ends the last sentence
+    for number, line in enumerate([*lines, ""], start=1):  # the added empty line ends the last sentence
         # In a file without tags, a no-break space or the like may be a word, so a line that has only that is not empty.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
@@ -225,7 +226,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     """The pairs of a file with two texts and their label per line. A test set may have texts without labels."""
     path, column_count = source.path, 0
-    for number, line in _lines(path):
+    for number, line in enumerate(_lines(path), start=1):
         if not line:
             continue
         columns = line.split("\t")
