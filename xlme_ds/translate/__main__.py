@@ -62,10 +62,10 @@ def run(settings: TranslateSettings) -> None:
     from .translator import bleu_and_chrf, check_search, leak_report, load_translator, read_lines, translate_lines
 
     _check_outputs(settings)
-    for path in (settings.source, settings.reference):
-        if path is not None and not path.exists():
+    for path in filter(None, (settings.source, settings.reference)):
+        if not path.exists():
             raise ValueError(f"{path} does not exist: name a text file with a sentence per line")
-        if path is not None and path.is_dir():
+        if path.is_dir():
             raise ValueError(f"{path} is a folder: name a text file with a sentence per line")
     lines = read_lines(settings.source)
     if not any(line.strip() for line in lines):

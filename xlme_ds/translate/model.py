@@ -8,6 +8,7 @@ hypotheses or sentences in decoding, where each of them is a row of the model's 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,6 @@ from .sides import (
     target_mask,
     targets,
     translated_sources,
-    unpacked_sentences,
 )
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
@@ -100,13 +100,11 @@ class TranslationModel(TextEncoder):
     def back_translated_sources(self, rows: Batch) -> Side:
         """Sources for back-translation: a greedy translation of each monolingual sentence, written in evaluation mode
         and without gradient."""
-        sentences = unpacked_sentences(rows)
         training = self.training
         self.eval()
-        tokens = translate_greedily(self, sentences.source, sentences.target_languages_N)
+        sources = translated_sources(rows, partial(translate_greedily, self), LAYOUTS[self.cfg.layout].opening)
         self.train(training)
-        opening = LAYOUTS[self.cfg.layout].opening
-        return translated_sources(sentences, tokens, opening, len(rows.task_B))
+        return sources
 
     def encode(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""

@@ -30,24 +30,19 @@ from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import Quantity, WeightSource, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import TENSOR_OF_TERM, TERMS, TranslationModel, TranslationOutput
-from .sentences import ALWAYS, SentenceInputs
+from .sentences import SentenceInputs
 from .sides import target_mask
 
-# Term -> (title of the loss, task, name of the accuracy, title of the accuracy).
-_QUANTITIES = {
-    "ae": (
-        "Loss of every token, restored from a noised copy",
-        "mono",
-        "accuracy_denoising",
-        "Accuracy on every target token (denoising)",
-    ),
-    "bt": (
-        "Loss of every token, translated back",
-        "mono",
-        "accuracy_back",
-        "Accuracy on every target token (back-translation)",
-    ),
-    "mt": ("Loss of every target token", "para", "accuracy_para", "Accuracy on every target token"),
+_ALWAYS: tuple[str, ...] = ("0:1",)  # the setting for weight 1 in all steps
+_LOSSES = {
+    "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
+    "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
+    "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
+}
+_ACCURACIES = {  # term -> (name, quantity) of its accuracy
+    "ae": ("accuracy_denoising", Quantity("Accuracy on every target token (denoising)")),
+    "bt": ("accuracy_back", Quantity("Accuracy on every target token (back-translation)")),
+    "mt": ("accuracy_para", Quantity("Accuracy on every target token")),
 }
 
 
@@ -72,14 +67,11 @@ class MachineTranslation(MaskedLanguageModelling):
     starts_in_layout = True
 
     def __init__(self, cfg: ObjectiveConfig):
-        weight_points = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ALWAYS}
+        weight_points = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": _ALWAYS}
         self._weight_points = {term: points for term, points in weight_points.items() if points}
         self.terms = tuple(self._weight_points)
-        own = {term: _QUANTITIES[term] for term in self.terms}
-        self.quantities = {
-            term: Quantity(title, "nats a token", task, unigram=True) for term, (title, task, *_) in own.items()
-        } | {name: Quantity(title) for _, _, name, title in own.values()}
-        self.accuracies = tuple(name for _, _, name, _ in own.values())
+        self.accuracies = tuple(_ACCURACIES[term][0] for term in self.terms)
+        self.quantities = {term: _LOSSES[term] for term in self.terms} | dict(_ACCURACIES[term] for term in self.terms)
         super().__init__(cfg)
         self.weights = self._weights_in(0)
         # Index into TERMS -> index into `self.terms`. The entry of a term that is not trained is 0 and is never read.
@@ -95,9 +87,7 @@ class MachineTranslation(MaskedLanguageModelling):
         language to translate each sentence into if back-translation is trained."""
         if len(self.terms) == 1:
             return super().collate_for(rows, purpose)
-        points: dict[str, tuple[str, ...]] = dict(self._weight_points)
-        if purpose != "train":
-            points = dict.fromkeys(points, ALWAYS)
+        points = self._weight_points if purpose == "train" else dict.fromkeys(self._weight_points, _ALWAYS)
         if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
             points["bt"] = ()
         mask = rows.manifest.vocabulary_size - 1

@@ -22,7 +22,6 @@ from ..data.rows import EOS, PAD, TASKS
 # sentence's tokens is dropped, and a share WORD_BLANK of the others is masked.
 WORD_SHUFFLE = 3
 WORD_DROPOUT, WORD_BLANK = 0.1, 0.1
-ALWAYS = ("0:1",)  # the setting for weight 1 in all steps
 # Stands in place of a task's index in Philox's counter. No task has this index, so no other draw has the same counter.
 _TASK = np.uint64(len(TASKS))
 _TO_UNIT = 2.0**-32  # factor from 32 random bits to [0, 1)

@@ -8,7 +8,7 @@ translation that the model wrote.
 B rows; per row T tokens, S source tokens and R target tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,46 +71,36 @@ def targets(batch: Batch) -> Side:
     return _packed(target_BT, before_BT, column_T - start_BT, batch.languages_BT, batch.segments_BT)
 
 
-class UnpackedSentences(NamedTuple):
-    """Monolingual sentences, one in each row of `source`."""
-
-    source: Side  # [N, S]
-    target_languages_N: Tensor  # the language to translate each sentence into
-    row_N: Tensor  # each sentence's row in the batch
-    item_N: Tensor  # each sentence's number in that row, from 1
-
-
-def unpacked_sentences(batch: Batch) -> UnpackedSentences:
-    """The sentences of monolingual rows, in the order of the rows."""
-    first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
-    row_N, start_N = first_BT.nonzero().unbind(1)
-    item_N = batch.segments_BT[row_N, start_N]
-    of_sentence_NT = batch.segments_BT[row_N] == item_N[:, None]
-    values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
-    source = _packed(of_sentence_NT, *values, of_sentence_NT.long())
-    return UnpackedSentences(source, batch.added["target_languages_BT"][row_N, start_N], row_N, item_N)
-
-
 def translated_sources(
-    sentences: UnpackedSentences, translations: Sequence[Sequence[int]], opening: int, rows: int
+    batch: Batch, translate: Callable[[Side, Tensor], Sequence[Sequence[int]]], opening: int
 ) -> Side:
-    """The `translations` as sources. Those of the sentences of one row follow each other in the same row.
+    """Translations of the sentences of monolingual rows. Those of the sentences of one row follow each other in the
+    same row.
 
-    `opening`: the token before each translation; `rows`: the number of rows of the batch. L tokens in all translations,
+    `translate` gets the sentences, one in each row, and the language to translate each into. It returns the ordinary
+    tokens of the translations. `opening`: the token before each translation. N sentences; L tokens in all translations,
     with special tokens.
     """
-    device = sentences.row_N.device
+    is_first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
+    row_N, start_N = is_first_BT.nonzero().unbind(1)
+    item_N = batch.segments_BT[row_N, start_N]
+    languages_N = batch.added["target_languages_BT"][row_N, start_N]
+    in_sentence_NT = batch.segments_BT[row_N] == item_N[:, None]
+    values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
+    translations = translate(_packed(in_sentence_NT, *values, in_sentence_NT.long()), languages_N)
+
+    rows, device = len(batch.task_B), row_N.device
     lengths_N = torch.tensor([len(translation) + 2 for translation in translations], device=device)
     tokens_L = torch.tensor([token for tokens in translations for token in (opening, *tokens, EOS)], device=device)
     sentence_L = torch.arange(len(translations), device=device).repeat_interleave(lengths_N)
-    row_L = sentences.row_N[sentence_L]
+    row_L = row_N[sentence_L]
     lengths_B = torch.zeros(rows, dtype=torch.int64, device=device).index_add(0, row_L, torch.ones_like(row_L))
     index_L = torch.arange(len(tokens_L), device=device)
     position_L = index_L - _starts(lengths_N)[sentence_L]
     column_L = index_L - _starts(lengths_B)[row_L]
-    values = (tokens_L, position_L, sentences.target_languages_N[sentence_L], sentences.item_N[sentence_L])
+    values_of_side = (tokens_L, position_L, languages_N[sentence_L], item_N[sentence_L])
     blank_BS = torch.zeros(rows, _width(lengths_B), dtype=torch.int64, device=device)
-    return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values))
+    return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values_of_side))
 
 
 def _starts(lengths: Tensor) -> Tensor:
@@ -128,8 +118,8 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
     then zeros."""
     width = _width(mask_BT.sum(1))
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]  # columns where the mask is true first
-    kept_BS = mask_BT.gather(1, order_BS)
-    return Side(*(value_BT.gather(1, order_BS) * kept_BS for value_BT in values))
+    mask_BS = mask_BT.gather(1, order_BS)
+    return Side(*(value_BT.gather(1, order_BS) * mask_BS for value_BT in values))
 
 
 def cross_attention_mask(target_items_BR: Tensor, source_items_BS: Tensor) -> Tensor:
