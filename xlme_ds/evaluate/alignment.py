@@ -133,8 +133,8 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                 f"{links_file} line {line_number} is {line.strip()!r}: it must be sentence, source word, target word, "
                 "and S or P or nothing"
             )
-    # The possible numbers of the first sentence: those with which the words of all links exist.
-    firsts = [
+    # With these numbers of the first sentence the words of all links exist.
+    possible_firsts = [
         first
         for first in (0, 1)
         if all(
@@ -145,8 +145,8 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
         )
     ]
     has_zero = any(sentence == 0 for _, sentence, *_ in links)
-    first_sentence = 0 if has_zero or firsts == [0] else 1
-    if firsts == [0, 1]:
+    first_sentence = 0 if has_zero or possible_firsts == [0] else 1
+    if possible_firsts == [0, 1]:
         note(f"{links_file} has no link of sentence 0 or {len(pairs)}: its sentences are taken as counted from 1")
     for line_number, sentence, source_word, target_word, certainty in links:
         if not first_sentence <= sentence < first_sentence + len(pairs):

@@ -231,13 +231,13 @@ def rows_by_language(
     """Yield (language, rows, record numbers) for batches of up to `rows_per_batch` rows of one language. Together they
     are the first `limit` rows of every language, read in one pass over the store."""
     pending: dict[str, dict[int, Rows]] = defaultdict(dict)  # by language and record number
-    left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
+    rows_left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
     for record in range(store.rows):
         row = store.read(np.array([record]))
         language = store.languages[int(row.languages[0])]
-        if left[language] == 0:
+        if rows_left[language] == 0:
             continue
-        left[language] -= 1
+        rows_left[language] -= 1
         pending[language][record] = row
         if len(pending[language]) == rows_per_batch:
             rows = pending.pop(language)

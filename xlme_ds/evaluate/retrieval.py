@@ -79,9 +79,8 @@ def tatoeba(
     require_languages(compared, {ENGLISH, *text})
     results = []
     for model in compared:
-        encode = model.vocabulary.encode
         bitexts = {
-            language: ([encode(line) for line in english], [encode(line) for line in other])
+            language: (list(map(model.vocabulary.encode, english)), list(map(model.vocabulary.encode, other)))
             for language, (english, other) in text.items()
         }
         results.append(model.layerwise_metadata | retrieval_scores(model.encoder, bitexts, model.name))

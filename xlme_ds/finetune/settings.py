@@ -173,8 +173,8 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
     if "--config" in arguments:
         raise ValueError("--config has no value: write one after it")
     if file_name is not None:
-        given = {positive(argument.partition("=")[0].replace("_", "-")) for argument in arguments}
-        arguments = [*_arguments_of(Path(file_name), given), *arguments]
+        flags = {positive(argument.partition("=")[0].replace("_", "-")) for argument in arguments}
+        arguments = [*_arguments_of(Path(file_name), flags), *arguments]
     for flag in _PRETRAINING_FLAGS:
         if without_flags(arguments, flag) != arguments:
             raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
@@ -185,8 +185,8 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
     )
 
 
-def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
-    """The settings in a TOML file or in a run's config.json, as arguments; flags that are `given` are left out."""
+def _arguments_of(path: Path, replaced_flags: Container[str]) -> Iterator[str]:
+    """The settings in a TOML file or in a run's config.json, as arguments; without `replaced_flags`."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: name a run's config.json, or a TOML file")
     values = read_values(path)
@@ -198,7 +198,7 @@ def _arguments_of(path: Path, given: Container[str]) -> Iterator[str]:
         raise ValueError(f"{path} has settings of pre-training: name a file with settings of fine-tuning")
     for name, value in flatten(values).items():
         flag = f"--{name}".replace("_", "-")
-        if flag in given or value is None or (is_run_config and flag in _PRETRAINING_FLAGS):
+        if flag in replaced_flags or value is None or (is_run_config and flag in _PRETRAINING_FLAGS):
             continue
         if isinstance(value, bool):
             yield flag if value else negative(flag)

@@ -124,13 +124,13 @@ def choose_sets(
     `several_settings`: whether the command runs several settings, to choose the best by the dev sets of the training
     languages. A language's dev set is the task's own or, if the task has none, that of the other dataset on which the
     task is trained. Settings are never chosen on a file that is scored: if there are several settings and no other dev
-    set, every tenth training example is held out. Raises ValueError if there is no training set of a wanted language,
-    or nothing to score.
+    set, every tenth training example is held out. Raises ValueError if there is nothing to score, or no training set of
+    a language in `tuning.train_languages`.
     """
-    wanted = tuning.train_languages
+    requested = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
-    train = [train_files[language] for language in sorted(train_files) if "all" in wanted or language in wanted]
-    missing = [language for language in wanted if language != "all" and language not in train_files]
+    train = [train_files[language] for language in sorted(train_files) if "all" in requested or language in requested]
+    missing = [language for language in requested if language != "all" and language not in train_files]
     if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in the data, only of "
@@ -233,9 +233,9 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         # The first line decides whether all lines have a label.
         column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)
         if len(columns) != column_count:
-            wanted = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"
+            form = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"
             advice = ": is it a file of another task?" if number == 1 else ""
-            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}{advice}")
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {form}{advice}")
         if column_count == 2:
             columns.append(NO_LABEL)
         elif columns[2] not in task.labels:

@@ -183,18 +183,18 @@ def seen_lines(
 def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[bytes]:
     """Yield the int32 ids of every text in the rows of a folder; `_ROWS_PER_READ` rows are read at a time. A text is
     one side of a pair, or a sentence."""
-    all_stores = [RowStore(folder / task) for task in TASKS if (folder / task).is_dir()]
+    stores = [RowStore(folder / task) for task in TASKS if (folder / task).is_dir()]
     # Monolingual rows that were mixed without --sentences do not hold single lines.
-    unsplit = [s for s in all_stores if s.folder.name == "mono" and s.manifest.packed_unit != "sentences"]
-    stores = [store for store in all_stores if store not in unsplit]
-    if not stores:
+    unsplit = [store for store in stores if store.folder.name == "mono" and store.manifest.packed_unit != "sentences"]
+    if len(unsplit) == len(stores):
         raise ValueError(
             f"{folder} has neither pairs nor rows that were mixed with --sentences, in which lines could be found: "
             "name data that a translation model is trained on"
         )
-    for store in unsplit:
-        note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for store in stores:
+        if store in unsplit:
+            note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
+            continue
         if store.manifest.vocabulary_sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{store.folder} was encoded with another vocabulary than the model's: name the data that the model "
