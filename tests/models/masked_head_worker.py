@@ -177,7 +177,7 @@ def operators() -> dict[str, dict[str, str]]:
     cases: dict[Any, tuple[Any, ...]] = {
         masked_head_triton.group_sums: (hidden, blocks, bias, problem.targets, TEMPERATURE),
         masked_head_triton.sample: (hidden, blocks, bias, groups, groups, maximum, threshold, TEMPERATURE),
-        masked_head_triton._gradient_operator: (
+        masked_head_triton.tile_gradient: (
             hidden,
             blocks[2],
             bias[316:],

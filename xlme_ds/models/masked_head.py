@@ -15,6 +15,7 @@ groups are computed again: N = W · K ids.
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -43,14 +44,7 @@ class _Tile(NamedTuple):
 
     block: int  # index of the block
     rows: slice  # rows of the block
-    start: int  # first id
-    size: int
-
-    def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (whether each id is in this tile, its offset in the tile), both [M, 1]. For ids outside the tile, the
-        offset is valid but has no meaning."""
-        offset_M1 = (ids_M - self.start).unsqueeze(1)
-        return (offset_M1 >= 0) & (offset_M1 < self.size), offset_M1.clamp(0, self.size - 1)
+    ids: slice  # the ids
 
 
 def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
@@ -58,9 +52,16 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
     start = 0
     for n, block in enumerate(blocks):
         for first in range(0, len(block), chunk):
-            size = min(chunk, len(block) - first)
-            yield _Tile(n, slice(first, first + size), start + first, size)
+            end = min(first + chunk, len(block))
+            yield _Tile(n, slice(first, end), slice(start + first, start + end))
         start += len(block)
+
+
+def _offsets(ids_M: Tensor, first_id: int, size: int) -> tuple[Tensor, Tensor]:
+    """Returns (whether each id is in a tile, its offset in the tile), both [M, 1]. The tile has `size` ids from
+    `first_id` on. For ids outside the tile, the offset is valid but has no meaning."""
+    offset_M1 = (ids_M - first_id).unsqueeze(1)
+    return (offset_M1 >= 0) & (offset_M1 < size), offset_M1.clamp(0, size - 1)
 
 
 def _is_16_bit_on_gpu(tensor: Tensor) -> bool:
@@ -69,12 +70,11 @@ def _is_16_bit_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.element_size() == 2
 
 
-def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
+def _logits(hidden_MD: Tensor, rows_CD: Tensor, bias_C: Tensor) -> Tensor:
     """The logits of a tile, float32 [M, C]."""
-    rows_CD, bias_C = blocks[tile.block][tile.rows], bias_V[tile.start : tile.start + tile.size].float()
     if _is_16_bit_on_gpu(hidden_MD):
-        return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C)
-    return (hidden_MD @ rows_CD.t()).float().add_(bias_C)
+        return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C.float())
+    return (hidden_MD @ rows_CD.t()).float().add_(bias_C.float())
 
 
 def inverse_cdf(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,43 +91,43 @@ def inverse_cdf(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tens
     return index_M1, cumulated_MN.gather(1, index_M1) - weights_MN.gather(1, index_M1)
 
 
-class _Groups(NamedTuple):
-    """The groups that are computed again for each position, and two numbers to find the sample; all [M, 1]."""
-
-    sampled: Tensor  # index of the group with the sample
-    best: Tensor  # index of the group with the highest logit, which holds the most likely id
-    maximum: Tensor  # the highest logit
-    # float64. The sample is the first id of its group at which the cumulative sum of
-    # exp((logit − maximum) / temperature) over the group is above this threshold.
-    threshold: Tensor
-
-
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
-) -> _Groups:
-    """The groups to compute again. Without `uniforms_M` the sample is the most likely id, so `sampled` is `best`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The groups to compute again for each position, and two numbers to find the sample; all [M].
+
+    Returns (group with the sample, group with the highest logit, highest logit, threshold). The most likely id is in
+    the second group. The threshold is float64: the sample is the first id of its group at which the cumulative sum of
+    exp((logit − highest logit) / temperature) over the group is above the threshold. Without `uniforms_M` the sample is
+    the most likely id, so both groups are the same.
+    """
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
+    maximum_M, best_M = maximum_M1.squeeze(1), best_M1.squeeze(1)
     if uniforms_M is None:
-        return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
+        return best_M, best_M, maximum_M, torch.zeros_like(maximum_M).double()
     weights_MG = (sums_MG * (highest_MG - maximum_M1).mul_(1 / temperature).exp_()).double()
     thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
     sampled_M1, weight_before_M1 = inverse_cdf(weights_MG, thresholds_M1)
-    return _Groups(sampled_M1, best_M1, maximum_M1, thresholds_M1 - weight_before_M1)
+    return sampled_M1.squeeze(1), best_M, maximum_M, (thresholds_M1 - weight_before_M1).squeeze(1)
 
 
 def _sample(
-    hidden_MD: Tensor,
-    groups: _Groups,
-    blocks: Sequence[Tensor],
-    bias_V: Tensor,
     borders: tuple[Tensor, Tensor],
-    temperature: float,
     draw_samples: bool,
-) -> tuple[Tensor, Tensor]:
-    """Returns (inverse-CDF samples, most likely ids) at M positions, both int64 [M]. If `draw_samples` is false, both
-    are the most likely ids. `borders` is (first id of each group, one after its last id)."""
+    hidden_MD: Tensor,
+    blocks: list[Tensor],
+    bias_V: Tensor,
+    sampled_M: Tensor,
+    best_M: Tensor,
+    maximum_M: Tensor,
+    threshold_M: Tensor,
+    temperature: float,
+) -> Tensor:
+    """The inverse-CDF samples (row 0) and the most likely ids (row 1) at M positions, int64 [2, M]. If `draw_samples`
+    is false, both are the most likely ids. `borders` is (first id of each group, one after its last id). The other
+    arguments of shape [M] are the results of `_choose_groups`."""
     starts_G, ends_G = borders
-    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if draw_samples else groups.best  # two groups, or one
+    groups_MW = torch.stack([sampled_M, best_M] if draw_samples else [best_M], dim=1)
     ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP_SIZE, device=starts_G.device)
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
@@ -139,44 +139,47 @@ def _sample(
     logits_MWK = products_MN1.view_as(ids_MWK).float() + bias_V.float()[ids_MWK]
     logits_MWK = logits_MWK.masked_fill_(outside_MWK, float("-inf"))
     predicted_M1 = ids_MWK[:, -1].gather(1, logits_MWK[:, -1].argmax(1, keepdim=True))
-    if not draw_samples:
-        return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
-    weights_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
-    offset_M1, _ = inverse_cdf(weights_MK, groups.threshold)
-    return ids_MWK[:, 0].gather(1, offset_M1).squeeze(1), predicted_M1.squeeze(1)
+    sample_M1 = predicted_M1
+    if draw_samples:
+        weights_MK = (logits_MWK[:, 0] - maximum_M[:, None]).mul_(1 / temperature).exp_().double()
+        sample_M1 = ids_MWK[:, 0].gather(1, inverse_cdf(weights_MK, threshold_M[:, None])[0])
+    return torch.stack([sample_M1.squeeze(1), predicted_M1.squeeze(1)])
 
 
 def _all_samples(
     hidden_MD: Tensor,
     arrays: tuple[Tensor, ...],
-    blocks: Sequence[Tensor],
+    blocks: list[Tensor],
     bias_V: Tensor,
+    kernels: ModuleType | None,
     chunk: int,
     temperature: float,
-) -> list[Tensor]:
-    """Returns [samples, most likely ids] of all positions. `_sample` computes them for some positions at a time.
-    `arrays` has highest_MG, sums_MG and, to draw samples, uniforms_M."""
-    borders: list[tuple[int, int]] = []  # (first id, one after the last id) of every group
-    for tile in _tiles(blocks, chunk):
-        end = tile.start + tile.size
-        borders += [(start, min(start + GROUP_SIZE, end)) for start in range(tile.start, end, GROUP_SIZE)]
-    starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    elements = 2 * GROUP_SIZE * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
-    if hidden_MD.is_cuda:
-        positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
-    else:  # the embeddings of a piece have at most as many elements as a tile has logits
-        positions_at_once = len(hidden_MD) * chunk // elements
-    pieces = zip(*(array.split(max(positions_at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    draw_samples = len(arrays) == 3
+) -> Tensor:
+    """The samples and the most likely ids of all positions, int64 [2, M]. They are computed for some positions at a
+    time. `arrays` has highest_MG, sums_MG and, to draw samples, uniforms_M."""
+    if kernels:
+        sample = kernels.sample
+        group_bytes = 32  # memory that `inverse_cdf` needs at most for one group at one position
+        positions_at_once = _SUMS_BYTES // (group_bytes * arrays[0].shape[1])
+    else:
+        borders = torch.tensor([(group.ids.start, group.ids.stop) for group in _tiles(blocks, GROUP_SIZE)])
+        starts_G, ends_G = borders.to(hidden_MD.device, non_blocking=True).unbind(1)
+        sample = partial(_sample, (starts_G, ends_G), len(arrays) == 3)
+        elements = 2 * GROUP_SIZE * hidden_MD.shape[1]  # number of elements in the embeddings of two groups
+        if hidden_MD.is_cuda:
+            positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
+        else:  # the embeddings of a piece have at most as many elements as a tile has logits
+            positions_at_once = len(hidden_MD) * chunk // elements
     parts = []
-    for piece_MD, *piece_arrays in pieces:
+    pieces = (array.split(max(positions_at_once, 1)) for array in (hidden_MD, *arrays))
+    for piece_MD, *piece_arrays in zip(*pieces, strict=True):
         groups = _choose_groups(temperature, *piece_arrays)
-        parts.append(_sample(piece_MD, groups, blocks, bias_V, (starts_G, ends_G), temperature, draw_samples))
-    return [torch.cat(results) for results in zip(*parts, strict=True)]
+        parts.append(sample(piece_MD, blocks, bias_V, *groups, temperature))
+    return torch.cat(parts, dim=1)
 
 
 def _group_sums(
-    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float, chunk: int
+    chunk: int, hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (highest logit h of each group [M, G], sums of exponentials relative to h [S, M, G], targets' logits
     [M]), all float32.
@@ -187,10 +190,10 @@ def _group_sums(
     sums: list[Tensor] = []
     at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
     for tile in _tiles(blocks, chunk):
-        logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
-        in_tile_M1, offset_M1 = tile.local(targets_M)
+        logits_MC = _logits(hidden_MD, blocks[tile.block][tile.rows], bias_V[tile.ids])
+        in_tile_M1, offset_M1 = _offsets(targets_M, tile.ids.start, logits_MC.shape[1])
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP_SIZE  # number of ids that the tile's last group lacks
+        missing = -logits_MC.shape[1] % GROUP_SIZE  # number of ids that the tile's last group lacks
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP_SIZE))
@@ -202,28 +205,29 @@ def _group_sums(
     return torch.cat(highest, dim=1), torch.cat(sums, dim=2), at_target_M1.squeeze(1)
 
 
-def _gradient(
+def _tile_gradient(
     hidden_MD: Tensor,
-    blocks: Sequence[Tensor],
-    bias_V: Tensor,
-    tile: _Tile,
-    softmax: tuple[Tensor, Tensor, Tensor],
+    rows_CD: Tensor,
+    bias_C: Tensor,
+    targets_M: Tensor,
+    lse_M: Tensor,
+    grad_M: Tensor,
+    first_id: int,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (gradient of a tile's logits [M, C], its sum over positions [C]). The gradient has the type of the hidden
-    states.
+    """Returns (gradient of a tile's logits [M, C], its sum over positions [1, C]). The gradient has the type of the
+    hidden states.
 
-    `softmax` is (targets_M, lse_M, grad_M), where lse_M is the log of the sum of the exponentials of all logits, and
-    grad_M the gradient of nll_M.
+    The tile's ids begin with `first_id` and have the embeddings `rows_CD` and the biases `bias_C`. `lse_M` is the log
+    of the sum of the exponentials of all logits, and `grad_M` the gradient of nll_M.
     """
-    targets_M, lse_M, grad_M = softmax
-    grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()
+    grad_MC = _logits(hidden_MD, rows_CD, bias_C).sub_(lse_M[:, None]).exp_()
     if z_loss:
         grad_MC.mul_((1 + 2 * z_loss * lse_M)[:, None])
-    in_tile_M1, offset_M1 = tile.local(targets_M)
+    in_tile_M1, offset_M1 = _offsets(targets_M, first_id, len(rows_CD))
     grad_MC.scatter_add_(1, offset_M1, -in_tile_M1.to(grad_MC.dtype))
     grad_MC.mul_(grad_M[:, None])
-    return grad_MC.to(hidden_MD.dtype), grad_MC.sum(0)
+    return grad_MC.to(hidden_MD.dtype), grad_MC.sum(0, keepdim=True)
 
 
 class _VocabularySoftmax(torch.autograd.Function):
@@ -234,25 +238,14 @@ class _VocabularySoftmax(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, gradient_adders, *blocks
     ):
-        if kernels:
-            highest_MG, sums_SMG, at_target_M = kernels.group_sums(
-                hidden_MD, list(blocks), bias_V, targets_M, temperature
-            )
-        else:
-            highest_MG, sums_SMG, at_target_M = _group_sums(hidden_MD, blocks, bias_V, targets_M, temperature, chunk)
+        group_sums = kernels.group_sums if kernels else partial(_group_sums, chunk)
+        highest_MG, sums_SMG, at_target_M = group_sums(hidden_MD, list(blocks), bias_V, targets_M, temperature)
         maximum_M1 = highest_MG.amax(1, keepdim=True)
         lse_M1 = (sums_SMG[0] * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
-        if kernels:
-            group_bytes = 32  # memory that `inverse_cdf` needs at most for one group at one position
-            positions_at_once = max(_SUMS_BYTES // (group_bytes * highest_MG.shape[1]), 1)
-            pieces = zip(*(array.split(positions_at_once) for array in arrays), strict=True)
-            chosen = [_choose_groups(temperature, *piece) for piece in pieces]
-            groups = [torch.cat(field).squeeze(1) for field in zip(*chosen, strict=True)]
-            sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups, temperature).unbind(0)
-        else:
-            sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk, temperature)
+        samples = _all_samples(hidden_MD, arrays, list(blocks), bias_V, kernels, chunk, temperature)
+        sample_M, predicted_M = samples.unbind(0)
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M, *blocks)
         ctx.chunk, ctx.kernels, ctx.z_loss, ctx.gradient_adders = chunk, kernels, z_loss, gradient_adders
         ctx.mark_non_differentiable(sample_M, predicted_M)
@@ -269,11 +262,15 @@ class _VocabularySoftmax(torch.autograd.Function):
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
         ]
-        gradient = ctx.kernels.tile_gradient if ctx.kernels else _gradient
+        tile_gradient = ctx.kernels.tile_gradient if ctx.kernels else _tile_gradient
+        by_position = targets_M, lse_M, grad_M.contiguous()
         for tile in _tiles(blocks, ctx.chunk):
-            part_MC, sums_C = gradient(hidden_MD, blocks, bias_V, tile, (targets_M, lse_M, grad_M), ctx.z_loss)
-            grad_bias[tile.start : tile.start + tile.size] = sums_C
             grad_block, rows_CD = grad_blocks[tile.block], blocks[tile.block][tile.rows]
+            part_MC, sums_NC = tile_gradient(
+                hidden_MD, rows_CD, bias_V[tile.ids], *by_position, tile.ids.start, ctx.z_loss
+            )
+            part_MC = part_MC[:, : len(rows_CD)]  # the kernels' results end with a whole group
+            grad_bias[tile.ids] = sums_NC.sum(0)[: len(rows_CD)]
             if grad_block is None:
                 adders[tile.block](tile.rows, part_MC.t() @ hidden_MD)
             else:

@@ -167,8 +167,8 @@ def sample(
     threshold_M: Tensor,
     temperature: float,
 ) -> Tensor:
-    """The samples (row 0) and the most likely ids (row 1), int64 [2, M]. The arguments of shape [M] are the fields of
-    `masked_head._Groups`."""
+    """The samples (row 0) and the most likely ids (row 1), int64 [2, M]. The arguments of shape [M] are the results of
+    `masked_head._choose_groups`."""
     chosen_2M = torch.stack([sampled_M, best_M])
     ids_2M = torch.empty_like(chosen_2M)
     first_id = first_group = 0
@@ -182,7 +182,7 @@ def sample(
 
 # 2·M·C·D FLOPs; e·D·(C + M) + e·C + e·M·C + 4·C·M/BM bytes.
 @torch.library.custom_op("xlme_ds::masked_head_gradient", mutates_args=())
-def _gradient_operator(
+def tile_gradient(
     hidden_MD: Tensor,
     rows_CD: Tensor,
     bias_C: Tensor,
@@ -202,25 +202,6 @@ def _gradient_operator(
     return part_MC, sums_NC
 
 
-def tile_gradient(
-    hidden_MD: Tensor,
-    blocks: list[Tensor],
-    bias_V: Tensor,
-    tile: Any,
-    softmax: tuple[Tensor, Tensor, Tensor],
-    z_loss: float,
-) -> tuple[Tensor, Tensor]:
-    """Returns (gradient of a tile's logits [M, C], its sum over positions [C]). `softmax` is (targets_M, lse_M,
-    grad_M), as `masked_head._gradient` takes it."""
-    bias_C = bias_V[tile.start : tile.start + tile.size]
-    targets_M, lse_M, grad_M = softmax
-    rows_CD = blocks[tile.block][tile.rows]
-    part_MC, sums_NC = _gradient_operator(
-        hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss
-    )
-    return part_MC[:, : tile.size], sums_NC.sum(0)[: tile.size]
-
-
 def _empty_sums(hidden_MD: Tensor, blocks: list[Tensor], temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     groups, sums = sum(triton.cdiv(len(block), GROUP_SIZE) for block in blocks), 1 + (temperature != 1.0)
     shapes = (len(hidden_MD), groups), (sums, len(hidden_MD), groups), (len(hidden_MD),)
@@ -237,7 +218,7 @@ group_sums.register_fake(
     lambda hidden_MD, blocks, bias_V, targets_M, temperature: _empty_sums(hidden_MD, blocks, temperature)
 )
 sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch.stack([sampled_M, sampled_M]))
-_gradient_operator.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
+tile_gradient.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 
 
 def block_k(width: int) -> int:
