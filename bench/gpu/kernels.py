@@ -122,14 +122,15 @@ def launches(tensors: dict[str, Any]) -> dict[str, Callable[[Tiling], Launch]]:
         return Launch(run, (delta, grad_q, far, gates, scale), results)
 
     def keys(form: Tiling) -> Launch:
-        run = partial(kernels._launch, kernels._backward_keys, qkv, *bounds, *passed, grad_qkv, gated=True, tiling=form)
+        arguments = kernels._backward_keys, qkv, *gate, *bounds, *passed, grad_qkv
+        run = partial(kernels._launch, *arguments, tiling=form)
         return Launch(run, (grad_qkv[:, :, 1:],), lambda: grad_qkv.unbind(2)[1:])
 
     def distances(form: Tiling) -> Launch:
         near = largest_offset(form)
         _, grad_d, *_ = kernels._empty_gradients(qkv, gate[0], bounds[0], near, form)
-        arguments = kernels._backward_distances, qkv, *bounds, *passed, grad_d
-        run = partial(kernels._launch, *arguments, gated=True, near=near, tiling=form)
+        arguments = kernels._backward_distances, qkv, *gate, *bounds, *passed, grad_d
+        run = partial(kernels._launch, *arguments, near=near, tiling=form)
         no_far = grad_d.new_zeros(heads, 2)
         return Launch(run, (grad_d,), lambda: (kernels._by_distance(grad_d.sum(0), no_far, near, tokens),))
 

@@ -45,19 +45,14 @@ def _load_rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EV
     """The vectors of the tokens from `start` on, [TILE, K]; 0 past the row's end."""
     token = start + tl.arange(0, TILE)[:, None]
     at = x + token * stride + tl.arange(0, K)[None, :]
-    if EVEN:
-        return tl.load(at)
-    return tl.load(at, token < tokens, other=0.0)
+    return tl.load(at, None if EVEN else token < tokens, other=None if EVEN else 0.0)
 
 
 @triton.jit
 def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     token = start + tl.arange(0, TILE)[:, None]
     at, values = x + token * stride + tl.arange(0, K)[None, :], values.to(x.dtype.element_ty)
-    if EVEN:
-        tl.store(at, values)
-    else:
-        tl.store(at, values, token < tokens)
+    tl.store(at, values, None if EVEN else token < tokens)
 
 
 @triton.jit
@@ -155,9 +150,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     q_i = _load_rows(q, query_start, stride, tokens, M, K, EVEN)
     grad_i = _load_rows(grad + outputs, query_start, heads * K, tokens, M, K, EVEN)
     out_i = _load_rows(out + outputs, query_start, heads * K, tokens, M, K, EVEN)
-    gate_i = tl.full([M], 1.0, tl.float32)
-    if GATED:
-        gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0)
+    gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0) if GATED else tl.full([M], 1.0, tl.float32)
     gate_i *= LOG2_E
     lse_i = tl.load(lse + vectors + i, i < tokens, other=0.0)
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
@@ -203,7 +196,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward_keys(  # type: ignore[no-untyped-def]
-    qkv, skewed, first, end, lse, gate, grad, delta, grad_qkv,
+    qkv, update, reset, scale, skewed, first, end, lse, gate, grad, delta, grad_qkv,
     factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED_ROWS: tl.constexpr,
@@ -228,11 +221,8 @@ def _backward_keys(  # type: ignore[no-untyped-def]
         s = tl.dot(k_j, tl.trans(q_i), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
             bias = _load_bias(skewed, query_start - key_start, width, N, M)
-            if GATED:
-                bias *= (_load_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :]
-                s += bias
-            else:
-                s += bias * LOG2_E
+            bias *= (_load_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :] if GATED else LOG2_E
+            s += bias
         if (query_start < inner) | (query_start + M > inner_end):
             s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, float("-inf"))
         p = tl.exp2(s - lse_i[None, :])
@@ -246,9 +236,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
 @triton.jit
 def _load_vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The values of the tokens at the positions `at`; 0 past the row's end."""
-    if EVEN:
-        return tl.load(x + at)
-    return tl.load(x + at, at < tokens, other=0.0)
+    return tl.load(x + at, None if EVEN else at < tokens, other=None if EVEN else 0.0)
 
 
 @triton.jit
@@ -263,9 +251,7 @@ def _distance_tile(  # type: ignore[no-untyped-def]
     k_j = _load_rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
     v_j = _load_rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
     grad_i = _load_rows(grad, start, heads * K, tokens, N, K, EVEN)
-    gate_i = tl.full([N], 1.0, tl.float32)
-    if GATED:
-        gate_i = _load_vector(gate, i, tokens, EVEN)
+    gate_i = _load_vector(gate, i, tokens, EVEN) if GATED else tl.full([N], 1.0, tl.float32)
     s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
     s += (gate_i * LOG2_E)[:, None] * bias
     if MASKED:
@@ -278,7 +264,7 @@ def _distance_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward_distances(  # type: ignore[no-untyped-def]
-    qkv, skewed, first, end, lse, gate, grad, delta, grad_d,
+    qkv, update, reset, scale, skewed, first, end, lse, gate, grad, delta, grad_d,
     factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED_ROWS: tl.constexpr, SUMMED_ROWS: tl.constexpr,
@@ -424,14 +410,13 @@ def _gradients(
     tiles, 2] of dd, grad_gates [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
-    gate_weights, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
+    inputs = qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT
     by_query = lse_BHT, gate_BHT, grad_BTHK, torch.empty_like(lse_BHT)  # the last one is Δ
-    of_queries = *by_query, grad_qkv, grad_gates, grad_scale, grad_far
-    _launch(_backward_queries, qkv_BT3HK, *gate_weights, *bias, out_BTHK, *of_queries, near=near)
-    gated = update_K is not None
-    _launch(_backward_keys, qkv_BT3HK, *bias, *by_query, grad_qkv, gated=gated)
+    of_queries = grad_qkv, grad_gates, grad_scale, grad_far
+    _launch(_backward_queries, *inputs, out_BTHK, *by_query, *of_queries, near=near)
+    _launch(_backward_keys, *inputs, *by_query, grad_qkv)
     if skewed is not None:
-        _launch(_backward_distances, qkv_BT3HK, *bias, *by_query, grad_d, gated=gated, near=near)
+        _launch(_backward_distances, *inputs, *by_query, grad_d, near=near)
     return gradients
 
 
@@ -463,6 +448,10 @@ _gradients.register_fake(
 )
 
 
+def _tiling_for_input(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+    return _tiling_on_device(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
+
+
 def _tiling_on_device(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
     capability = "default"
     if device.type == "cuda" and torch.cuda.is_available():
@@ -470,33 +459,25 @@ def _tiling_on_device(kernel: Any, head_size: int, dtype: torch.dtype, device: t
     return tiling_of(kernel.__name__, head_size, dtype.itemsize, capability)
 
 
-def _tiling_for_input(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
-    return _tiling_on_device(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
-
-
-def _launch(
-    kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, tiling: Tiling | None = None
-) -> None:
-    """Run `kernel`. `tensors` are the kernel's, in its order, beginning with the projection of queries, keys and
-    values. If `gated` is None, the gate's three weights come second. `near`: see `near_tiles`; only two of the backward
-    kernels need it. `tiling` is by default that of `_tiling_for_input`."""
-    rows, tokens, _, heads, size = tensors[0].shape
-    skewed = tensors[4 if gated is None else 1]
-    gated = tensors[1] is not None if gated is None else gated
-    tiling = tiling or _tiling_for_input(kernel, tensors[0])
+def _launch(kernel: Any, *tensors: Any, near: int = 0, tiling: Tiling | None = None) -> None:
+    """Run `kernel`. `tensors` are the kernel's, in its order; the first seven are the arguments of `_outputs`. `near`:
+    see `near_tiles`; only two of the backward kernels need it. `tiling` is by default that of `_tiling_for_input`."""
+    qkv, update, _, _, skewed, *_ = tensors
+    rows, tokens, _, heads, size = qkv.shape
+    tiling = tiling or _tiling_for_input(kernel, qkv)
     grid: tuple[int, ...] = (
         triton.cdiv(tokens, tiling.keys if kernel is _backward_keys else tiling.queries),
         rows * heads,
     )
-    options = {"M": tiling.queries, "N": tiling.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
-    options |= {"SKEWED_ROWS": SKEWED_ROWS, "num_warps": tiling.warps, "num_stages": tiling.stages}
+    options = {"M": tiling.queries, "N": tiling.keys, "K": size, "SKEWED_ROWS": SKEWED_ROWS}
+    options |= {"GATED": update is not None, "BIASED": skewed is not None}
+    options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     scalars = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
-        options["SIDE"] = _tiling_for_input(_backward_distances, tensors[0]).keys
+        options["SIDE"] = _tiling_for_input(_backward_distances, qkv).keys
         assert max(tiling.queries, tiling.keys) <= options["SIDE"], "a tile is near or far as a whole"
         scalars.insert(0, near)
     if kernel is _backward_distances:
-        assert near is not None
         grid = 2 * near + 1, heads, triton.cdiv(rows, SUMMED_ROWS)
         options["SUMMED_ROWS"] = SUMMED_ROWS
     options["EVEN"] = tokens % tiling.queries == tokens % tiling.keys == 0
