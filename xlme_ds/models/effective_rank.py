@@ -5,7 +5,6 @@ B rows, T tokens of a row, D width, N tokens of a batch that count.
 """
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -43,15 +42,14 @@ def scatter_matrices(model: nn.Module, encoder_name: str, included_BT: Tensor) -
         x_ND = x_ND - x_ND.mean(0)
         matrices[key] = (x_ND.T @ x_ND).cpu().numpy()
 
-    layer_or_norm = re.compile(rf"(?:^|\.){encoder_name}\.(?:layers\.(\d+)|output_norm)$")
-    matches = [(match, module) for path, module in model.named_modules() if (match := layer_or_norm.search(path))]
-    layers = {int(match[1]): module for match, module in matches if match[1]}
+    encoders: list[Any] = [module for path, module in model.named_modules() if path.split(".")[-1] == encoder_name]
     with ExitStack() as hooks:
-        for index, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(partial(keep, index + 1)))
-            if index == 0:
-                hooks.enter_context(layer.register_forward_pre_hook(partial(keep, 0)))
-        for match, norm in matches:
-            if not match[1] and norm is not None:  # with pre-LN, heads read the last layer's output through this norm
-                hooks.enter_context(norm.register_forward_hook(partial(keep, max(layers) + 1)))
+        for encoder in encoders:  # a process of DualPipeV has two parts of the encoder
+            modules = {int(index) + 1: layer for index, layer in encoder.layers.items()}
+            if encoder.output_norm is not None:  # with pre-LN, heads read the last layer's output through this norm
+                modules[max(modules)] = encoder.output_norm
+            for key, module in modules.items():
+                hooks.enter_context(module.register_forward_hook(partial(keep, key)))
+            if "0" in encoder.layers:
+                hooks.enter_context(encoder.layers["0"].register_forward_pre_hook(partial(keep, 0)))
         yield matrices

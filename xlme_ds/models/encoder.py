@@ -6,6 +6,7 @@ DeepSpeed's buffers small: when it swaps parameters to a disk, each buffer is as
 B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -129,11 +130,6 @@ def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
     return ModernLayer if cfg.body == "modern" else TransformerLayer
 
 
-def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`. `execution.wrap_layers` may replace this function in an encoder."""
-    return layer(*inputs)
-
-
 def use_rotary_base(model: nn.Module, base: float | None) -> None:
     """Set the base of rotary positions in all encoders of `model`. If `base` is None, each uses the base in its
     settings."""
@@ -165,7 +161,8 @@ class Encoder(nn.Module):
         # `embedding_norm` also the input of the first.
         self.input_norm = norm_of(cfg) if cfg.norm == "post" or cfg.embedding_norm else None
         self.output_norm = norm_of(cfg) if cfg.norm == "pre" else None
-        self.run_layer: Callable[..., Tensor] = run_layer
+        # Calls a layer with its inputs. `execution.wrap_layers` may replace this function.
+        self.run_layer: Callable[..., Tensor] = operator.call
 
     def _layer(self, index: int) -> nn.Module:
         return layer_class(self.cfg)(self.cfg, index)

@@ -3,8 +3,9 @@
 If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
 check has the run's head size, width and feed-forward size, because the kernels are compiled for them. Attention has two
 row lengths, and GELU two numbers of tokens: all tiles divide the first, and none divides the second, for which other
-branches are compiled. Samples, a z-loss and a
-sampling temperature other than 1 are not checked.
+branches are compiled. Samples, a z-loss and a sampling temperature other than 1 are not checked.
+
+The reference is the same model part with `model.kernels` torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,7 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, Tensor]:
     """The output and the gradients by name, for one row of `tokens` tokens and two heads of the model's head size. The
-    dict is empty if attention runs in other kernels than Triton's, except for the reference (float64 on the CPU)."""
+    dict is empty if attention does not run in the Triton kernels, although `cfg.kernels` allows them."""
     size = cfg.width // cfg.heads
     small = replace(cfg, width=2 * size, heads=2)
     lengths = torch.tensor([*_ITEM_LENGTHS, tokens - sum(_ITEM_LENGTHS)])
@@ -79,8 +80,7 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, token
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = random_numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
-    is_reference = device.type == "cpu" and dtype == torch.float64
-    if not is_reference and not isinstance(bias, TritonBias):
+    if cfg.kernels != "torch" and not isinstance(bias, TritonBias):
         return {}
     return with_gradients({"output": bias.attend(qkv_BT3HK, gate, 0.0, None)}, inputs)
 
@@ -108,8 +108,7 @@ def _gelu(cfg: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: in
     for seed, (name, parameter) in enumerate(layer.named_parameters()):
         parameter.data = random_numbers(tuple(parameter.shape), 1 + seed, 0.2, device, dtype).data
         inputs[name] = parameter
-    is_reference = device.type == "cpu" and dtype == torch.float64
-    return with_gradients({"output": layer(inputs["x"], triton=not is_reference)}, inputs)
+    return with_gradients({"output": layer(inputs["x"], triton=cfg.kernels != "torch")}, inputs)
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

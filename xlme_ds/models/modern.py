@@ -47,7 +47,8 @@ class Windows(NamedTuple):
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
         """The windows of all rows, with C = `window` tokens each. `groups_BT` has the number of each position's item.
         Every query has a key: padding sees padding, and the positions that fill up the last window see each other."""
-        queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
+        padded_BT = F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1)
+        queries_BSC, keys_BSC = padded_BT.unflatten(1, (-1, window)), _window_keys(padded_BT, window, value=-1)
         column = torch.arange(2 * window, device=groups_BT.device)  # the keys begin C/2 before the queries
         near_CC = (column - window // 2 - column[:window, None]).abs() <= window // 2
         allowed_BSCC = (queries_BSC[..., None] == keys_BSC[..., None, :]) & near_CC
@@ -62,7 +63,7 @@ class Windows(NamedTuple):
         padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
         # A copy, because a view would keep the whole tensor, keys and values too, for the backward pass.
         q_SCHK = padded_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
-        k_SCHK, v_SCHK = (_cut(padded_BT3HK[:, :, k_or_v], window)[1].flatten(0, 1) for k_or_v in (1, 2))
+        k_SCHK, v_SCHK = (_window_keys(padded_BT3HK[:, :, k_or_v], window).flatten(0, 1) for k_or_v in (1, 2))
         # cuDNN's kernel is excluded, as in `attention.fused_attend`.
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if qkv_BT3HK.is_cuda else nullcontext():
             out_SHCK = F.scaled_dot_product_attention(
@@ -71,14 +72,13 @@ class Windows(NamedTuple):
         return out_SHCK.transpose(1, 2).reshape(rows, -1, heads, size)[:, :tokens]
 
 
-def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Returns (queries, keys) of the S windows in each row of `x_BT` [B, T, …], where T is a multiple of C, which is
-    `window`. Queries [B, S, C, …] are the entries of `x_BT` in a window. Keys [B, S, 2C, …] also have the C/2 entries
-    on each side of the window; entries beyond the row's ends are `value`."""
+def _window_keys(x_BT: Tensor, window: int, value: float = 0.0) -> Tensor:
+    """The entries of `x_BT` [B, T, …] that belong to the keys of each window, [B, S, 2C, …]: the window's C entries and
+    C/2 entries on each of its sides. Entries beyond the row's ends are `value`. C is `window` and divides T."""
     half_on_each_side = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
     padded_BT = F.pad(x_BT, half_on_each_side, value=value)
     halves_BSC = [half.unflatten(1, (-1, window)) for half in (padded_BT[:, :-window], padded_BT[:, window:])]
-    return x_BT.unflatten(1, (-1, window)), torch.cat(halves_BSC, dim=2)
+    return torch.cat(halves_BSC, dim=2)
 
 
 class RotaryAttention(NamedTuple):

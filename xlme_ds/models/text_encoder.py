@@ -156,14 +156,12 @@ def language_index(cfg: ModelConfig, code: str) -> int:
     codes = cfg.language_embeddings
     if not codes:
         return 0
-    if code in codes:
-        return codes.index(code)
-    for index, longer_code in enumerate(codes):
-        if longer_code.startswith(f"{code}-"):
-            return index
-    raise ValueError(
-        f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out the data in that language"
-    )
+    matches = [longer_code for longer_code in codes if longer_code.startswith(f"{code}-")]
+    if code not in codes and not matches:
+        raise ValueError(
+            f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out the data in that language"
+        )
+    return codes.index(code if code in codes else matches[0])
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
