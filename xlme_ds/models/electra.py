@@ -50,8 +50,9 @@ class Electra(EmbeddingModel):
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
         gradient plus a difference."""
-        # Sparse gradient: it is added to the dense gradient that the masked head gives the embedding.
-        shared = lookup(ids_BT, self.embedding_blocks, sparse=True)
+        # With a generator the gradient is sparse: it is added to the dense gradient that the masked head gives the
+        # embedding.
+        shared = lookup(ids_BT, self.embedding_blocks, sparse=self.has_generator)
         if self.cfg.embedding_sharing == "tied":
             return shared
         differences = [getattr(self, f"difference_{n}") for n in range(self.cfg.vocabulary_blocks)]
@@ -64,9 +65,9 @@ class Electra(EmbeddingModel):
         targets_M, uniforms_M = tokens_N[batch.masked_M], batch.uniforms_M
         shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)  # `<mask>`
         if self.keep_fraction:  # the share of masked positions that show the original token
-            kept_M = uniforms_M < self.keep_fraction
-            shown_M = torch.where(kept_M, targets_M, shown_M)
-            uniforms_M = rescale_uniforms(kept_M, uniforms_M, self.keep_fraction)
+            shows_original_M = uniforms_M < self.keep_fraction
+            shown_M = torch.where(shows_original_M, targets_M, shown_M)
+            uniforms_M = rescale_uniforms(shows_original_M, uniforms_M, self.keep_fraction)
         masked_BT = tokens_N.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
             lookup(masked_BT, self.embedding_blocks, sparse=True),

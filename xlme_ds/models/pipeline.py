@@ -78,7 +78,7 @@ class PipelineStage(nn.Module):
 class ElectraStage(PipelineStage, Electra):
     """The part of `Electra` that one stage runs.
 
-    A stage sends these tensors in this order:
+    A stage sends these tensors in this order, the generator's only if the model has one:
 
     - the generator's −log p of the original tokens, float32 [B, T], 0 where nothing is masked; the loss needs them;
     - d, if the model has a relative bias;
@@ -111,27 +111,28 @@ class ElectraStage(PipelineStage, Electra):
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The input of the discriminator's first layer, in the order in which stages send it."""
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
-        predicted_BT = scatter(predicted_M, batch.masked_M, batch.tokens_BT)
-        *sent, seeds_B = self.discriminator_input(batch, corrupted_BT)
-        return nll_BT, *sent, predicted_BT, seeds_B
-
-    def discriminator_input(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """Returns (d, hidden states, segments, corrupted tokens, seeds), the input of the discriminator's first layer
-        in the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
+        sent = [hidden_BTD, batch.segments_BT, corrupted_BT]
         position_bias_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
-        relative = () if position_bias_HW is None else (position_bias_HW,)
-        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.seeds_B
+        if position_bias_HW is not None:
+            sent.insert(0, position_bias_HW)
+        if self.has_generator:
+            sent.insert(0, scatter(nll_M, batch.masked_M, batch.tokens_BT))
+            sent.append(scatter(predicted_M, batch.masked_M, batch.tokens_BT))
+        return *sent, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
-        nll_BT, *others = (tensor for tensor in tensors if tensor.is_floating_point())
-        judged = others if self.cfg.relative_bias == "none" else others[1:]  # without d
-        _segments_BT, corrupted_BT, predicted_BT, *_ = tensors[1 + len(others) :]
-        nll_M, predicted_M = nll_BT.flatten()[batch.masked_M], predicted_BT.flatten()[batch.masked_M]
+        floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+        _segments_BT, corrupted_BT, *others = tensors[len(floating) :]
+        judged = floating if self.cfg.relative_bias == "none" else floating[1:]  # without d
+        nll_M, predicted_M = torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M]
+        if self.has_generator:
+            nll_M, predicted_M = floating[0].flatten()[batch.masked_M], others[0].flatten()[batch.masked_M]
+            judged = judged[1:]
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, *reversed(judged))
 
 
@@ -281,10 +282,8 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
 
 def process_costs(costs: Sequence[float], stages: int) -> list[float]:
     """The cost of each process of a pipeline, from the cost of each part."""
-    sums = [0.0] * stages
-    for part_index, cost in enumerate(costs):
-        sums[_process(part_index, stages)] += cost
-    return sums
+    second_parts = reversed(costs[stages:]) if len(costs) > stages else [0.0] * stages  # see `_process`
+    return [first + second for first, second in zip(costs[:stages], second_parts, strict=True)]
 
 
 def _process(part_index: int, stages: int) -> int:

@@ -3,7 +3,7 @@ used."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from ..config import ObjectiveConfig
@@ -28,8 +28,7 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
     if cfg.name not in OBJECTIVES:
         nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
         raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
-    module, name = OBJECTIVES[cfg.name].split(":")
-    objective: Pretraining = getattr(import_module(module), name)(cfg)
+    objective: Pretraining = resolve_name(OBJECTIVES[cfg.name])(cfg)
     return objective
 
 

@@ -12,12 +12,10 @@ B rows, T tokens, M masked positions, D width.
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig
-from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..data.rows import TASKS
+from ..config import ModelConfig
+from ..data.batch import Batch
 from ..models.electra import ElectraOutput
 from ..models.heads import TiedTable
 from ..models.pipeline import Flops, masked_head_flops, scatter
@@ -64,33 +62,14 @@ class CorrectiveObjective(ElectraObjective):
         "ctlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "para"),
     }
     model_classes = CorrectiveModel, CorrectiveStage
-
-    def __init__(self, cfg: ObjectiveConfig):
-        super().__init__(cfg)
-        self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
+    means_over = ("masked", "tokens", "masked")
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The operations per token of ELECTRA, plus those of a second softmax at the masked positions, in a pipeline's
         last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_flops(cfg, self.mask_fraction))
 
-    @staticmethod
-    def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [6], in the order of `terms`. The divisor for CMLM and CTLM is the
-        number of masked positions, as for MLM and TLM."""
-        electra = ElectraObjective.counts(batch)
-        return torch.cat([electra, electra[: len(TASKS)]])
-
     @classmethod
-    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [6], in the order of `terms`. The sums carry the gradient."""
-        corrective = sum_by_task(output.token_nll_BT.sum(1), batch.task_B)
-        return torch.cat([super().sums(output, batch), corrective])
-
-    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 6, languages]."""
-        nll_M = output.token_nll_BT.flatten()[batch.masked_M]
-        language_M = batch.languages_BT.flatten()[batch.masked_M]
-        counted_M, task_M = torch.ones_like(nll_M), batch.task_of_masked()
-        electra = super().by_language(output, batch, languages)
-        return torch.cat([electra, sum_by_language(nll_M, counted_M, task_M, language_M, len(TASKS), languages)], 1)
+    def losses(cls, output: ElectraOutput, batch: Batch) -> list[Tensor]:
+        """The losses of ELECTRA, and the discriminator's loss of the masked tokens, float32 [B, T]."""
+        return [*super().losses(output, batch), output.token_nll_BT]

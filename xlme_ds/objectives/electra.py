@@ -10,6 +10,7 @@ B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks 
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -60,13 +61,18 @@ class ElectraObjective(Pretraining):
         *("objective.random_fakes", "objective.z_loss"),
     )
     model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
+    # For each two terms (one for text, one for pairs), the positions that their means are over: the masked positions,
+    # or all tokens except padding.
+    means_over: tuple[Literal["masked", "tokens"], ...] = ("masked", "tokens")
     no_gdes: str = ""  # why the model cannot have `embedding_sharing` gdes; empty if it can
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction, self.random_fakes = cfg.mask_fraction, cfg.random_fakes
         self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
-        self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
+        weight_of = {"masked": 1.0, "tokens": cfg.discriminator_weight}
+        weights = [weight_of[positions] for positions in self.means_over for _ in TASKS]
+        self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """Returns `collate` or, for training with `random_fakes`, a function that also adds `random_1`, float32 [1], to
@@ -122,13 +128,14 @@ class ElectraObjective(Pretraining):
             head=2.0 * (cfg.width**2 + cfg.width),
         )
 
-    @staticmethod
-    def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of masked
-        positions, for MRTD and TRTD the number of non-padding tokens."""
-        masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
-        tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
-        return torch.cat([masked, tokens]).double()
+    @classmethod
+    def counts(cls, batch: Batch) -> Tensor:
+        """The divisor of each term's sum, float64 [terms]: the number of positions that the term's mean is over."""
+        counts = {
+            "masked": sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked()),
+            "tokens": sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B),
+        }
+        return torch.cat([counts[positions] for positions in cls.means_over]).double()
 
     @staticmethod
     def discriminator_loss(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -137,24 +144,31 @@ class ElectraObjective(Pretraining):
         return F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
 
     @classmethod
+    def losses(cls, output: ElectraOutput, batch: Batch) -> list[Tensor]:
+        """For each entry of `means_over`, the loss at these positions, float32: [M] for the masked positions, or [B, T]
+        with 0 at all other positions."""
+        return [output.nll_M, cls.discriminator_loss(output, batch) * (batch.segments_BT > 0)]
+
+    @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The summed loss of each term, float32 [4], in the order of `terms`. The sums carry the gradient."""
-        loss_BT = cls.discriminator_loss(output, batch)
-        generator = sum_by_task(output.nll_M, batch.task_of_masked())
-        discriminator = sum_by_task((loss_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
-        return torch.cat([generator, discriminator])
+        """The summed loss of each term, float32 [terms]. The sums carry the gradient."""
+        sums = [
+            sum_by_task(loss, batch.task_of_masked()) if loss.dim() == 1 else sum_by_task(loss.sum(1), batch.task_B)
+            for loss in cls.losses(output, batch)
+        ]
+        return torch.cat(sums)
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, 4, languages]."""
-        loss_BT = self.discriminator_loss(output, batch)
-        language_N = batch.languages_BT.flatten()
-        task_N = batch.task_B.repeat_interleave(loss_BT.shape[1])
-        # The M losses of the generator come first, then the N losses of the discriminator.
-        losses = torch.cat([output.nll_M, loss_BT.flatten()])
-        counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
-        term_indices = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
-        language_indices = torch.cat([language_N[batch.masked_M], language_N])
-        return sum_by_language(losses, counted, term_indices, language_indices, 2 * len(TASKS), languages)
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, terms, languages]."""
+        counted_N, language_N = (batch.segments_BT > 0).float().flatten(), batch.languages_BT.flatten()
+        task_N = batch.task_B.repeat_interleave(batch.tokens_BT.shape[1])
+        sums = []
+        for positions, loss in zip(self.means_over, self.losses(output, batch), strict=True):
+            places = batch.masked_M if positions == "masked" else torch.arange(len(task_N), device=task_N.device)
+            values = loss if loss.dim() == 1 else loss.flatten()[places]
+            counted, task, language = counted_N[places], task_N[places], language_N[places]
+            sums.append(sum_by_language(values, counted, task, language, len(TASKS), languages))
+        return torch.cat(sums, dim=1)
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -194,8 +208,9 @@ class ElectraObjective(Pretraining):
             metrics |= dict(zip(self.terms[of_task], means[of_task].tolist(), strict=True))
             totals = dict(zip(_COUNTS, statistics[task, : len(_COUNTS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_COUNTS) :].split(_BINS)
+            if "generator_accuracy" in self.quantities:
+                metrics[f"generator_accuracy_{name}"] = totals["generator_correct"] / max(totals["masked"], 1)
             metrics |= {
-                f"generator_accuracy_{name}": totals["generator_correct"] / max(totals["masked"], 1),
                 f"replaced_fraction_{name}": totals["replaced"] / max(totals["replaced"] + totals["original"], 1),
                 f"accuracy_replaced_{name}": totals["replaced_right"] / max(totals["replaced"], 1),
                 f"accuracy_original_{name}": totals["original_right"] / max(totals["original"], 1),
