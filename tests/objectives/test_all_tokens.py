@@ -15,8 +15,8 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.pipeline import split_layers
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.all_tokens import AllTokensModel
 from xlme_ds.objectives.protocol import Pretraining
+from xlme_ds.objectives.token_head import AllTokensModel
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("all_tokens"))

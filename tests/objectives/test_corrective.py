@@ -12,8 +12,8 @@ from tests.small import LANGUAGES, SMALL, lively, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.models.encoder import lookup
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.corrective import CorrectiveModel
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.objectives.token_head import CorrectiveModel
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("corrective"))

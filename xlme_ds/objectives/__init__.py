@@ -17,8 +17,8 @@ OBJECTIVES: dict[str, str] = {
     "btmlm": "xlme_ds.objectives.btmlm:BackTranslation",
     "clm": "xlme_ds.objectives.clm:CausalLanguageModelling",
     "rts": "xlme_ds.objectives.rts:RandomTokenSubstitution",
-    "corrective": "xlme_ds.objectives.corrective:CorrectiveObjective",
-    "all_tokens": "xlme_ds.objectives.all_tokens:AllTokensObjective",
+    "corrective": "xlme_ds.objectives.token_head:CorrectiveObjective",
+    "all_tokens": "xlme_ds.objectives.token_head:AllTokensObjective",
     "mt": "xlme_ds.translate.objective:MachineTranslation",
 }
 

@@ -115,7 +115,7 @@ OBJECTIVE_SETTINGS = (
 
 
 class Pretraining(Objective, Protocol):
-    """An objective of pre-training. Each has a file of its own and is named in `OBJECTIVES`.
+    """An objective of pre-training. Each is named in `OBJECTIVES`.
 
     The rest of the program uses only the members that are declared here. If an objective predicts tokens, its first
     term must be the −log p of these tokens, in nats. The tokens are those of monolingual text, or of pairs if the
