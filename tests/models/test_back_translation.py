@@ -13,7 +13,7 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
 from xlme_ds.models.pipeline import split_layers
 from xlme_ds.models.text_encoder import LanguageModel
-from xlme_ds.objectives.btmlm import (
+from xlme_ds.objectives.ernie_m import (
     BackTranslationModel,
     BackTranslationStage,
     OpenSideMasking,

@@ -22,7 +22,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.models.masked_head import GROUP_SIZE
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
-from xlme_ds.objectives.btmlm import first_pass
+from xlme_ds.objectives.ernie_m import first_pass
 from xlme_ds.validate import validate
 
 FRACTIONS = (0.1, 0.3)

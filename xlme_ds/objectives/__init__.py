@@ -14,7 +14,7 @@ OBJECTIVES: dict[str, str] = {
     "electra": "xlme_ds.objectives.electra:ElectraObjective",
     "mlm": "xlme_ds.objectives.mlm:MaskedLanguageModelling",
     "ernie_m": "xlme_ds.objectives.ernie_m:ErnieM",
-    "btmlm": "xlme_ds.objectives.btmlm:BackTranslation",
+    "btmlm": "xlme_ds.objectives.ernie_m:BackTranslation",
     "clm": "xlme_ds.objectives.clm:CausalLanguageModelling",
     "rts": "xlme_ds.objectives.rts:RandomTokenSubstitution",
     "corrective": "xlme_ds.objectives.token_head:CorrectiveObjective",
