@@ -13,64 +13,30 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-_CODES = """
-af am ar as az be bg bn bn_rom br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hi_rom hr hu hy
-id is it ja jv ka kk km kn ko ku ky la lo lt lv mg mk ml mn mr ms my my_zaw ne nl no om or pa pl ps pt ro ru sa sd si
-sk sl so sq sr su sv sw ta ta_rom te te_rom th tl tr ug uk ur ur_rom uz vi xh yi zh-Hans zh-Hant
+# CC-100's code of each language, then its other spellings, in lower case with `_`: those in file names of CC-100, OPUS,
+# WikiMatrix and CCAligned, and the language's codes in ISO 639-3 and 639-2: the current code, the bibliographic code
+# (ger), and for a macrolanguage (ara) the code of its main member (arb). Other members are left out: prs is not fa, nno
+# is not no.
+_SPELLINGS = """
+af afr, am amh, ar ara arb, as asm, az az_latn aze azj, be bel, bg bul, bn ben, bn_rom bn_latn, br bre, bs bos, ca cat,
+cs ces cze, cy cym wel, da dan, de deu ger, el ell gre, en eng, eo epo, es es_es spa, et est ekk, eu eus baq,
+fa fa_ir fas per pes, fi fin, fr fra fre, fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he iw heb, hi hin,
+hi_rom hi_latn, hr hrv, hu hun, hy hye arm, id in ind, is isl ice, it ita, ja jpn ja_jpan, jv jw jav, ka kat geo,
+kk kaz, km khm, kn kan, ko kor ko_kore, ku ckb kmr kur, ky kir, la lat, lo lao, lt lit, lv lav lvs, mg mlg plt,
+mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, my_zaw my_zg qd, ne nep npi, nl nld dut,
+no nb nb_no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt, pt pt_br pt_pt por, ro ron rum, ru rus,
+sa san, sd snd, si sin, sk slk slo, sl slv, so som, sq sqi alb als_latn, sr sr_cyrl sr_latn srp, su sun, sv swe,
+sw swa swh, ta tam, ta_rom ta_latn, te tel, te_rom te_latn, th tha, tl fil tgl, tr tur, ug ug_arab uig, uk ukr, ur urd,
+ur_rom ur_latn, uz uz_latn uzb uzn, vi vie, xh xho, yi yid ydd,
+zh-Hans zh zh_cn zh_sg zh_hans zho chi cmn zho_hans cmn_hans, zh-Hant zh_tw zh_hk zh_mo zh_hant zho_hant cmn_hant
 """
-CC100_LANGUAGES: tuple[str, ...] = tuple(_CODES.split())
-
-# Other spellings seen in CC-100, OPUS, WikiMatrix and CCAligned file names, in lower case with `_`.
-_ALIASES: dict[str, str] = {
-    "zh": "zh-Hans",
-    "zh_cn": "zh-Hans",
-    "zh_sg": "zh-Hans",
-    "zh_hans": "zh-Hans",
-    "zh_tw": "zh-Hant",
-    "zh_hk": "zh-Hant",
-    "zh_mo": "zh-Hant",
-    "zh_hant": "zh-Hant",
-    "nb": "no",
-    "nb_no": "no",
-    "iw": "he",
-    "in": "id",
-    "jw": "jv",
-    "fil": "tl",
-    "ckb": "ku",
-    "kmr": "ku",
-    "pt_br": "pt",
-    "pt_pt": "pt",
-    "sr_cyrl": "sr",
-    "sr_latn": "sr",
-    "az_latn": "az",
-    "uz_latn": "uz",
-    "ug_arab": "ug",
-    "es_es": "es",
-    "fa_ir": "fa",
-    "my_zg": "my_zaw",
-    "qd": "my_zaw",
-    "bn_latn": "bn_rom",
-    "hi_latn": "hi_rom",
-    "ta_latn": "ta_rom",
-    "te_latn": "te_rom",
-    "ur_latn": "ur_rom",
-}
-# CC-100's code, then the language's codes in ISO 639-3 and 639-2: the current code, the bibliographic code (ger), and
-# for a macrolanguage (ara) the code of its main member (arb). Other members are left out: prs is not fa, nno is not no.
-_THREE_LETTERS = """
-af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
-da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
-fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he heb, hi hin, hr hrv, hu hun, hy hye arm, id ind, is isl ice, it ita,
-ja jpn ja_jpan, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor ko_kore, ku kur, ky kir, la lat, lo lao, lt lit,
-lv lav lvs, mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut,
-no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt, pt por, ro ron rum, ru rus, sa san, sd snd, si sin,
-sk slk slo, sl slv, so som, sq sqi alb als_latn, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl,
-tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn zho_hans cmn_hans,
-zh-Hant zho_hant cmn_hant
-"""
-_ALIASES |= {alias: code for code, *aliases in map(str.split, _THREE_LETTERS.split(",")) for alias in aliases}
 # Spelling, in lower case with `_` -> CC-100's code.
-_CANONICAL = {code.lower().replace("-", "_"): code for code in CC100_LANGUAGES} | _ALIASES
+_CANONICAL = {
+    spelling.lower().replace("-", "_"): code
+    for code, *others in map(str.split, _SPELLINGS.split(","))
+    for spelling in (code, *others)
+}
+CC100_LANGUAGES: tuple[str, ...] = tuple(dict.fromkeys(_CANONICAL.values()))
 _LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # the language part of every spelling
 
 # The scripts of ISO 15924.
@@ -150,7 +116,7 @@ def cc100_code(code: str) -> str:
     if key in _CANONICAL:
         return _CANONICAL[key]
     language = key.partition("_")[0]
-    cc100 = _CANONICAL.get(language, "")  # the code of the language without script and region
+    cc100 = _CANONICAL.get(language, "")  # the code of the language without script and region; empty if unknown
     if cc100 and (match := _CODE.fullmatch(key)):
         script, region = match["script"], match["region"]
         usual_script = script is None or script in [_SCRIPT_TABLE[name][0] for name in scripts_of(cc100)]
@@ -260,9 +226,7 @@ def script_numbers() -> np.ndarray:
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
-            for code_point in range(first, last + 1):
-                if chr(code_point).isalpha():
-                    table[code_point] = number
+            table[[code_point for code_point in range(first, last + 1) if chr(code_point).isalpha()]] = number
     return table
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.filters.columns import COLUMN, column_filters, is_number
+from data_prep.filters.columns import COLUMN, is_number
 from data_prep.filters.language_id import in_another_language
 from data_prep.languages import CC100_LANGUAGES, count_letters, scripts_of
 from xlme_ds.io.errors import no_such
@@ -257,7 +257,7 @@ class Filters:
 
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
-    """Make the filters that a corpus description's tables set, for text of `task` (mono or para).
+    """Make the filters that a corpus description's tables set, for text of `task` (mono or para), except `column`.
 
     Raises ValueError for a wrong name or setting; the message begins with `where`.
     """
@@ -266,8 +266,6 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
         raise ValueError(f"{usage}, not {settings!r}")
-    if COLUMN in settings:
-        column_filters(settings, where)
     for name, values in settings.items():
         if name == COLUMN:
             continue

@@ -77,8 +77,8 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
             _warn_of_copies(inputs)
-            inputs.sort(key=lambda source: source.name)  # a stable sort: equal names stay in the order given
-            sources[task] = Sources(tuple(inputs), settings)
+            # `sorted` is stable: equal names stay in the order given.
+            sources[task] = Sources(tuple(sorted(inputs, key=lambda source: source.name)), settings)
     return sources
 
 
@@ -119,25 +119,24 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 def _check_named_once(inputs: list[Input]) -> None:
     """Raise ValueError if a text (files, members, columns and chosen rows) is named twice for one language or pair.
     Raise it too if a text is named for two of them, unless its format marks the language of each text."""
-    origin_of: dict[tuple[object, ...], str] = {}  # (language or pair, text) -> the flag or corpus that named it
-    name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
+    # text -> each language or pair for which it is named -> the flag or corpus that names it
+    origins_of: dict[tuple[object, ...], dict[str, str]] = {}
     for source in inputs:
         origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
-        files = sorted(map(_file_identity, source.paths))
-        text = (*files, source.members, source.columns, _chosen_rows(source))
-        key = (source.name, *text)
-        first_name = name_of.setdefault(text, source.name)
+        text = (*sorted(map(_file_identity, source.paths)), source.members, *_chosen_part(source))
+        origins = origins_of.setdefault(text, {})
+        first_name = next(iter(origins), source.name)
         if first_name != source.name and not READERS[source.format].has_language_tags:
             raise ValueError(
                 f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: name "
                 "another file for one of them"
             )
-        if key in origin_of:
+        if source.name in origins:
             raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {origin_of[key]} and by {origin}), so its "
-                "text would count twice: name it once"
+                f"{source.paths[0]} is named twice for {source.name} (by {origins[source.name]} and by {origin}), so "
+                "its text would count twice: name it once"
             )
-        origin_of[key] = origin
+        origins[source.name] = origin
 
 
 def _warn_of_copies(inputs: list[Input]) -> None:
@@ -151,7 +150,7 @@ def _warn_of_copies(inputs: list[Input]) -> None:
         by_text: dict[tuple[object, ...], Input] = {}
         for source in same_size:
             checksums = sorted(file_sha256(path.local_path) for path in source.paths if path.local_path)
-            first = by_text.setdefault((*checksums, source.columns, _chosen_rows(source)), source)
+            first = by_text.setdefault((*checksums, *_chosen_part(source)), source)
             if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
                 files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
                 verb = "has" if len(first.paths) == 1 else "have"
@@ -161,9 +160,9 @@ def _warn_of_copies(inputs: list[Input]) -> None:
                 )
 
 
-def _chosen_rows(source: Input) -> str:
-    """The settings of the filter `column`, which chooses rows of a file."""
-    return repr(source.filters.get(COLUMN))
+def _chosen_part(source: Input) -> tuple[object, ...]:
+    """The part of its files that an input reads: columns, and rows that the filter `column` chooses."""
+    return source.columns, repr(source.filters.get(COLUMN))
 
 
 def _file_identity(path: CorpusPath) -> str:

@@ -97,10 +97,7 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
     """Returns (the file system of `folder`, the folder's path in that file system). `folder` is a URI or a local path.
     Raises ValueError if the file system cannot be reached."""
     try:
-        if "://" in folder:
-            system, path = fs.FileSystem.from_uri(folder)
-        else:
-            system, path = fs.LocalFileSystem(), folder
+        system, path = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
     except (OSError, ValueError) as error:  # pyarrow's errors are of these types
         raise ValueError(
             f"{folder} cannot be reached ({error}): name a folder, or a URI that pyarrow.fs knows"
@@ -250,16 +247,16 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
     for part in chain(parts, [None]):  # None: the text has ended
         buffer += part or b""
         while len(buffer) >= size or (part is None and buffer):
-            match = boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None
+            match = boundary.search(buffer, size - 1, limit)
+            is_cut = match is None and len(buffer) >= limit
             if match:
                 end = match.end()
-            elif len(buffer) >= limit:
+            elif is_cut:
                 end = buffer.rfind(b"\n", size, limit) + 1 or size + cut_point(buffer[size : size + MAX_LINE + 1])
             elif part is None:
                 end = len(buffer)
             else:
                 break  # the block ends in a later part
-            is_cut = match is None and len(buffer) >= limit
             block = bytes(memoryview(buffer)[:end])
             del buffer[:end]
             yield block, is_cut
@@ -269,36 +266,33 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
     """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes. It is
     yielded as soon as it is too long: its end may be gigabytes away."""
-    open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
-    open_bytes = 0  # bytes so far of that line
+    line = bytearray()  # the beginning of a line that continues in the next part; empty if the line is yielded
     is_yielded = False  # whether that line was yielded already, because it is over `limit`
     for part in parts:
         first, *others = part.split(b"\n")
         if not is_yielded:
-            open_line.append(first)
-            open_bytes += len(first)
+            line += first
         if others:
             if not is_yielded:
-                yield b"".join(open_line)
+                yield bytes(line)
             *whole, last = others
             yield from whole
-            open_line, open_bytes, is_yielded = [last], len(last), False
-        if open_bytes > limit and not is_yielded:
-            yield b"".join(open_line)
-            open_line, is_yielded = [], True
-    if open_bytes and not is_yielded:
-        yield b"".join(open_line)
+            line, is_yielded = bytearray(last), False
+        if len(line) > limit:
+            yield bytes(line)
+            line, is_yielded = bytearray(), True
+    if line:
+        yield bytes(line)
 
 
 def cut_line(line: bytes) -> list[bytes]:
     """Cut a line into pieces of at most MAX_LINE bytes, at `cut_point`."""
     pieces = []
-    begin = 0
-    while len(line) - begin > MAX_LINE:
-        start_of_rest = line[begin : begin + MAX_LINE + 1]
-        pieces.append(start_of_rest[: cut_point(start_of_rest)])
-        begin += len(pieces[-1])
-    return [*pieces, line[begin:]]
+    while len(line) > MAX_LINE:
+        end = cut_point(line)
+        pieces.append(line[:end])
+        line = line[end:]
+    return [*pieces, line]
 
 
 def cut_point(line: bytes | bytearray) -> int:

@@ -76,17 +76,14 @@ def _all_streams(
     `lzma.open` and `bz2.open` would end silently where bytes after the first stream are damaged.
     """
     data = b""  # bytes read from the file but not yet decompressed
-    may_pad = False  # padding is allowed only after a stream
+    padding = b""  # the byte that may be before the next stream; the first stream has no padding
     while True:
-        zeros = 0  # bytes of padding before the next stream
-        while True:  # skip the padding, and take at least len(magic) bytes of the next stream
-            unpadded = data.lstrip(b"\0") if may_pad else data
-            zeros += len(data) - len(unpadded)
-            data = unpadded
-            if len(data) >= len(magic) or not (more := source.read(CHUNK)):
-                break
-            data += more
+        last_end = source.taken - len(data)  # where the last stream ended
+        data = data.lstrip(padding)
+        while len(data) < len(magic) and (more := source.read(CHUNK)):
+            data = (data + more).lstrip(padding)
         start = source.taken - len(data)
+        zeros = start - last_end
         if zeros and zeros % padding_unit:
             raise _Damage(f"{zeros} zero bytes before byte {start} are no padding, which is a multiple of 4")
         if not data:
@@ -106,7 +103,7 @@ def _all_streams(
             data = b""
             if piece:
                 yield piece
-        data, may_pad = stream.unused_data, padding_unit > 0
+        data, padding = stream.unused_data, b"\0" if padding_unit else b""
 
 
 def _zstandard(source: _CountingFile) -> Iterator[bytes]:

@@ -89,8 +89,8 @@ def _read_description(description: str, places: dict[str, str]) -> CorpusDescrip
     label = f"corpus description {description}"
     values = _read_toml(description, label)
     reader = READERS[values["format"]]
-    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes, other_key = values.get(key), {"languages": "pairs", "pairs": "languages"}[key]
+    key, other_key, example = ("languages", "pairs", "en") if reader.task == "mono" else ("pairs", "languages", "en-fr")
+    codes = values.get(key)
     if other_key in values:
         raise ValueError(f"{label}: format {values['format']} has no {other_key}: take {other_key} out, and set {key}")
     if codes == []:
@@ -189,26 +189,34 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
     the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        wrong = f"{label}: files are {pattern!r}"
         has_side = "{side}" in pattern
         unknown = [name for name in re.findall(r"\{.*?\}", pattern) if name not in (*placeholders, "{side}")]
-        if unknown:
-            raise ValueError(f"{wrong}, but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}")
-        if re.search(r"(^|/)\.{0,2}/", pattern):
-            raise ValueError(
-                f"{wrong}, but names begin in the corpus's folder: write it without //, ./, ../ or a leading /"
-            )
-        if any_code and not all(placeholder in pattern for placeholder in placeholders):
-            raise ValueError(f'{wrong}, but {key} = "any" needs {" and ".join(placeholders)} in the name')
-        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
-            raise ValueError(f"{wrong}, which are archives: unpack them, and name what is in them")
-        if "*{" in pattern:
-            raise ValueError(f"{wrong}: put a sign between * and the code, or * could take letters of the code")
-        if "*" in pattern and has_side:
-            raise ValueError(f"{wrong}: list the names, because * and {{side}} cannot be in one")
-        if file_format == "moses" and not has_side:
-            raise ValueError(
-                f"{wrong}, but format moses has a file for each side: write {{side}} where their names differ"
-            )
-        if has_side and file_format != "moses":
-            raise ValueError(f"{wrong}, but only format moses has a file for each side: take {{side}} out")
+        # For each fault that a pattern may have: whether it has it, and the end of the error message.
+        faults = (
+            (unknown, f", but {', '.join(unknown)} is no placeholder: write {' and '.join(placeholders)}"),
+            (
+                re.search(r"(^|/)\.{0,2}/", pattern),
+                ", but names begin in the corpus's folder: write it without //, ./, ../ or a leading /",
+            ),
+            (
+                any_code and not all(placeholder in pattern for placeholder in placeholders),
+                f', but {key} = "any" needs {" and ".join(placeholders)} in the name',
+            ),
+            (
+                re.search(r"\.(tar|tgz)(\.|$)", pattern),
+                ", which are archives: unpack them, and name what is in them",
+            ),
+            ("*{" in pattern, ": put a sign between * and the code, or * could take letters of the code"),
+            ("*" in pattern and has_side, ": list the names, because * and {side} cannot be in one"),
+            (
+                file_format == "moses" and not has_side,
+                ", but format moses has a file for each side: write {side} where their names differ",
+            ),
+            (
+                has_side and file_format != "moses",
+                ", but only format moses has a file for each side: take {side} out",
+            ),
+        )
+        for has_fault, message_end in faults:
+            if has_fault:
+                raise ValueError(f"{label}: files are {pattern!r}{message_end}")

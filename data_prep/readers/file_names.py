@@ -11,14 +11,15 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from data_prep.languages import all_listed, cc100_code, is_code, language_of
+from data_prep.languages import CC100_LANGUAGES, all_listed, is_code, language_of
 from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.reader import same_text_error, without_compression
 
 Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a file name spells them
 _Inputs = dict[Codes, list[tuple[str, ...]]]  # codes -> the inputs with these codes, each as the names of its files
-_SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
+# Splits a pattern into its parts: placeholders, stars with the text that follows each, and text before the first star.
+_SPLIT = re.compile(rf"({'|'.join(map(re.escape, _PLACEHOLDERS))})|(?=\*)")
 _MAX_CODE = 12  # characters of the longest code
 
 
@@ -153,10 +154,8 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
 @cache
 def _in_cc100(codes: Codes) -> bool:
     """Whether all codes are of languages of CC-100, each of a different one."""
-    try:
-        return len(set(map(cc100_code, codes))) == len(codes)
-    except ValueError:
-        return False
+    languages = set(languages_of(codes))
+    return len(languages) == len(codes) and languages.issubset(CC100_LANGUAGES)
 
 
 @cache
@@ -175,24 +174,17 @@ def _codes(reading: _Reading) -> Codes:
 def _readings(pattern: str, name: str, wanted_codes: frozenset[str]) -> list[_Reading]:
     """Every way to read a name by a pattern, without repeats. `wanted_codes` count as codes even if they do not have
     the form of a code."""
-    parts = list(filter(None, _SPECIAL_PART.split(pattern)))  # placeholders, stars and the text between them
-    readings: list[_Reading] = []
-    # A state: the index of the next part, the position in the name where it begins, and the codes before it.
-    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]
-    seen = set(todo)
-    while todo:
-        index, start, codes = todo.pop()
-        if index == len(parts):
-            reading = dict(codes)
-            if start == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
-                readings.append(reading)
-            continue
-        for end, new_codes in _ends_of_part(parts, index, name, start, dict(codes), wanted_codes):
-            state = (index + 1, end, codes + new_codes)
-            if state not in seen:
-                seen.add(state)
-                todo.append(state)
-    return readings
+    parts = list(filter(None, _SPLIT.split(pattern)))
+    # The ways to read the parts so far: (the position in the name where the next part begins, the codes before it).
+    states: dict[tuple[int, tuple[tuple[str, _Code], ...]], None] = {(0, ()): None}
+    for index in range(len(parts)):
+        states = dict.fromkeys(
+            (end, codes + new_codes)
+            for start, codes in states
+            for end, new_codes in reversed([*_ends_of_part(parts, index, name, start, dict(codes), wanted_codes)])
+        )
+    readings = [dict(codes) for end, codes in states if end == len(name)]
+    return [reading for reading in readings if "side" not in reading or reading["side"].text in _codes(reading)]
 
 
 def _ends_of_part(
@@ -205,10 +197,16 @@ def _ends_of_part(
     """
     part = parts[index]
     key = part[1:-1] if part in _PLACEHOLDERS else ""
-    if part == "*":
+    if part.startswith("*"):
+        text = part[1:]
         # After a code, the text that * matches does not begin with a letter, which would belong to the code.
-        if index == 0 or parts[index - 1] not in _PLACEHOLDERS or not name[start : start + 1].isalpha():
-            yield from ((end, ()) for end in _ends_of_star(parts[index + 1 :], name, start))
+        if index > 0 and parts[index - 1] in _PLACEHOLDERS and name[start : start + 1].isalpha():
+            return
+        if index + 1 == len(parts):  # the name must end with the text
+            start = max(start, len(name) - len(text))
+        while (position := name.find(text, start)) >= 0:
+            yield position + len(text), ()
+            start = position + 1
     elif not key or key in codes:
         text = codes[key].text if key else part
         if name.startswith(text, start):
@@ -218,19 +216,6 @@ def _ends_of_part(
             code = name[start:end]
             if code in wanted_codes or is_code(code):
                 yield end, ((key, _Code(start, code)),)
-
-
-def _ends_of_star(next_parts: list[str], name: str, start: int) -> Iterator[int]:
-    """Yield the positions where a star that begins at `start` may end: before each occurrence in the name of the text
-    that follows the star in the pattern."""
-    text = next_parts[0] if next_parts and next_parts[0] not in ("*", *_PLACEHOLDERS) else ""
-    if next_parts in ([], [text]):  # the pattern ends with the text, so the name must too
-        yield from [len(name) - len(text)] if name.endswith(text, start) else []
-        return
-    end = start
-    while end <= len(name) and (end := name.find(text, end)) >= 0:
-        yield end
-        end += 1
 
 
 def _likely_codes(readings: Sequence[_Reading]) -> list[Codes]:

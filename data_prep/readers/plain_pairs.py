@@ -4,7 +4,7 @@ import math
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -22,7 +22,6 @@ from data_prep.readers.corpus_files import (
 )
 from data_prep.readers.reader import AlignedReader, Input, PairOrReason, PairReader, ScoredPair, TextBlock, pieces
 
-_NO_LINE = b"\n"  # fills up the shorter side; no line of a file is equal to it, because lines come without LF
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 # A zip file's last record: its signature, and the number of bytes between signature and comment.
 _END_SIGNATURE, _END_FIELD_BYTES = b"PK\5\6", 18
@@ -38,12 +37,11 @@ class Moses(AlignedReader):
         members = source.members or (None, None)
         sides = [split_lines(read_decompressed(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
         line_counts = [0, 0]  # lines read of each side
-        for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
-            line_counts[0] += a != _NO_LINE
-            line_counts[1] += b != _NO_LINE
-            if _NO_LINE in (a, b):
-                continue  # the error message needs both counts, so read to the end
-            yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
+        for a, b in zip_longest(*sides):  # to the end of the longer side, because the error message has both counts
+            line_counts[0] += a is not None
+            line_counts[1] += b is not None
+            if a is not None and b is not None:
+                yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
         if line_counts[0] != line_counts[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             lines = f"{line_counts[0]} line{'s' * (line_counts[0] != 1)}"
@@ -114,29 +112,22 @@ class TableReader(PairReader):
         """The role of each column, from left to right: source, target, score, or another name."""
         return columns
 
-    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
-        """The number of rows: a row is one line with both sides of a pair."""
-        return read
-
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;
         `scored_pairs` drops it."""
         for data, _ in cut_blocks(clip_lines(read_decompressed(source.paths[0]), MAX_ROW), size, self.boundary):
             yield TextBlock((data,))
 
-    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield (source, target, score) for each pair of a block; `score` is None if the table has no such column.
-        Rows that give no pair are counted in `counts.dropped`."""
-        roles, filters = self.roles(source.columns), column_filters(source.filters)
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair | str]:
+        """Yield (source, target, score) for each row of a block, or the reason to drop it. `score` is None if the table
+        has no such column."""
+        roles = self.roles(source.columns)
+        # A reader that filters by any column has done so in `blocks`, which leaves out the filters' columns.
+        filters = () if self.any_column else column_filters(source.filters)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
             for row, raw in rows:
-                pair = "long_line" if len(raw) > MAX_ROW else self._pair(row, raw, roles, filters)
-                if isinstance(pair, str):
-                    counts.units_in += 1
-                    counts.dropped[pair] += 1
-                else:
-                    yield pair
+                yield "long_line" if len(raw) > MAX_ROW else self._pair(row, raw, roles, filters)
 
     def _pair(
         self, row: str, raw: bytes, roles: tuple[str, ...], filters: tuple[ColumnFilter, ...]

@@ -4,7 +4,7 @@ pairs; the reader of CC-100's format; and checks of file names."""
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -178,8 +178,7 @@ def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -
                 new_starts.append(index)
                 size = 0
             size += sizes[index]
-    if new_starts:
-        repaired["long_document"] += len(new_starts)
+    repaired += Counter(long_document=len(new_starts))  # `+=` of a Counter adds no key for a count of 0
     return np.union1d(starts, new_starts).astype(np.int64)
 
 
@@ -194,21 +193,21 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
         piece = data[begin : begin + _PIECE_BYTES]
         is_last = begin + len(piece) == len(data)
         size = piece.rfind(b"\n") + 1 or (len(piece) if is_last else 0)  # bytes of whole lines
-        if size:
-            piece = piece[:size]
-            raw_lines = piece.removesuffix(b"\n").split(b"\n")
-            if max(map(len, raw_lines)) <= MAX_LINE:
-                lines = clean_lines(piece, repaired)
-            else:
-                cut_lines = [cut_line(line) for line in raw_lines]
-                uncounted = cut_lines[1:] if in_long_line else cut_lines
-                repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
-                lines = list(chain.from_iterable(_clean_parts(parts, repaired) for parts in cut_lines))
-        else:  # one line is longer than the piece
-            parts = cut_line(piece)[:-1]  # without the last part, which may continue in the next piece
-            size = sum(map(len, parts))
-            repaired["long_line"] += not in_long_line
-            lines = _clean_parts(parts, repaired)
+        piece = piece[:size] or piece
+        raw_lines = piece.removesuffix(b"\n").split(b"\n")
+        if max(map(len, raw_lines)) <= MAX_LINE:
+            lines = clean_lines(piece, repaired)
+        else:
+            cut_lines = [cut_line(line) for line in raw_lines]
+            if size == 0:  # one line is longer than the piece, and its last part may continue in the next piece
+                cut_lines[0].pop()
+                size = sum(map(len, cut_lines[0]))
+            uncounted = cut_lines[1:] if in_long_line else cut_lines
+            repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
+            lines = []
+            for parts in cut_lines:
+                # An empty line ends a document, so parts without text are left out. A line without any text stays.
+                lines += [line for part in parts if (line := clean_line(part, repaired))] or [""]
         if in_long_line and not lines[0]:
             del lines[0]  # the rest of a long line has no text; an empty line would end the document
         in_long_line = not piece.endswith(b"\n")
@@ -216,24 +215,15 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
         yield lines, begin < len(data)
 
 
-def _clean_parts(parts: Sequence[bytes], repaired: Counter[str]) -> list[str]:
-    """The cleaned parts of one line. Parts without text are left out, because an empty line ends a document. A line
-    without any text stays, as one empty line."""
-    return [line for part in parts if (line := clean_line(part, repaired))] or [""]
-
-
 class PairReader(Reader):
     """A format of pairs of sentences."""
 
     task = "para"
 
-    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
-        """The number of lines of both sides."""
-        return 2 * read
-
     @abstractmethod
-    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield the pairs of one block in the order of the file, including pairs without text."""
+    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair | str]:
+        """Yield the pairs of one block in the order of the file, including pairs without text. For a pair to drop,
+        yields the reason."""
 
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block that have text on both sides; the sides are in the order of `source.languages`.
@@ -244,16 +234,23 @@ class PairReader(Reader):
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
-        for a, b, score in self.scored_pairs(source, block, counts):
+        for pair in self.scored_pairs(source, block, counts):
             counts.units_in += 1
-            if a and b:
-                yield (b, a, score) if source.swapped else (a, b, score)
-            else:
+            if isinstance(pair, str):
+                counts.dropped[pair] += 1
+            elif not (pair[0] and pair[1]):
                 counts.dropped["empty_side"] += 1
+            else:
+                a, b, score = pair
+                yield (b, a, score) if source.swapped else pair
 
 
 class AlignedReader(PairReader):
     """A format of pairs without scores. Each side of a block has one line per pair."""
+
+    def lines_cleaned(self, read: int, dropped: Mapping[str, int]) -> int:
+        """The number of lines of both sides."""
+        return 2 * read
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[PairOrReason]:
@@ -282,18 +279,18 @@ def in_blocks(
     """Yield blocks of about `size` bytes, all sides together. A unit is a text for each side, or the reason to drop it;
     in the block, each text is followed by its side's entry of `ends`, the last text only if `ends_last` is true.
     `units` counts its repairs in `repaired`."""
-    kept: list[tuple[bytes, ...]] = []
-    kept_bytes, dropped = 0, Counter[str]()
+    block_units: list[tuple[bytes, ...]] = []
+    block_bytes, dropped = 0, Counter[str]()
+    last = [b""] if ends_last else []
     for unit in chain(units, [None]):  # None: the file has ended
         if isinstance(unit, str):
             dropped[unit] += 1
         elif unit is not None:
-            kept.append(unit)
-            kept_bytes += sum(map(len, unit + ends))
-        if kept_bytes >= size or (unit is None and (kept or dropped or repaired)):
-            last = [b""] if ends_last else []
-            sides = tuple(end.join([texts[side] for texts in kept] + last) for side, end in enumerate(ends))
-            kept, kept_bytes = [], 0  # frees the texts, because the use of the block may take long
+            block_units.append(unit)
+            block_bytes += sum(map(len, unit + ends))
+        if block_bytes >= size or (unit is None and (block_units or dropped or repaired)):
+            sides = tuple(end.join([texts[side] for texts in block_units] + last) for side, end in enumerate(ends))
+            block_units, block_bytes = [], 0  # frees the texts, because the use of the block may take long
             yield TextBlock(sides, dropped, Counter(repaired))
             del sides
             dropped = Counter()

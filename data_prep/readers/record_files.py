@@ -102,10 +102,9 @@ def _field(record: dict[str, Any], column: str, where: str) -> Any:
 
 def _name_texts(texts: Sequence[str]) -> str:
     """The advice for a column of `texts`, the text of documents or the two sides of pairs, that holds no text."""
-    subject, form = "column that has", '["NAME"]'
-    if len(texts) > 1:
-        subject, form = "columns that have", '{source = "NAME", target = "NAME"}'
-    return f"name the {subject} the text by columns = {form} in a corpus description"
+    if len(texts) == 1:
+        return 'name the column that has the text by columns = ["NAME"] in a corpus description'
+    return 'name the columns that have the text by columns = {source = "NAME", target = "NAME"} in a corpus description'
 
 
 def _text(record: dict[str, Any], column: str, where: str, advice: str) -> str:
@@ -122,12 +121,9 @@ def _text(record: dict[str, Any], column: str, where: str, advice: str) -> str:
 def _open_parquet(stream: Any) -> tuple[pa.Schema, _Parts]:
     # Read through a small buffer (`buffer_size`), because `pre_buffer` would hold a whole row group in memory.
     file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
-
-    def parts(names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        groups = range(file.num_row_groups)
-        return (file.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False) for group in groups)
-
-    return file.schema_arrow, parts
+    return file.schema_arrow, lambda names: (
+        file.iter_batches(_PARQUET_ROWS, [group], names, use_threads=False) for group in range(file.num_row_groups)
+    )
 
 
 def _open_arrow(stream: Any) -> tuple[pa.Schema, _Parts]:

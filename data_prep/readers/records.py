@@ -4,14 +4,13 @@ columns."""
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from data_prep.filters.clean import Counts, clean_lines
+from data_prep.filters.clean import clean_lines
 from data_prep.filters.columns import COLUMN, column_filters, first_reason
 from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import DocumentReader, Input, ScoredPair, TextBlock, in_blocks
+from data_prep.readers.reader import DocumentReader, Input, TextBlock, in_blocks
 from data_prep.readers.record_files import ReadRecords
 
 # Consecutive lines inside a text that are empty after cleaning. A match begins with the LF before the first of these
@@ -113,11 +112,6 @@ class RecordPairs(TableReader):
                 yield "empty_side"
             else:
                 yield (b"\t".join([a, b, *scores]),)
-
-    def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield the pairs of one block without applying column filters: `blocks` has applied them, and has left out
-        their columns."""
-        return super().scored_pairs(replace(source, filters={}), block, counts)
 
 
 def _cell(text: str) -> bytes:

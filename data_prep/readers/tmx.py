@@ -180,17 +180,20 @@ def _texts(path: CorpusPath, repaired: Counter[str]) -> Iterator[str]:
     head = b""
     while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
-    decoder = codecs.getincrementaldecoder(_encoding(head, path))(_replace_invalid.__name__)
+    decoder_class = codecs.getincrementaldecoder(_encoding(head, path))
+    # One decoder replaces invalid bytes by U+FFFD, the other one leaves them out: the file itself may have U+FFFD.
+    replacing, ignoring = decoder_class("replace"), decoder_class("ignore")
     held = ""  # the start of a character reference that may continue in the next chunk
     for chunk in chain([head], chunks, [b""]):
-        _invalid_positions.clear()
-        text = held + decoder.decode(chunk, final=not chunk)
-        repaired.update({"invalid_utf8": len(_invalid_positions)} if _invalid_positions else {})
+        decoded, valid = replacing.decode(chunk, final=not chunk), ignoring.decode(chunk, final=not chunk)
+        text = held + decoded
         cut = text.rfind("&", max(len(text) - _MAX_REFERENCE, 0)) if chunk else -1
         text, held = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
+        removed = 0  # characters and references that XML forbids
         if "&#" in text or _FORBIDDEN.search(text):
-            text, repairs = _FORBIDDEN.subn("", _CHARACTER_REFERENCE.sub(_legal_reference, text))
-            repaired.update({"control_character": repairs} if repairs else {})
+            text, removed = _FORBIDDEN.subn("", _CHARACTER_REFERENCE.sub(_legal_reference, text))
+        # `+=` of a Counter adds no key for a count of 0.
+        repaired += Counter(invalid_utf8=decoded.count("\ufffd") - valid.count("\ufffd"), control_character=removed)
         yield text
 
 
@@ -216,17 +219,3 @@ def _encoding(head: bytes, path: CorpusPath) -> str:
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{path} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
-
-
-_invalid_positions: list[int] = []  # where a chunk's invalid bytes begin; `_texts` counts and clears the positions
-
-
-def _replace_invalid(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for decoders: replaces the invalid bytes by U+FFFD, and adds the position of the first one to
-    `_invalid_positions`."""
-    assert isinstance(error, UnicodeDecodeError)
-    _invalid_positions.append(error.start)
-    return "\ufffd", error.end
-
-
-codecs.register_error(_replace_invalid.__name__, _replace_invalid)
