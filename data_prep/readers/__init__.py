@@ -23,8 +23,13 @@ from data_prep.readers.reader import (
     check_unique_texts,
     require_language,
 )
-from data_prep.readers.record_files import arrow_records, json_records, parquet_records
-from data_prep.readers.records import RecordDocuments, RecordPairs
+from data_prep.readers.record_files import (
+    RecordDocuments,
+    RecordPairs,
+    arrow_records,
+    json_records,
+    parquet_records,
+)
 from data_prep.readers.tmx import Tmx
 
 # Format -> its reader: first the readers of documents, then the readers of pairs. The compression is no part of the

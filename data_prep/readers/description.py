@@ -36,7 +36,7 @@ from data_prep.readers import READERS, split_pair
 from data_prep.readers.file_names import Codes
 from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import Reader, require_language
-from data_prep.readers.records import RecordDocuments
+from data_prep.readers.record_files import RecordDocuments
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
 

@@ -21,7 +21,7 @@ from data_prep.mix.encoded import ExampleUnit, copy_words, scan_shard
 from data_prep.readers import READERS, Input, documents
 from data_prep.readers.corpus_files import CorpusPath
 from data_prep.readers.plain_pairs import MosesZip
-from data_prep.readers.records import RecordDocuments
+from data_prep.readers.record_files import RecordDocuments
 from data_prep.store import write_arrow
 from tests.data_prep.conftest import ROOT, TEXT, pairs
 from xlme_ds.data.schema import DOCUMENTS, LAYOUTS, PAIRS, Manifest, Shard
