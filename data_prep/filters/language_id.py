@@ -21,7 +21,6 @@ _DIALECTS = {
     "zh": ("wuu", "yue"),
 }
 _NO_LANGUAGE = ("und", "zxx")  # codes that models give for numbers, program code and the like
-_LABEL_PREFIX = "__label__"  # fastText's labels begin with it; the language code follows
 
 
 class Py3langid:
@@ -94,7 +93,7 @@ def load_identifier(path: str = "") -> Py3langid | FastText:
 def _code(label: str) -> str:
     """The language code in a label, without the script. A label that has no language code is returned without its
     prefix."""
-    label = label.removeprefix(_LABEL_PREFIX)
+    label = label.removeprefix("__label__")  # fastText's labels begin with it
     try:
         return language_of(label).partition("-")[0]
     except ValueError:

@@ -3,26 +3,17 @@ cleaned text."""
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_prep.filters.clean import Counts
 from data_prep.languages import all_listed, english_first, language_of, may_be_pair
 from data_prep.progress import warn
 from data_prep.readers.corpus_files import CorpusPath, list_folder
+from data_prep.readers.file_names import COMPRESSED, check_unique_texts, require_language
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader
-from data_prep.readers.reader import (
-    COMPRESSED,
-    DocumentReader,
-    Input,
-    LineDocuments,
-    PairReader,
-    check_unique_texts,
-    require_language,
-)
+from data_prep.readers.reader import DocumentReader, Input, LineDocuments, PairReader
 from data_prep.readers.record_files import (
     RecordDocuments,
     RecordPairs,
@@ -173,5 +164,5 @@ def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
     assert isinstance(reader, DocumentReader), source.format
     for block in reader.blocks(source, _BLOCK_BYTES):
         for paragraphs, document_sizes in reader.paragraphs(source, block, counts):
-            ends = np.cumsum(document_sizes).tolist()
-            yield from (paragraphs[start:end] for start, end in pairwise([0, *ends]))
+            remaining = iter(paragraphs)
+            yield from (list(islice(remaining, size)) for size in document_sizes)

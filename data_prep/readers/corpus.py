@@ -239,7 +239,7 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
     for name, path in names.paths.items():
         if name in read or path.is_folder:
             continue
-        codes = next(iter(names.readings(name)), ())
+        codes = next(iter(names.codes_in(name)), ())
         if not codes or english_first(languages_of(codes)) in languages:
             other_files.append(name)
         else:

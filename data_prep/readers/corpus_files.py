@@ -174,10 +174,9 @@ def read_decompressed(path: CorpusPath, member: str | None = None) -> Iterator[b
             lines_read += piece.count(b"\n")
     except _READ_ERRORS as error:
         name = f"{path}:{member}" if member else str(path)
-        if is_network_error(path, error):
-            raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
-        # The disk failed or access was denied: the file may be undamaged.
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and is_read_failure(path, error):
+            if error.errno is None:
+                raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged. Fetch it again"
         if "requires too much memory" in str(error):  # part of libzstd's message
@@ -197,10 +196,10 @@ def check_unchanged(path: CorpusPath) -> None:
         )
 
 
-def is_network_error(path: CorpusPath, error: BaseException) -> bool:
-    """Whether an error comes from a remote file system, not from damaged bytes, so that a retry may succeed. Remote
-    file systems raise OSError without an `errno`."""
-    return path.local_path is None and type(error) is OSError and error.errno is None
+def is_read_failure(path: CorpusPath, error: BaseException) -> bool:
+    """Whether the disk or a remote file system failed, or access was denied, so that the file may be undamaged. A
+    remote file system raises OSError without an `errno`."""
+    return getattr(error, "errno", None) is not None or (path.local_path is None and type(error) is OSError)
 
 
 def _pieces(path: CorpusPath, member: str | None) -> Iterator[bytes]:

@@ -33,9 +33,8 @@ from typing import Any
 from data_prep.filters.clean import make_filters
 from data_prep.filters.columns import column_filters
 from data_prep.readers import READERS, split_pair
-from data_prep.readers.file_names import Codes
-from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import Reader, require_language
+from data_prep.readers.file_names import Codes, require_language
+from data_prep.readers.reader import Reader
 from data_prep.readers.record_files import RecordDocuments
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
@@ -161,11 +160,10 @@ def _read_toml(description: str, label: str) -> dict[str, Any]:
 
 def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], label: str) -> None:
     make_filters(filters, reader.task, label)
-    if "score" in filters and not (isinstance(reader, TableReader) and "score" in reader.roles(columns)):
+    if "score" in filters and "score" not in reader.roles(columns):
         raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
     for rule in column_filters(filters, label):
-        named_once = isinstance(reader, TableReader) and columns.count(rule.column) == 1
-        if not (named_once or reader.any_column):
+        if columns.count(rule.column) != 1 and not reader.any_column:
             raise ValueError(
                 f"{label}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
             )

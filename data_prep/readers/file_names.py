@@ -1,24 +1,26 @@
-"""Reads the languages of a corpus's files from their names. A corpus description gives patterns of the names: {lang},
-or {src} and {tgt}, match the language codes, {side} the code of a file's side, and * any text.
+"""Reads the languages of a corpus's files from their names, and refuses two names of one text.
+
+A corpus description gives patterns of the names: {lang}, or {src} and {tgt}, match the language codes, {side} the code
+of a file's side, and * any text.
 
 Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
 several ways, codes that languages.py lists are preferred: `en_pt_br` has en and pt_br, not en_pt and br.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
 from data_prep.languages import CC100_LANGUAGES, all_listed, is_code, language_of
 from data_prep.readers.corpus_files import CorpusPath
-from data_prep.readers.reader import same_text_error, without_compression
 
 Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a file name spells them
 _Inputs = dict[Codes, list[tuple[str, ...]]]  # codes -> the inputs with these codes, each as the names of its files
+COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-# Splits a pattern into its parts: placeholders, stars with the text that follows each, and text before the first star.
+# Splits a pattern into its parts: placeholders, stars (each with the text that follows it), and other text.
 _SPLIT = re.compile(rf"({'|'.join(map(re.escape, _PLACEHOLDERS))})|(?=\*)")
 _MAX_CODE = 12  # characters of the longest code
 
@@ -43,13 +45,13 @@ class FileNames:
 
     def __init__(self, patterns: Sequence[str], paths: Mapping[str, CorpusPath], wanted: Sequence[Codes] | None):
         self.paths = paths
-        wanted_codes = frozenset(code for codes in wanted or () for code in codes)
-        # pattern -> name -> codes: the codes of every reading of the name, and those that are likely.
-        self.possible, self.likely = dict[str, dict[str, list[Codes]]](), dict[str, dict[str, list[Codes]]]()
+        wanted_codes = frozenset(chain.from_iterable(wanted or ()))
+        # Pattern -> file name -> every reading of the name; and the codes of the likely readings.
+        self.readings: dict[str, dict[str, list[_Reading]]] = {}
+        self.likely: dict[str, dict[str, list[Codes]]] = {}
         for pattern in patterns:
-            readings = {name: _readings(pattern, name, wanted_codes) for name in paths}
-            self.possible[pattern] = {name: list(map(_codes, of_name)) for name, of_name in readings.items()}
-            self.likely[pattern] = {name: _likely_codes(of_name) for name, of_name in readings.items()}
+            self.readings[pattern] = {name: _readings(pattern, name, wanted_codes) for name in paths}
+            self.likely[pattern] = {name: _likely_codes(of_name) for name, of_name in self.readings[pattern].items()}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
         self.inputs: dict[str, _Inputs] = {}  # pattern -> its inputs
         taken = set[str]()  # names of files that fit an earlier pattern
@@ -57,7 +59,7 @@ class FileNames:
             self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._starless(pattern)
             taken.update(*chain.from_iterable(self.inputs[pattern].values()))
 
-    def readings(self, name: str) -> list[Codes]:
+    def codes_in(self, name: str) -> list[Codes]:
         """The codes in a name, by the first pattern that it fits. The list has several entries if the name is
         ambiguous, and none if the name fits no pattern."""
         return next(filter(None, (likely[name] for likely in self.likely.values())), [])
@@ -86,7 +88,7 @@ class FileNames:
     def _all_codes(self) -> list[Codes]:
         all_codes = set[Codes]()
         for name, path in self.paths.items():
-            codes = self.readings(name)
+            codes = self.codes_in(name)
             cc100 = list(filter(_in_cc100, codes))
             if cc100 and len(codes) > 1:
                 raise ValueError(
@@ -113,18 +115,19 @@ class FileNames:
         # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.
         wanted: dict[Codes, list[Codes]] = {}
         for codes in self.wanted:
-            in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
-            wanted.setdefault(in_name, []).append(codes)
+            name_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
+            wanted.setdefault(name_codes, []).append(codes)
         inputs: _Inputs = {}
         for name in self.paths:
             if name in taken:
                 continue
             likely = self.likely[pattern][name]
-            wanted_in_name = [codes for codes in dict.fromkeys(self.possible[pattern][name]) if codes in wanted]
+            possible = dict.fromkeys(map(_codes, self.readings[pattern][name]))
+            wanted_in_name = [codes for codes in possible if codes in wanted]
             exact = [codes for codes in wanted_in_name if codes in likely]
             languages = set(map(languages_of, likely))
-            for in_name in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
-                for codes in wanted[in_name]:
+            for name_codes in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
+                for codes in wanted[name_codes]:
                     inputs.setdefault(codes, []).append((name,))
         return inputs
 
@@ -172,10 +175,11 @@ def _codes(reading: _Reading) -> Codes:
 
 
 def _readings(pattern: str, name: str, wanted_codes: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, without repeats. `wanted_codes` count as codes even if they do not have
-    the form of a code."""
+    """Every way to read a name by a pattern, without repeats, those with the longest codes first. `wanted_codes` count
+    as codes even if they do not have the form of a code."""
     parts = list(filter(None, _SPLIT.split(pattern)))
-    # The ways to read the parts so far: (the position in the name where the next part begins, the codes before it).
+    # The ways to read the parts so far: the position in the name where the next part begins, and the codes before it.
+    # They are the keys of a dict, because a dict leaves out repeats and keeps the order.
     states: dict[tuple[int, tuple[tuple[str, _Code], ...]], None] = {(0, ()): None}
     for index in range(len(parts)):
         states = dict.fromkeys(
@@ -260,3 +264,35 @@ def _is_cut_short(reading: _Reading, other: _Reading) -> bool:
         other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
     )
     return begin_alike and reading != other
+
+
+def require_language(code: str, where: object) -> str:
+    """The language of a code, by `language_of`. The ValueError for an unknown code names the file `where`."""
+    try:
+        return language_of(code)
+    except ValueError as error:
+        stop = "" if str(error).endswith("?") else "."
+        raise ValueError(f"{where}: {error}{stop} A file name begins with its language's code, as en.txt") from None
+
+
+def without_compression(name: str) -> str:
+    """A file name without the ending that tells its compression."""
+    return re.sub(COMPRESSED + "$", "", name)
+
+
+def check_unique_texts(files: Iterable[tuple[CorpusPath, str]]) -> None:
+    """Raise ValueError if two files or members of files have the same name apart from folder, compression and case."""
+    by_name: dict[str, CorpusPath] = {}
+    for path, name in files:
+        key = without_compression(name.rpartition("/")[2]).lower()
+        if key in by_name:
+            raise ValueError(same_text_error(by_name[key], path))
+        by_name[key] = path
+
+
+def same_text_error(first: CorpusPath, second: CorpusPath) -> str:
+    """Error message for two files that seem to be the same text."""
+    return (
+        f"{first} and {second} have names of the same text, which would be read twice: remove one of them, or rename "
+        "one if the texts differ"
+    )

@@ -16,7 +16,7 @@ from data_prep.readers.corpus_files import (
     CorpusPath,
     clip_lines,
     cut_blocks,
-    is_network_error,
+    is_read_failure,
     read_decompressed,
     split_lines,
 )
@@ -76,7 +76,7 @@ class MosesZip(Moses):
                 f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password"
             ) from None
         except (zipfile.BadZipFile, OSError) as error:
-            if isinstance(error, OSError) and (error.errno is not None or is_network_error(path, error)):
+            if is_read_failure(path, error):
                 raise
             raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
 
@@ -107,10 +107,6 @@ class TableReader(PairReader):
         if max(map(columns.count, ("source", "target", "score"))) > 1:
             raise ValueError(f"columns are {columns}: name each of source, target and score once")
         return tuple(columns)
-
-    def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The role of each column, from left to right: source, target, score, or another name."""
-        return columns
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;

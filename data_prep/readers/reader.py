@@ -1,5 +1,5 @@
 """The base classes of the readers of corpus formats, which cut files into blocks and parse blocks to documents or
-pairs; the reader of CC-100's format; and checks of file names."""
+pairs; and the reader of CC-100's format."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,10 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from data_prep.filters.clean import Counts, clean_line, clean_lines
-from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, CorpusPath, cut_blocks, cut_line, read_decompressed
 
-COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
 _PIECE_BYTES = 1 << 20  # about this many bytes are cleaned and tokenized in one step
 MAX_DOCUMENT = 1_000_000  # characters; a longer document is split
 
@@ -94,6 +92,10 @@ class Reader(ABC):
         if columns not in ((), []):
             raise ValueError(f"columns are {columns}: files of this format have none, so take `columns` out")
         return ()
+
+    def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """The role of each of an input's columns: source, target, score, or another name."""
+        return columns
 
     def members(self, path: CorpusPath, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the two sides' files in an archive; empty if the format is no archive."""
@@ -199,11 +201,11 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
             lines = clean_lines(piece, repaired)
         else:
             cut_lines = [cut_line(line) for line in raw_lines]
+            uncounted = cut_lines[1:] if in_long_line else cut_lines
+            repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
             if size == 0:  # one line is longer than the piece, and its last part may continue in the next piece
                 cut_lines[0].pop()
                 size = sum(map(len, cut_lines[0]))
-            uncounted = cut_lines[1:] if in_long_line else cut_lines
-            repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
             lines = []
             for parts in cut_lines:
                 # An empty line ends a document, so parts without text are left out. A line without any text stays.
@@ -304,35 +306,3 @@ def pieces(data: bytes) -> Iterator[bytes]:
         end = data.rfind(b"\n", start, start + _PIECE_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
         yield data[start:end]
         start = end
-
-
-def require_language(code: str, where: object) -> str:
-    """The language of a code, by `language_of`. The ValueError for an unknown code names the file `where`."""
-    try:
-        return language_of(code)
-    except ValueError as error:
-        stop = "" if str(error).endswith("?") else "."
-        raise ValueError(f"{where}: {error}{stop} A file name begins with its language's code, as en.txt") from None
-
-
-def without_compression(name: str) -> str:
-    """A file name without the ending that tells its compression."""
-    return re.sub(COMPRESSED + "$", "", name)
-
-
-def check_unique_texts(files: Iterable[tuple[CorpusPath, str]]) -> None:
-    """Raise ValueError if two files or members of files have the same name apart from folder, compression and case."""
-    by_name: dict[str, CorpusPath] = {}
-    for path, name in files:
-        key = without_compression(name.rpartition("/")[2]).lower()
-        if key in by_name:
-            raise ValueError(same_text_error(by_name[key], path))
-        by_name[key] = path
-
-
-def same_text_error(first: CorpusPath, second: CorpusPath) -> str:
-    """Error message for two files that seem to be the same text."""
-    return (
-        f"{first} and {second} have names of the same text, which would be read twice: remove one of them, or rename "
-        "one if the texts differ"
-    )

@@ -23,7 +23,7 @@ from data_prep.readers.corpus_files import (
     MAX_LINE,
     CorpusPath,
     check_unchanged,
-    is_network_error,
+    is_read_failure,
     read_decompressed,
     split_lines,
 )
@@ -40,7 +40,6 @@ _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
 _EMPTY_LINES = re.compile(
     "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
-_DOCUMENT_END = b"\n\n"
 _TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 _ARROW_FILE_START, _ARROW_STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -193,7 +192,7 @@ def _table_records(
         names = ", ".join(map(repr, texts))
         raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write this row again") from None
     except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None or is_network_error(path, error):
+        if is_read_failure(path, error):
             raise
         raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged. Fetch it again") from None
     check_unchanged(path)
@@ -277,7 +276,7 @@ class RecordDocuments(DocumentReader):
         """Yield blocks of whole documents in CC-100's format. Empty lines inside a document are removed, because an
         empty line ends a document."""
         repaired = Counter[str]()
-        return in_blocks(self._documents(source, repaired), (_DOCUMENT_END,), size, repaired, ends_last=False)
+        return in_blocks(self._documents(source, repaired), (b"\n\n",), size, repaired, ends_last=False)
 
     def _documents(self, source: Input, repaired: Counter[str]) -> Iterator[tuple[bytes] | str]:
         def remove(empty_lines: re.Match[str]) -> str:

@@ -51,7 +51,7 @@ class Tmx(AlignedReader):
         For a unit to drop, yields the reason: "malformed" if it lacks a language or has an unknown entity, "long_line"
         if a segment has over MAX_LINE bytes. Raises ValueError for a file that cannot be read.
         """
-        path = str(source.paths[0])
+        path = source.paths[0]
         handler = _UnitHandler(path, source.languages)
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
@@ -63,7 +63,7 @@ class Tmx(AlignedReader):
         parser.EntityDeclHandler = handler.entity_declared
         bytes_parsed = 0
         try:
-            for text in _texts(source.paths[0], repaired):
+            for text in _texts(path, repaired):
                 data = text.encode()
                 bytes_parsed += len(data)
                 parser.Parse(data)
@@ -83,7 +83,7 @@ class Tmx(AlignedReader):
 class _UnitHandler:
     """Handles expat's events, and collects complete units in `units`."""
 
-    def __init__(self, path: str, languages: tuple[str, ...]):
+    def __init__(self, path: CorpusPath, languages: tuple[str, ...]):
         self.path = path
         self.languages = languages
         self.units: list[PairOrReason] = []
@@ -183,12 +183,12 @@ def _texts(path: CorpusPath, repaired: Counter[str]) -> Iterator[str]:
     decoder_class = codecs.getincrementaldecoder(_encoding(head, path))
     # One decoder replaces invalid bytes by U+FFFD, the other one leaves them out: the file itself may have U+FFFD.
     replacing, ignoring = decoder_class("replace"), decoder_class("ignore")
-    held = ""  # the start of a character reference that may continue in the next chunk
+    unfinished = ""  # the start of a character reference that may continue in the next chunk
     for chunk in chain([head], chunks, [b""]):
         decoded, valid = replacing.decode(chunk, final=not chunk), ignoring.decode(chunk, final=not chunk)
-        text = held + decoded
+        text = unfinished + decoded
         cut = text.rfind("&", max(len(text) - _MAX_REFERENCE, 0)) if chunk else -1
-        text, held = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
+        text, unfinished = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
         removed = 0  # characters and references that XML forbids
         if "&#" in text or _FORBIDDEN.search(text):
             text, removed = _FORBIDDEN.subn("", _CHARACTER_REFERENCE.sub(_legal_reference, text))
