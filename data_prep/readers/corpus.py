@@ -151,8 +151,8 @@ def _warn_of_copies(inputs: list[Input]) -> None:
         for source in same_size:
             checksums = sorted(file_sha256(path.local_path) for path in source.paths if path.local_path)
             first = by_text.setdefault((*checksums, *_chosen_part(source)), source)
-            if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
-                files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
+            if first is not source and not all(EXACT_DUPLICATES in copy.filters for copy in (source, first)):
+                files, first_files = (" and ".join(map(str, copy.paths)) for copy in (source, first))
                 verb = "has" if len(first.paths) == 1 else "have"
                 warn(
                     f"the text of {files} counts twice as {source.name}, because {first_files} {verb} the same bytes: "
@@ -183,33 +183,34 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     """
     paths = {path.name: path for path in list_folder(corpus.where, recursive=any("/" in name for name in corpus.files))}
     wanted = None if corpus.codes is None else [*chain.from_iterable(corpus.codes)]
-    names = FileNames(corpus.files, paths, wanted)
-    searched = [[codes] for codes in names.wanted] if corpus.codes is None else corpus.codes
-    inputs_found: list[Input] = []
+    file_names = FileNames(corpus.files, paths, wanted)
+    # Each language or pair to read, as its possible spellings.
+    described = [[codes] for codes in file_names.wanted] if corpus.codes is None else corpus.codes
+    inputs: list[Input] = []
     missing = []
-    for spellings in searched:
+    for spellings in described:
         for codes in spellings:  # the first spelling that has files is taken
-            if files := names.files_of(codes):
-                inputs_found += [_input(corpus, codes, tuple(paths[name] for name in group)) for group in files]
+            if files := file_names.files_of(codes):
+                inputs += [_input(corpus, codes, tuple(paths[name] for name in names)) for names in files]
                 break
         else:
             missing.append("-".join(spellings[0]))
     missing_message = (
-        f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(searched)} "
+        f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(described)} "
         f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
     )
     if missing and not allow_missing:
         raise ValueError(
             f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
         )
-    if not inputs_found:
+    if not inputs:
         raise ValueError(
             f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
         )
     if missing:
         warn(missing_message)
-    _warn_of_unread(corpus, names, inputs_found)
-    return inputs_found
+    _warn_of_unread(corpus, file_names, inputs)
+    return inputs
 
 
 def _input(corpus: CorpusDescription, codes: Codes, paths: tuple[CorpusPath, ...]) -> Input:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
-from stat import S_ISDIR, S_ISFIFO, S_ISREG
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +59,7 @@ class CorpusPath:
                 raise ValueError(f"{self} is a folder or does not exist: remove the folder, or restore the file")
             return int(info.size)
         try:
-            status = self.local_path.stat()
+            size = self.local_path.stat().st_size
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local_path.is_symlink():
                 raise
@@ -68,10 +67,10 @@ class CorpusPath:
                 f"{self} is a link to {os.readlink(self.local_path)}, where no file is: restore that file, or remove "
                 "the link"
             ) from None
-        if not (S_ISREG(status.st_mode) or S_ISFIFO(status.st_mode)):
-            kind = "a folder" if S_ISDIR(status.st_mode) else "a socket or device"
+        if not (self.local_path.is_file() or self.is_pipe):
+            kind = "a folder" if self.is_folder else "a socket or device"
             raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
-        return status.st_size
+        return size
 
     @property
     def is_folder(self) -> bool:
