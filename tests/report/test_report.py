@@ -576,6 +576,7 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     [
         ("retrieval.json", '{"format": 1, "pairs": 3, "layers": 1}'),
         ("config.json", '{"format": 1, "config": [1]}'),
+        ("config.json", '{"format": 1, "config": {"data": [1]}}'),
         ("config.json", '{"format": 1, "config": {}, "objective": null}'),
     ],
 )

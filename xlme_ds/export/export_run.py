@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from ..checkpoint_names import run_and_step
 from ..config import EncoderName, ModelType
@@ -17,7 +16,6 @@ from ..trained.runs import load_run, main_encoder
 from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
 from .card import render_card, render_run_card
 from .exported_folder import ExportedModel, write_folder
-from .onnx_model import require_onnx_exportable
 
 # Prefix of the parameters of an encoder's head -> class to export.
 _PRETRAINED = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
@@ -43,50 +41,39 @@ def export_run(
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
     exported_name = None if run.task else which or main_name
-    if layer is not None or which is not None:
-        encoder = encoder if layer is None else truncate_encoder(encoder, layer)
-        main, generator = ExportedModel(encoder, "XLMEModel", which=exported_name), None
-    elif run.task:
+    architecture, labels = "XLMEModel", tuple[str, ...]()
+    if layer is not None:
+        encoder = truncate_encoder(encoder, layer)
+    elif which is None and run.task:
         task = DOWNSTREAM_TASKS[run.task]
-        main, generator = ExportedModel(encoder, _FINETUNED[task.kind], run.state, task.labels), None
-    elif architecture := objective_of(run.objective).export_class:
-        main, generator = ExportedModel(encoder, architecture, run.state, which=exported_name), None
-    else:
-        main, *others = (
-            ExportedModel(run.encoder(name), _PRETRAINED[head], run.state, which=name)
-            for name, head in run.encoders.items()
-        )
-        generator = others[0] if others else None
-    main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
-    generator = generator and replace(generator, model_type=main.model_type)
+        architecture, labels = _FINETUNED[task.kind], task.labels
+    elif which is None:
+        architecture = objective_of(run.objective).export_class or _PRETRAINED[run.encoders[main_name]]
+    main = ExportedModel(encoder, architecture, run.state, labels, which=exported_name)
+    main = replace(main, model_type=_choose_model_type(main, model_type))
+    generator = None
+    if architecture == "XLMEForPreTraining" and "generator" in run.encoders:
+        generator = replace(main, encoder=run.encoder("generator"), architecture="XLMEForMaskedLM", which="generator")
     other_encoder = exported_name if exported_name != main_name else None
     card = render_run_card(run_and_step(folder)[0], main, layer, run.step, generator is not None, other_encoder)
     write_folder(out, main, run.vocabulary, card, generator, onnx)
 
 
-def _choose_model_type(model: ExportedModel, model_type: ModelType | None, onnx: bool) -> ModelType:
+def _choose_model_type(model: ExportedModel, model_type: ModelType | None) -> ModelType:
     """Returns `model_type`. If it is None, returns one of transformers' own types if one can hold the model, else
-    `xlme`.
-
-    Raises ValueError for a type that cannot hold the model, and if `onnx` is set but the model cannot be written as
-    ONNX.
-    """
-    if model_type not in (None, MODEL_TYPE, *FORMATS):
-        raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
-    if onnx:
-        require_onnx_exportable(model.has_decoder)
+    `xlme`. Raises ValueError for a type that cannot hold the model."""
     cfg, advice = model.encoder.cfg, f"leave out model_type {model_type}"
     unsupported = {  # type -> the part or setting of the model that it cannot hold, if any
         name: "a decoder" if model.has_decoder else native.unsupported_setting(cfg) for name, native in FORMATS.items()
     }
-    if model_type in FORMATS and unsupported[model_type]:
+    if model_type is None:
+        return next((name for name, part in unsupported.items() if not part), "xlme")
+    if unsupported.get(model_type):
         native = FORMATS[model_type].name
         raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {advice}")
     if model_type == MODEL_TYPE and cfg.body != "xlme":
         raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {advice}")
-    if model_type is not None:
-        return model_type
-    return next((cast(ModelType, name) for name, setting in unsupported.items() if not setting), "xlme")
+    return model_type
 
 
 def export_xlm_roberta(
@@ -96,12 +83,14 @@ def export_xlm_roberta(
     if the model has one and `layer` is None."""
     require_new(out)
     encoder, vocabulary = read_xlm_roberta(folder)
-    head = read_xlm_roberta_masked_head(folder) if layer is None else {}
-    encoder = encoder if layer is None else truncate_encoder(encoder, layer)
+    if layer is None:
+        head = read_xlm_roberta_masked_head(folder)
+    else:
+        encoder, head = truncate_encoder(encoder, layer), {}
     architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
     main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
-    main = replace(main, model_type=_choose_model_type(main, model_type, onnx))
+    main = replace(main, model_type=_choose_model_type(main, model_type))
     about = "The weights of an XLM-R model, converted: `{}`.".format(real_path(folder).name.replace("`", ""))
     write_folder(out, main, vocabulary, render_card(real_path(folder).name, main, about), onnx=onnx)
 

@@ -20,18 +20,19 @@ from ..trained.config_json import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
 from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
+    EMBEDDING,
+    ENCODER_PREFIX,
     EXPORTED_SETTINGS,
     FILES_KEY,
     FORMATS,
     GENERATOR_FOLDER,
     WHICH_KEY,
     NativeFormat,
-    export_state,
 )
 from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS_KEY, WEIGHTS_FILE, save_weights
 from ..translate.decoder import decoder_settings
 from ..translate.decoding import generation_settings
-from .onnx_model import write_onnx
+from .onnx_model import require_onnx_exportable, write_onnx
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
@@ -88,9 +89,11 @@ def write_folder(
     """Write `main` into the folder `out`, which must not exist, with weights in float32 and the model card `card`
     (Markdown). A `generator` gets a subfolder. With `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if `out` exists, and if `vocabulary` and a model differ in size. After any error nothing of the
-    new folder stays.
+    Raises ValueError if `out` exists, if `vocabulary` and a model differ in size, and if `main` cannot be written as
+    ONNX. After any error nothing of the new folder stays.
     """
+    if onnx:
+        require_onnx_exportable(main.has_decoder)
     with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary)
         _write_sentence_transformers(partial, main)
@@ -139,7 +142,9 @@ def _as_xlme(folder: Path, model: ExportedModel) -> tuple[dict[str, Any], dict[s
         shutil.copyfile(REMOTE / name, folder / name)
     if model.has_decoder:
         write_json(folder / "generation_config.json", generation_settings(model.encoder.cfg))
-    return _xlme_settings(model), export_state(model.encoder) | _head(model)
+    layers = {f"{ENCODER_PREFIX}encoder.{name}": value for name, value in model.encoder.encoder.state_dict().items()}
+    embedding = {ENCODER_PREFIX + EMBEDDING: torch.cat(model.encoder.embedding_blocks).detach()}
+    return _xlme_settings(model), embedding | layers | _head(model)
 
 
 def _as_native(folder: Path, model: ExportedModel, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:

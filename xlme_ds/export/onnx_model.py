@@ -99,5 +99,4 @@ def _load(folder: Path, architecture: str, native: NativeFormat | None) -> nn.Mo
 
         model_class = getattr(modeling_xlme, architecture)
     loaded = model_class.from_pretrained(folder)
-    module: nn.Module = loaded if architecture in _OUTPUTS else loaded.base_model
-    return module
+    return loaded if architecture in _OUTPUTS else loaded.base_model

@@ -21,8 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from ..cli import format_number
 
 Records = Sequence[Mapping[str, Any]]
-Quantities = Mapping[str, Mapping[str, Any]]
-"""Descriptions of what the objective reports, by name (`objectives.protocol.Quantity`)."""
+Quantities = Mapping[str, Mapping[str, Any]]  # name -> a quantity of the objective (`objectives.protocol.Quantity`)
 
 _TITLES = {
     "loss": "Joint loss",
@@ -38,13 +37,20 @@ _UNIGRAM = "unigram_nll"  # prefix of the keys of a unigram model's losses, whic
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a longer curve is averaged down to this many points
 
-# Colour in a figure -> CSS variable of the template. Figures use no other colours.
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
 # Colours of the runs that one page compares, in order.
 RUN_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-_VARIABLES |= {colour: f"run{index}" for index, colour in enumerate(RUN_COLOURS)}
+# Colour in a figure -> CSS variable of the template. Figures use no other colours.
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    SURFACE: "surface",
+    MONO: "mono",
+    PARA: "para",
+    TOTAL: "total",
+} | {colour: f"run{number}" for number, colour in enumerate(RUN_COLOURS)}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}  # by series (see `panel_and_series`)
 # Parts to remove from matplotlib's SVG; its <style> would apply to the whole page.
 _UNUSED = re.compile(

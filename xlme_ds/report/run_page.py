@@ -24,36 +24,34 @@ _SPACE = "▁"  # SentencePiece's mark of a space before the piece
 _SPECIAL = {"<s>", "</s>", "<pad>"}
 
 
-def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the report page of the run in the folder `run` to the file `out`, by default `report.html` in that folder.
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report page of the run in `folder` to the file `out`, by default `report.html` in that folder.
     Returns the path of the page. Raises ValueError if a file of the run is damaged (see `RunFiles`)."""
-    path = out or run / "report.html"
-    write_text(path, _page_of(RunFiles(run)))
-    return path
-
-
-def _page_of(run: RunFiles) -> str:
+    run = RunFiles(folder)
     settings: dict[str, Any] = build_from("config.json", lambda: {} | run.settings)
     quantities = build_from("config.json", lambda: run.objective["quantities"])
     # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
-    loss_titles = {
-        figures.panel_and_series(key, quantities)[0]
-        for key, quantity in quantities.items()
-        if quantity["unigram"] and run.heldout
-    }
-    borders = [step for step, _ in _phases(settings)][1:]
+    loss_titles = build_from(
+        "config.json",
+        lambda: {
+            figures.panel_and_series(key, quantities)[0]
+            for key, quantity in quantities.items()
+            if quantity["unigram"] and run.heldout
+        },
+    )
+    borders = build_from("config.json", lambda: [step for step, _ in _phases(settings)][1:])
     panels = build_from(
         "metrics.jsonl or heldout.jsonl",
         lambda: figures.curves(run.metrics, run.heldout, quantities, borders, loss_titles),
     )
-    return render(
+    page = render(
         "run_page.html",
         run=run,
-        name=build_from("config.json", lambda: settings.get("name")),
-        task=build_from("config.json", lambda: settings.get("task")),
-        started=build_from("config.json", lambda: started_line(run.config_json)),
+        name=settings.get("name"),
+        task=settings.get("task"),
+        started=started_line(run.config_json),
         going_on=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
-        about=build_from("config.json", lambda: run.objective["description"]),
+        about=run.objective["description"],
         cards=build_from("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
         losses={title: panel for title, panel in panels.items() if title in loss_titles},
         panels={title: panel for title, panel in panels.items() if title not in loss_titles},
@@ -76,6 +74,9 @@ def _page_of(run: RunFiles) -> str:
         nats=nats,
         percent=percent,
     )
+    path = out or folder / "report.html"
+    write_text(path, page)
+    return path
 
 
 def started_line(config: Mapping[str, Any]) -> str:

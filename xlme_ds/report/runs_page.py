@@ -87,16 +87,13 @@ def _logged_keys(*record_lists: Sequence[Mapping[str, Any]]) -> dict[str, None]:
     return dict.fromkeys(key for records in record_lists for record in records for key in record)
 
 
-def _last(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return records[-1] if records else {}
-
-
 def _results_of(run: RunFiles) -> dict[str, str]:
     """The results of a run by title."""
     results = {}
-    if last := _last(run.metrics):
+    if run.metrics:
+        last = run.metrics[-1]
         results = {"step": f"{last['step']:,}", "tokens": format_number(last.get("tokens", 0))}
-    for key, value in _last(run.heldout).items():
+    for key, value in (run.heldout[-1] if run.heldout else {}).items():
         if figures.is_drawn(key) and isinstance(value, int | float):
             results[_own_title(key, run)] = f"{value:.3f}"
     if run.retrieval:

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..config import EncoderName, ModelConfig
+from ..config import EncoderName, ModelConfig, ModelType
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
 from ..models.text_encoder import TextEncoder, encoder_from_state
@@ -28,13 +27,13 @@ from .config_json import (
 )
 from .runs import TrainedEncoder
 from .weights import (
+    FETCH_EXPORTED,
     REPLACED_HEAD_FILE,
     WEIGHTS_FILE,
     read_metadata,
     read_model_weights,
     read_weights,
     require_same_settings,
-    shards_of,
 )
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
@@ -92,24 +91,24 @@ class NativeFormat(NamedTuple):
 
 
 # The formats of transformers' own classes, by `model_type`.
-FORMATS = {
+FORMATS: dict[ModelType, NativeFormat] = {
     xlm_roberta.XLM_ROBERTA: NativeFormat(
-        "XLM-R",
-        "XLMRoberta",
-        xlm_roberta.XLM_ROBERTA_SHAPE,
-        xlm_roberta.xlm_roberta_config,
-        xlm_roberta.xlm_roberta_state,
-        xlm_roberta.read_xlm_roberta,
-        xlm_roberta.read_xlm_roberta_masked_head,
+        name="XLM-R",
+        class_prefix="XLMRoberta",
+        shape=xlm_roberta.XLM_ROBERTA_SHAPE,
+        config=xlm_roberta.xlm_roberta_config,
+        state=xlm_roberta.xlm_roberta_state,
+        read=xlm_roberta.read_xlm_roberta,
+        read_masked_head=xlm_roberta.read_xlm_roberta_masked_head,
     ),
     modernbert.MODERNBERT: NativeFormat(
-        "ModernBERT",
-        "ModernBert",
-        modernbert.MODERNBERT_SHAPE,
-        modernbert.modernbert_config,
-        modernbert.modernbert_state,
-        modernbert.read_modernbert,
-        modernbert.read_modernbert_masked_head,
+        name="ModernBERT",
+        class_prefix="ModernBert",
+        shape=modernbert.MODERNBERT_SHAPE,
+        config=modernbert.modernbert_config,
+        state=modernbert.modernbert_state,
+        read=modernbert.read_modernbert,
+        read_masked_head=modernbert.read_modernbert_masked_head,
     ),
 }
 
@@ -118,12 +117,6 @@ def native_format(config: Mapping[str, Any]) -> NativeFormat:
     """The format that `config`, a folder's config.json, names. For an unknown `model_type` it is XLM-R's format, whose
     reader then raises ValueError."""
     return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])
-
-
-def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
-    """The parameters of an encoder under their names in an export."""
-    layers = {f"{ENCODER_PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
-    return {ENCODER_PREFIX + EMBEDDING: torch.cat(encoder.embedding_blocks).detach()} | layers
 
 
 def embedding_name(state: Iterable[str]) -> str:
@@ -185,10 +178,9 @@ def require_exported_files(folder: Path) -> None:
 
 def _read_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = read_config(folder)
-    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
-        if not shards_of(folder / name):
-            raise ValueError(f"{folder} has no {name}: copy it from the folder that `xlme export` wrote")
     state = read_model_weights(folder / WEIGHTS_FILE)
+    if not (folder / SENTENCEPIECE_FILE).exists():
+        raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: {FETCH_EXPORTED}")
     state = without_prefix(state, ENCODER_PREFIX) if ENCODER_PREFIX + EMBEDDING in state else state
     with explain_mismatch(folder / WEIGHTS_FILE, folder):
         state["embedding_0"] = state.pop(EMBEDDING)

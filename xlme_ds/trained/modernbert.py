@@ -5,7 +5,7 @@ The tables below map ModernBERT's names of settings and parameters to ours.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ..models.text_encoder import TextEncoder, encoder_from_state
 from .config_json import SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model_weights
 
-MODERNBERT = "modernbert"  # `model_type` in config.json
+MODERNBERT: Final = "modernbert"  # `model_type` in config.json
 # Our settings that have one fixed value for ModernBERT.
 MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **FIXED_SETTINGS}
 _PREFIX = "model."  # begins the names of the encoder's parameters if the file also has a head
@@ -85,7 +85,7 @@ def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tenso
     """The parameters that transformers saves for the class ModernBert + `ending` (`ForMaskedLM`, …, or `Model`)."""
     ours = encoder.state_dict()
     state = {_EMBEDDING: torch.cat(encoder.embedding_blocks).detach()}
-    state |= {theirs: ours[name] for theirs, name in _names(encoder.cfg)}
+    state |= {theirs: ours[name] for theirs, name in _parameter_names(encoder.cfg)}
     if ending == "Model":
         return state
     head_state = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
@@ -94,32 +94,25 @@ def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tenso
 
 def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     """The encoder and the vocabulary of the export in `folder`. Raises ValueError if a file is missing or damaged."""
-    config, state = read_config(folder), _read_state(folder)
+    config, state = read_config(folder), read_model_weights(folder / WEIGHTS_FILE)
     state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
     with explain_mismatch(folder / WEIGHTS_FILE, folder):
         config |= {name: config["rope_parameters"][kind]["rope_theta"] for name, kind in _ROTARY_BASES.items()}
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
         cfg = ModelConfig(**MODERNBERT_SHAPE, **settings)
-        parameters = {ours: state[theirs] for theirs, ours in _names(cfg)}
+        parameters = {ours: state[theirs] for theirs, ours in _parameter_names(cfg)}
         encoder = encoder_from_state({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
 
 
 def read_modernbert_masked_head(folder: Path) -> dict[str, Tensor]:
     """The parameters of the masked head, by our names; empty if `folder` has none."""
-    state, masked_head = _read_state(folder), _HEADS["ForMaskedLM"]
+    state, masked_head = read_model_weights(folder / WEIGHTS_FILE), _HEADS["ForMaskedLM"]
     has_head = masked_head.keys() <= state.keys()
     return {ours: state[theirs] for theirs, ours in masked_head.items()} if has_head else {}
 
 
-def _read_state(folder: Path) -> dict[str, Tensor]:
-    state = read_model_weights(folder / WEIGHTS_FILE)
-    if not state:
-        raise ValueError(f"{folder} has no {WEIGHTS_FILE}: copy it from the folder that `xlme export` wrote")
-    return state
-
-
-def _names(cfg: ModelConfig) -> Iterator[tuple[str, str]]:
+def _parameter_names(cfg: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield (ModernBERT's name, our name) for every parameter except the embedding."""
     yield "embeddings.norm.weight", "encoder.input_norm.weight"
     yield "final_norm.weight", "encoder.output_norm.weight"

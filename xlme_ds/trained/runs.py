@@ -95,6 +95,7 @@ def load_run(folder: Path) -> TrainedRun:
     Raises ValueError when the folder holds no run, or the run lacks the checkpoint.
     """
     (run, step), settings = run_and_step(folder), read_model_settings(folder)
+    model = settings.model
     weights = run / MODEL_FOLDER / WEIGHTS_FILE
     if step is None and weights.exists():
         require_same_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
@@ -105,7 +106,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: finish it by the same command")
     else:
         step, state = _load_checkpoint(run, step, settings)
-        settings = settings._replace(model=model_after(read_run_config(run), step))
+        model = model_after(read_run_config(run), step)
         note(f"{folder}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
@@ -113,8 +114,8 @@ def load_run(folder: Path) -> TrainedRun:
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
     # The weights of a finished run may have another number of vocabulary blocks than its config.json names.
-    state = split_vocabulary_tables(state, settings.model)
-    return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
+    state = split_vocabulary_tables(state, model)
+    return TrainedRun(folder, state, model, read_vocabulary(run, path), settings.task, settings.objective, step)
 
 
 def model_after(config: RunConfig, steps: int) -> ModelConfig:

@@ -19,6 +19,7 @@ REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: tr
 # Keys in the metadata of a weights file. The values are the checksum of its tensors, and the model's settings as JSON.
 _CHECKSUM_KEY = "crc32"
 SETTINGS_KEY = "settings"
+FETCH_EXPORTED = "copy it from the folder that `xlme export` wrote"  # remedy for a missing file of an export
 _REMEDY = "copy it again, or write it anew (for a run, start its command again)"
 
 
@@ -99,9 +100,12 @@ def has_intact_weights(path: Path) -> bool:
 
 
 def read_model_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of the model at `path`, in one safetensors file or in shards. Raises ValueError if a file is missing
-    or damaged."""
-    return {name: value for shard in shards_of(path) for name, value in read_weights(shard).items()}
+    """The tensors of an export's weights at `path`, in one safetensors file or in shards. Raises ValueError if a file
+    is missing or damaged."""
+    shards = shards_of(path)
+    if not shards:
+        raise ValueError(f"{path.parent} has no {path.name}: {FETCH_EXPORTED}")
+    return {name: value for shard in shards for name, value in read_weights(shard).items()}
 
 
 def shards_of(path: Path) -> list[Path]:

@@ -3,9 +3,9 @@
 The tables below map XLM-R's names of settings and parameters to ours.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..models.text_encoder import TextEncoder, encoder_from_state
 from .config_json import CONFIG_FILE, SENTENCEPIECE_FILE, explain_mismatch, read_config, read_vocabulary
 from .weights import WEIGHTS_FILE, read_weights, require_finite, shards_of
 
-XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
+XLM_ROBERTA: Final = "xlm-roberta"  # `model_type` in config.json
 _PREFIX = "roberta."  # begins the names of the encoder's parameters if the file also has a head
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"
@@ -43,13 +43,14 @@ XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "layout": "xlme",
     "language_embeddings": (),
 }
-_PROJECTIONS = "query", "key", "value"  # XLM-R has three parameters; our `qkv` stacks them in this order
-_LAYER = {  # parameters of a layer, without `.weight` and `.bias`
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "attention_norm",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "feed_forward_norm",
+# Parameters of a layer, without `.weight` and `.bias`: our name -> the XLM-R parameters that ours stacks.
+_LAYER = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "up": ("intermediate.dense",),
+    "down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
 }
 # End of a class's name, after XLMRoberta -> the parameters of the class's head (XLM-R's name -> our name).
 _HEADS = {
@@ -93,12 +94,13 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
         _POSITIONS: torch.cat([torch.zeros(_FIRST_POSITION, width), ours["encoder.positions"]]),
         _TOKEN_TYPES: torch.zeros(1, width),
     }
-    for theirs, name, third in _parameter_names(encoder.cfg):
-        # A third of `qkv` is copied, because safetensors refuses tensors that share memory.
-        state[theirs] = ours[name] if third is None else ours[name].chunk(len(_PROJECTIONS))[third].clone()
+    for name, theirs in _parameter_names(encoder.cfg).items():
+        parts = ours[name].chunk(len(theirs))
+        # Copied, because safetensors refuses tensors that share memory, as the thirds of `qkv` do.
+        state |= {their_name: part.clone() for their_name, part in zip(theirs, parts, strict=True)}
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
-    head_state = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
+    head_state = {their_name: head[name] for their_name, name in _HEADS[ending].items()}
     return {_PREFIX + name: value for name, value in state.items()} | head_state
 
 
@@ -121,9 +123,15 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = {"initializer_range": 0.02, **config}  # transformers' default
     with explain_mismatch(weights, folder):
         settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
-        positions = config["max_position_embeddings"] - _FIRST_POSITION
-        cfg = ModelConfig(**settings, **XLM_ROBERTA_SHAPE, max_positions=positions)
-        encoder = encoder_from_state(_our_state(state, cfg), cfg)
+        max_positions = config["max_position_embeddings"] - _FIRST_POSITION
+        cfg = ModelConfig(**settings, **XLM_ROBERTA_SHAPE, max_positions=max_positions)
+        parameters = {
+            name: torch.cat([state[their_name] for their_name in theirs])
+            for name, theirs in _parameter_names(cfg).items()
+        }
+        # Every token has XLM-R's only token type, so the type's embedding is added to the positions' embeddings.
+        parameters["encoder.positions"] = state[_POSITIONS][_FIRST_POSITION:] + state[_TOKEN_TYPES][0]
+        encoder = encoder_from_state({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
     exported_by_us = "vocabulary_sha256" in config
     return encoder, read_vocabulary(folder, path) if exported_by_us else Vocabulary(path)
 
@@ -171,27 +179,12 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """The encoder's parameters under our names. The embedding of XLM-R's only token type is added to every position's
-    embedding."""
-    parts: dict[str, list[Tensor]] = {}
-    for theirs, name, _ in _parameter_names(cfg):
-        parts.setdefault(name, []).append(state[theirs])
-    return {
-        "embedding_0": state[_EMBEDDING],
-        "encoder.positions": state[_POSITIONS][_FIRST_POSITION:] + state[_TOKEN_TYPES][0],
-        **{name: torch.cat(values) for name, values in parts.items()},
-    }
-
-
-def _parameter_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (XLM-R's name, our name, third) for every parameter of the encoder except the embedding tables. `third` is
-    0, 1 or 2 if XLM-R's parameter is that third of our `qkv`, and None if it is the whole of our parameter."""
+def _parameter_names(cfg: ModelConfig) -> dict[str, list[str]]:
+    """Our name of every parameter of the encoder except the embedding tables -> the XLM-R parameters that it stacks."""
+    names = {}
     for kind in ("weight", "bias"):
-        yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
+        names[f"encoder.input_norm.{kind}"] = [f"embeddings.LayerNorm.{kind}"]
         for n in range(cfg.discriminator_layers):
-            our_layer, their_layer = f"encoder.layers.{n}.", f"encoder.layer.{n}."
-            for third, projection in enumerate(_PROJECTIONS):
-                yield f"{their_layer}attention.self.{projection}.{kind}", f"{our_layer}attention.qkv.{kind}", third
-            for theirs, ours in _LAYER.items():
-                yield f"{their_layer}{theirs}.{kind}", f"{our_layer}{ours}.{kind}", None
+            for ours, theirs in _LAYER.items():
+                names[f"encoder.layers.{n}.{ours}.{kind}"] = [f"encoder.layer.{n}.{name}.{kind}" for name in theirs]
+    return names

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import ForQuestionAnsweringLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -49,12 +50,12 @@ class XLMERelativePositions(nn.Module):
         self.max_distance = config.relative_max_distance
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
 
-    def forward(self, tokens: int, queries: int | None = None) -> Tensor:
-        """d for the distance j − i from each query i to each key j, [H, T, T] with T = `tokens`. With `queries`, only
-        the last `queries` tokens are queries: [H, queries, T]."""
+    def forward(self, queries: int, tokens: int) -> Tensor:
+        """d for the distance j − i from each query i to each key j, [H, queries, tokens]. The keys are all tokens, the
+        queries are the last tokens."""
         half = len(self.weight) // 2
         position = torch.arange(tokens, device=self.weight.device)
-        distance = position[None, :] - position[tokens - (queries or tokens) :, None]
+        distance = position[None, :] - position[tokens - queries :, None]
         borders = torch.tensor(_borders(half, self.max_distance), device=self.weight.device)
         bucket_TT = torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
         return self.weight[bucket_TT].permute(2, 0, 1)
@@ -163,18 +164,15 @@ class XLMELayer(GradientCheckpointingLayer):
         return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD)
 
 
-def _table(rows: int, config: XLMEConfig) -> nn.Parameter:
-    return nn.Parameter(torch.empty(rows, config.hidden_size))
-
-
 class XLMEEncoder(nn.Module):
     """The encoder without its token embedding: position and language embeddings, relative bias, layers and norms."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
-        positions, languages = config.max_position_embeddings, len(config.languages)
-        self.positions = _table(positions, config) if config.absolute_positions else None
-        self.languages = _table(languages, config) if languages else None
+        positions = torch.empty(config.max_position_embeddings, config.hidden_size)
+        languages = torch.empty(len(config.languages), config.hidden_size)
+        self.positions = nn.Parameter(positions) if config.absolute_positions else None
+        self.languages = nn.Parameter(languages) if config.languages else None
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(self._stack(config))
         # Post-LN normalises the first layer's input. Pre-LN normalises the last layer's output and, with
@@ -204,7 +202,7 @@ class XLMEEncoder(nn.Module):
         """Returns (the first layer's input and the output of every layer, the last one normalised in pre-LN; the
         attention weights of every layer). `items_BT`: the number of each token's item in its row; 0 at padding."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
-        position_bias_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
+        position_bias_HTT = None if self.relative is None else self.relative(x_BTD.shape[1], x_BTD.shape[1])
         # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
         allowed_B1TT = (items_BT[:, :, None] == items_BT[:, None, :])[:, None]
         states, weights = [x_BTD], []
@@ -482,14 +480,9 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Take the inputs of `XLMEModel`. The loss is the mean over start and end. As in transformers, a position after
-        the row is ignored, and a negative position counts as 0."""
+        """Take the inputs of `XLMEModel`. The loss, None without positions, is the mean over start and end. A position
+        after the row is ignored, and a negative position counts as 0."""
         encoded = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(encoded.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            outside = start_BT.shape[1]  # all positions after the row become this one, which is ignored
-            start_B, end_B = start_positions.view(-1).clamp(0, outside), end_positions.view(-1).clamp(0, outside)
-            loss = F.cross_entropy(start_BT, start_B, ignore_index=outside)
-            loss = (loss + F.cross_entropy(end_BT, end_B, ignore_index=outside)) / 2
+        loss = ForQuestionAnsweringLoss(start_BT, end_BT, start_positions, end_positions)
         return QuestionAnsweringModelOutput(loss, start_BT, end_BT, encoded.hidden_states, encoded.attentions)

@@ -141,7 +141,7 @@ class XLMEDecoder(XLMEEncoder):
         positions_T = torch.arange(cached + tokens, device=embedded_BRD.device)
         x_BRD = self.embed(embedded_BRD, positions_T[cached:], languages_B[:, None])
         allowed_RT = None if tokens == 1 else positions_T <= positions_T[cached:, None]
-        position_bias_HRT = None if self.relative is None else self.relative(cached + tokens, tokens)
+        position_bias_HRT = None if self.relative is None else self.relative(tokens, cached + tokens)
         bias_BS = torch.zeros_like(mask_BS, dtype=x_BRD.dtype).masked_fill(~mask_BS, float("-inf"))
         source_bias_B11S = bias_BS[:, None, None]
         for layer in self.layers:
