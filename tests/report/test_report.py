@@ -561,6 +561,12 @@ def test_retrieval_without_a_test_before_training(run: Path) -> None:
             '{"format": 1, "samples": [{"tokens": [{"piece": "a", "original": "a", "replaced": false}]}]}',
             ("samples.json", "score"),
         ),
+        (
+            "samples.json",
+            '{"format": 1, "samples": [{"language": "fr", "task": "mono", "tokens": '
+            '[{"piece": "a", "original": "a", "replaced": false, "score": 0.1}]}]}',
+            ("samples.json", "masked"),
+        ),
     ],
 )
 def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes, words: tuple[str, ...]) -> None:

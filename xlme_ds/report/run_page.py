@@ -336,11 +336,12 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
 def _verdict(token: Mapping[str, Any], threshold: float) -> str:
     """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one. Without a score: `miss` if
     replaced, `restored` if masked and predicted right, else `passed`."""
-    if token["score"] is None:
-        return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
-    if token["replaced"]:
-        return "hit" if token["score"] >= threshold else "miss"
-    return "alarm" if token["score"] >= threshold else "passed"
+    score, replaced, masked = token["score"], token["replaced"], token["masked"]
+    if score is None:
+        return "miss" if replaced else "restored" if masked else "passed"
+    if replaced:
+        return "hit" if score >= threshold else "miss"
+    return "alarm" if score >= threshold else "passed"
 
 
 def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
