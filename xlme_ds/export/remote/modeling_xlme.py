@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
-from transformers.loss.loss_utils import ForQuestionAnsweringLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -480,9 +479,14 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Take the inputs of `XLMEModel`. The loss, None without positions, is the mean over start and end. A position
-        after the row is ignored, and a negative position counts as 0."""
+        """Take the inputs of `XLMEModel`. The loss is the mean over start and end. As in transformers, a position after
+        the row is ignored, and a negative position counts as 0."""
         encoded = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(encoded.last_hidden_state).unbind(-1)
-        loss = ForQuestionAnsweringLoss(start_BT, end_BT, start_positions, end_positions)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            outside = start_BT.shape[1]  # all positions after the row become this one, which is ignored
+            start_B, end_B = start_positions.view(-1).clamp(0, outside), end_positions.view(-1).clamp(0, outside)
+            loss = F.cross_entropy(start_BT, start_B, ignore_index=outside)
+            loss = (loss + F.cross_entropy(end_BT, end_B, ignore_index=outside)) / 2
         return QuestionAnsweringModelOutput(loss, start_BT, end_BT, encoded.hidden_states, encoded.attentions)
