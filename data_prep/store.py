@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -77,16 +77,14 @@ class Stage:
             changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
             raise ValueError(f"{self.folder} was begun with other settings ({changes}): {advice}")
 
-    def check_finished(self, processes: int, moved: Collection[str] = ()) -> bool:
+    def check_finished(self, processes: int) -> bool:
         """Whether the stage is complete and every file has its recorded checksum.
 
         If not, a warning names the missing or damaged files, and the manifest and the markers of their tasks are
-        removed, so that the tasks run again. `moved` names files that the stage has moved elsewhere; they are not
-        checked.
+        removed, so that the tasks run again.
         """
         manifest = self._read_manifest()
         files, any_damaged = self._files_of_markers()
-        files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             in_markers = {shard for _, shard in files}
             files += [("", shard) for shard in manifest.shards if shard not in in_markers]

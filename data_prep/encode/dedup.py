@@ -20,13 +20,14 @@ for n = 2 billion.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_prep.store import new_file
-from xlme_ds.data.schema import Shard
 
 _SLICE_HASHES = 4_000_000  # hashes of a slice, which are merged at once, in about 300 MB of memory
 _LENGTHS = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
@@ -57,33 +58,29 @@ class BlockHashes:
         return is_repeated, hashes
 
     def add(
-        self, hashes: Sequence[bytes], texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
+        self,
+        hashes: Sequence[bytes],
+        tokens: np.ndarray,
+        characters: np.ndarray,
+        sizes: np.ndarray,
+        documents: np.ndarray,
     ) -> None:
-        """Store the `hashes` (from `find_repeats`) and lengths of written paragraphs or pairs.
-
-        `texts[side][i]` is the text of paragraph or pair i, `tokens[i]` its number of tokens, and `documents[i]` the
-        index of its record in the shard.
-        """
-        lengths = np.zeros(len(tokens), _LENGTHS)
-        lengths["tokens"], lengths["document"] = tokens, documents
-        for side in texts:
-            lengths["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
-            lengths["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
+        """Store the `hashes` (from `find_repeats`) and lengths of written paragraphs or pairs: for each, its numbers of
+        tokens, of characters and of bytes (`sizes`), and the index of its record in the shard (`documents`)."""
         self.hashes += hashes
-        self._lengths.append(lengths)
+        self._lengths.append(np.rec.fromarrays([tokens, characters, sizes, documents], _LENGTHS))
 
-    def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
+    def save(self, path: Path, root: Path) -> list[dict[str, Any]]:
         """Write the block's three files next to `path`. Returns the files' entries for a marker, with names relative to
         `root`."""
         lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
         hashes = np.frombuffer(b"".join(self.hashes), "<u8")
-        assert len(lengths) == len(hashes)
         order = np.argsort(hashes, kind="stable")
-        return (
+        return [
             _save(path.with_suffix(".lengths.npy"), lengths, root),
             _save(path.with_suffix(".hash.npy"), hashes[order], root),
             _save(path.with_suffix(".position.npy"), order.astype("<u4"), root),
-        )
+        ]
 
 
 def number_of_slices(paragraphs: int) -> int:
@@ -93,17 +90,18 @@ def number_of_slices(paragraphs: int) -> int:
 
 def find_duplicates(
     blocks: Sequence[Path], slice_number: int, slice_count: int, out: Path, root: Path
-) -> tuple[Shard, ...]:
+) -> dict[str, Any]:
     """Find the duplicates in all `blocks` whose hashes are in slice `slice_number` (from 0) of `slice_count`, and write
-    their positions. Returns the two files' entries for a marker."""
+    their positions. Returns the task's result."""
     lowest = np.uint64(slice_number * 2**64 // slice_count)
     highest = np.uint64((slice_number + 1) * 2**64 // slice_count - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for block in blocks:
-        all_hashes = load_array(block.with_suffix(".hash.npy"))
+        all_hashes = np.load(block.with_suffix(".hash.npy"), mmap_mode="r")
         in_slice = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
         hash_parts.append(np.array(all_hashes[in_slice]))
-        position_parts.append(np.array(load_array(block.with_suffix(".position.npy"))[in_slice]))
+        all_positions = np.load(block.with_suffix(".position.npy"), mmap_mode="r")
+        position_parts.append(np.array(all_positions[in_slice]))
     block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hash_parts[1:]])
     positions = np.concatenate(position_parts)
     is_duplicate = np.ones(len(positions), bool)
@@ -111,32 +109,26 @@ def find_duplicates(
     # order and no block has a hash twice.
     is_duplicate[np.unique(np.concatenate(hash_parts), return_index=True)[1]] = False
     ends = np.cumsum(np.bincount(block_of[is_duplicate], minlength=len(blocks)))
-    return (
+    files = [
         _save(out.with_suffix(".ends.npy"), ends, root),
         _save(out.with_suffix(".duplicates.npy"), positions[is_duplicate], root),
-    )
+    ]
+    return {"files": files}
 
 
 def load_duplicates(block_number: int, slices: Sequence[Path]) -> np.ndarray:
-    """Read the positions of the duplicates in block `block_number` from all `slices`: int64 [duplicates]."""
-    positions = [np.zeros(0, np.int64)]
+    """Read the positions of the duplicates in block `block_number` from all `slices`: uint32 [duplicates]."""
+    positions = [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for path in slices:
-        ends = load_array(path.with_suffix(".ends.npy"))
+        ends = np.load(path.with_suffix(".ends.npy"), mmap_mode="r")
         begin = ends[block_number - 1] if block_number else 0
-        positions.append(load_array(path.with_suffix(".duplicates.npy"))[begin : ends[block_number]].astype(np.int64))
+        duplicates = np.load(path.with_suffix(".duplicates.npy"), mmap_mode="r")
+        positions.append(duplicates[begin : ends[block_number]])
     return np.concatenate(positions)
 
 
-def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
+def _save(path: Path, values: np.ndarray, root: Path) -> dict[str, Any]:
+    """Write an array; returns the file's entry for a marker."""
     with new_file(path, flush=False) as file:  # no flush: these files live only until the stage is finished
         np.save(file, values)
-    return file.shard(path, root)
-
-
-def load_array(path: Path) -> np.ndarray:
-    """Read one of the files, a large one through a memory map."""
-    try:
-        values: np.ndarray = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it and give the same command again") from None
-    return values
+    return asdict(file.shard(path, root))

@@ -22,11 +22,11 @@ from data_prep.encode.encode_input import (
     discard_blocks,
     discard_changed,
     encode_inputs,
-    forget_lost_blocks,
-    restore_unmarked_moves,
+    finished_result,
+    has_all_blocks,
 )
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, read_digests
-from data_prep.encode.remove_duplicates import is_deduplicated, remove_duplicates
+from data_prep.encode.remove_duplicates import remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
 from data_prep.parallel import run_tasks, world_size
@@ -141,14 +141,13 @@ def _settings(
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
     """Encode the unfinished inputs of one kind of text, and write the manifest."""
     _check_sizes(stage, tasks)
-    if stage.check_finished(config.processes, restore_unmarked_moves(stage)):
+    if stage.check_finished(config.processes):
         return print_stdout(f"{stage.folder} is complete")
     unfinished = _inputs_to_encode(stage, tasks)
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = SharedWork.begin(stage.folder)
-    # Inputs whose blocks are all encoded: only their duplicates remain to be removed.
-    encoded = [task.name for task in to_deduplicate if stage.read_marker(f"{task.name}.encoded")]
-    open_tasks = tuple(task for task in unfinished if task.name not in encoded)
+    # The other inputs have only encoded blocks: only their duplicates remain to be removed.
+    open_tasks = tuple(task for task in unfinished if not has_all_blocks(stage, task))
     workers = world_size() if world_size() > 1 else config.processes
     if open_tasks:
         discard_changed(stage, open_tasks)
@@ -176,15 +175,11 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
     """Returns the tasks that have work left, in the order of `tasks`. These are the unfinished tasks and, if the
     duplicates of a language or pair must be found again, all of its tasks with the filter `exact_duplicates`. Removes
     the results of finished tasks that are done again."""
-    unfinished = [task for task in tasks if stage.read_marker(task.name) is None]
-    for task in unfinished:
-        forget_lost_blocks(stage, task)
-    languages = {
-        task.source.name for task in unfinished if task.filters.exact_duplicates and not is_deduplicated(stage, task)
-    }
-    names = {task.name for task in unfinished}
-    to_deduplicate = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
-    redone = [task for task in to_deduplicate if task.name not in names]
+    names = {task.name for task in tasks if stage.read_marker(task.name) is None}
+    filtered = [task for task in tasks if task.filters.exact_duplicates]
+    unfinished = [task for task in filtered if task.name in names and not has_all_blocks(stage, task, ".final")]
+    languages = {task.source.name for task in unfinished}
+    redone = [task for task in filtered if task.source.name in languages and task.name not in names]
     discard_blocks(stage, redone)
     stage.remove_markers(task.name for task in redone)
     names.update(task.name for task in redone)
@@ -197,13 +192,11 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
             path.unlink()  # the marker of a slice, or of a block from a process that outlived its killed run
-    if (stage.folder / STAGED).exists():
-        shutil.rmtree(stage.folder / STAGED)
+    shutil.rmtree(stage.folder / STAGED, ignore_errors=True)
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        result = stage.read_marker(task.name)
-        assert result is not None, f"{task.name} has no result"
+        result = finished_result(stage, task.name)
         shards += [Shard(**shard) for shard in result["shards"]]
         counts = result["counts"]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), counts)

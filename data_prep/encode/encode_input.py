@@ -11,7 +11,6 @@ OUT/tasks/<task>.json                    marker: the input is finished; its othe
 OUT/work-<process>-<time>/               files by which processes share the work (shared_work.py); removed at the end
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
@@ -33,7 +32,6 @@ from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import file_sha256
-from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
 _BLOCK_FILE = re.compile(r"\d+-\d+\..+")
@@ -126,7 +124,7 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
         if task.filters.exact_duplicates:
             stage.write_marker(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": block_count})
         else:
-            finish_input(stage, task, [stage.read_marker(task.block_name(number)) for number in range(block_count)])
+            finish_input(stage, task, block_count)
         shared.finish(task.name)
 
 
@@ -160,7 +158,7 @@ def encode_block(
     result = {
         "shard": shard and asdict(shard),
         "paragraphs": len(hashes.hashes) if hashes else 0,
-        "files": [asdict(file) for file in hashes.save(path, stage.folder)] if hashes else [],
+        "files": hashes.save(path, stage.folder) if hashes else [],
         "counts": counts.as_json(),
     }
     stage.write_marker(task.block_name(number), result)
@@ -194,41 +192,30 @@ def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def restore_unmarked_moves(stage: Stage) -> set[str]:
-    """Move back the shards that an interrupted run moved to their final place without marking the move. Returns the
-    staged names of the shards whose move is marked."""
-    moved = set()
-    for path in (stage.folder / "tasks").glob("*.json"):
-        result = stage.read_marker(path.stem)
-        name = result["shard"]["name"] if result and result.get("shard") else ""
-        if name.startswith(f"{STAGED}/") and not (stage.folder / name).exists():
-            if stage.read_marker(f"{path.stem}.final"):
-                moved.add(name)
-            elif (final_path := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
-                make_folder((stage.folder / name).parent)
-                os.replace(final_path, stage.folder / name)
-    return moved
-
-
-def forget_lost_blocks(stage: Stage, task: EncodeTask) -> None:
-    """If a block of an encoded input lacks its marker or shard, remove the block's markers and <task>.encoded, so that
-    the block is encoded again."""
+def has_all_blocks(stage: Stage, task: EncodeTask, suffix: str = "") -> bool:
+    """True if all blocks of an input with the filter `exact_duplicates` are encoded or, with the suffix ".final", are
+    written without their duplicates."""
     encoded = stage.read_marker(f"{task.name}.encoded")
-    for number in range(encoded["blocks"] if encoded else 0):
-        name = task.block_name(number)
-        result, final = stage.read_marker(name), stage.read_marker(f"{name}.final")
-        no_shard = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
-        if result is None or no_shard:
-            stage.remove_markers((name, f"{name}.final", f"{task.name}.encoded"))
+    return encoded is not None and all(
+        stage.read_marker(f"{name}{suffix}") is not None for name in map(task.block_name, range(encoded["blocks"]))
+    )
 
 
-def finish_input(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
-    """Mark an input as finished. Its result has the shards and the summed counts of its blocks' results."""
+def finished_result(stage: Stage, task_name: str) -> dict[str, Any]:
+    """The result of a task of the stage that must have finished."""
+    result = stage.read_marker(task_name)
+    assert result is not None, f"{task_name} is not finished"
+    return result
+
+
+def finish_input(stage: Stage, task: EncodeTask, block_count: int, suffix: str = "") -> None:
+    """Mark an input as finished. Its result has the shards and the summed counts of its blocks, whose results are in
+    the markers of the blocks' names and `suffix`."""
     counts = Counts("documents" if task.is_mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
-    for number, block_result in enumerate(block_results):
-        markers += [task.block_name(number), f"{task.block_name(number)}.final"]
-        assert block_result is not None, f"a block of {task.name} has no result"
+    for name in map(task.block_name, range(block_count)):
+        markers += [name, f"{name}.final"]
+        block_result = finished_result(stage, name + suffix)
         counts = add_counts(counts, block_result["counts"])
         shards += [block_result["shard"]] if block_result["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ def in_other_split(split: str, share: float, texts: Iterable[bytes]) -> np.ndarr
 
 
 def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:
-    """Read the lines of UTF-8 files, compressed or not, such as a test set's. Returns the `digest` of each line.
+    """Read the lines of UTF-8 files, compressed or not, such as a test set's. Returns their hashes (`digest_lines`).
 
     Raises ValueError for a file that is not UTF-8 or does not have one sentence per line, for a folder or device, and
     for a pipe, because every process and every later run must read the files again.
@@ -47,7 +47,8 @@ def read_digests(paths: Iterable[Path], vocabulary: Vocabulary) -> set[bytes]:
         if path.exists() and not path.is_file():
             raise ValueError(f"--without {path} is not a file: name a file with text")
         lines = _clean_sentences(path, b"".join(read_decompressed(corpus_path)))
-        digests.update(map(digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
+        ids, lengths = vocabulary.encode_lines(lines)
+        digests.update(compress(digest_lines(ids, lengths), lengths))  # without lines that have no ids
     return digests
 
 
@@ -69,12 +70,8 @@ def _clean_sentences(path: Path, data: bytes) -> list[str]:
     return lines
 
 
-def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """Split `ids` into lines of these `lengths`. Returns each line's ids as bytes."""
+def digest_lines(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    """Returns a hash of each line's token ids. `ids` are those of all lines, one after the other, and `lengths` are the
+    numbers of ids of the lines."""
     data, stops = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
-    return [data[start:stop] for start, stop in pairwise([0, *stops])]
-
-
-def digest(line: bytes) -> bytes:
-    """A hash of a line, which is given as the bytes of its token ids."""
-    return blake2b(line, digest_size=16).digest()
+    return [blake2b(data[start:stop], digest_size=16).digest() for start, stop in pairwise([0, *stops])]

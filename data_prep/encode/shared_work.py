@@ -120,9 +120,7 @@ class SharedWork:
                 os.rename(offered, taken)
             except FileNotFoundError:
                 continue
-            with open(taken, "rb") as file:
-                arguments = pickle.load(file)
-            encode(*arguments)
+            encode(*pickle.loads(taken.read_bytes()))
             taken.unlink()  # not after an error: the input's reader waits for this block until it sees `failed`
             return True
         return False

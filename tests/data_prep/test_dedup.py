@@ -191,7 +191,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
         texts[number] = [text for text, keep in zip(block, fresh, strict=True) if keep]
         assert len(texts[number]) == len(set(block))
         fresh_hashes = [hashes[i] for i in np.flatnonzero(fresh)]
-        stored.add(fresh_hashes, [texts[number]], np.ones(fresh.sum(), int), np.arange(fresh.sum()))
+        stored.add(fresh_hashes, *[np.ones(fresh.sum(), int)] * 3, np.arange(fresh.sum()))
         runs.append(tmp_path / f"{number}.arrow")
         stored.save(runs[-1], tmp_path)
         assert len(stored.hashes) == fresh.sum()
