@@ -53,21 +53,18 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
-    refuse_pipes(inputs)
-    settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
-    settings["inputs"] = input_names(inputs)
+    settings: dict[str, Any] = {"inputs": input_names(inputs)}
+    for task_sources in sources:
+        settings |= task_sources.settings
     return inputs, settings
 
 
-def refuse_pipes(inputs: Iterable[Input]) -> None:
-    """Raise ValueError for a named pipe: a vocabulary's text may be read more than once."""
+def input_names(inputs: Iterable[Input]) -> list[Any]:
+    """Names and sizes of the inputs' files, for a stage's settings. Raises ValueError for a named pipe: a vocabulary's
+    text may be read more than once."""
     for path in chain.from_iterable(source.paths for source in inputs):
         if path.is_pipe:
             raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
-
-
-def input_names(inputs: Iterable[Input]) -> list[Any]:
-    """Names and sizes of the inputs' files, for a stage's settings."""
     return [
         [source.name, [list(file) for file in source.files], *([source.corpus] if source.corpus else [])]
         for source in inputs
@@ -87,7 +84,8 @@ def sample_lines(
 
     The chosen lines of a language are in input order. Raises ValueError if the inputs have no text.
     """
-    tasks = {_task_name(index): index for index in range(len(inputs))}
+    task_names = [f"lines-{index:05d}" for index in range(len(inputs))]
+    tasks = {name: index for index, name in enumerate(task_names)}
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, candidate_counts, seed)
@@ -102,17 +100,16 @@ def sample_lines(
             *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
         if not any(missing):
-            for path in (stage.folder / SAMPLE).iterdir():
-                if path.is_dir():  # the candidates of a language
-                    shutil.rmtree(path)
-            chosen = dict(zip(distinct, numbers_chosen, strict=True))
-            return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
+            break
         # In rare cases an input gave too few candidates, or their files are damaged. Read these inputs again.
-        unread = set(chain.from_iterable(missing))
+        stage.remove_markers(task_names[index] for index in set(chain.from_iterable(missing)))
         candidate_counts = [
             {code: max(count, quotas.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
-        stage.remove_markers(map(_task_name, unread))
+    for code in chain.from_iterable(source.languages for source in inputs):
+        shutil.rmtree(stage.folder / SAMPLE / code, ignore_errors=True)  # the candidates
+    chosen = dict(zip(distinct, numbers_chosen, strict=True))
+    return distinct, chosen, {code: stage.folder / SAMPLE / f"{code}.txt" for code in distinct}
 
 
 def _candidate_counts(
@@ -138,16 +135,19 @@ def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
     """The number of distinct lines of each language. The number is exact if every input has fewer than
     `_COUNTED_HASHES` distinct lines of the language. Else it is estimated from the share of repeats among the lines
     with the smallest hashes."""
-    line_counts = sum((Counter(result["lines"]) for result in results), Counter[str]())
-    for code, line_count in line_counts.items():
-        smallest = [result["least"][code] for result in results if code in result["lines"]]
+    distinct = {}
+    for code in sorted(set(chain.from_iterable(results))):
+        entries = [result[code] for result in results if code in result]
         # A full list of an input leaves out the hashes above its last one, so only hashes up to `limit` are counted.
-        limit = min((hashes[-1] for hashes, _ in smallest if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
+        hash_lists = [entry["smallest"][0] for entry in entries]
+        limit = min((hashes[-1] for hashes in hash_lists if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
         occurrences = Counter[int]()
-        for hashes, counts in smallest:
-            occurrences.update({value: count for value, count in zip(hashes, counts, strict=True) if value <= limit})
-        line_counts[code] = round(line_count * len(occurrences) / occurrences.total())
-    return dict(sorted(line_counts.items()))
+        for entry in entries:
+            hashes_and_counts = zip(*entry["smallest"], strict=True)
+            occurrences.update({value: count for value, count in hashes_and_counts if value <= limit})
+        line_count = sum(entry["lines"] for entry in entries)
+        distinct[code] = round(line_count * len(occurrences) / occurrences.total())
+    return distinct
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -160,8 +160,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 def filtered_lines(source: Input, read_counts: Counts) -> Iterator[tuple[list[str], ...]]:
     """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. The text before the
     filters is counted in `read_counts`."""
-    task = "mono" if len(source.languages) == 1 else "para"
-    filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
+    reader = READERS[source.format]
+    filters = make_filters(source.filters, reader.task, source.corpus).text
     for block in reader.blocks(source, _BLOCK_BYTES):
         if isinstance(reader, DocumentReader):
             paragraphs = reader.paragraphs(source, block, read_counts)
@@ -177,55 +177,48 @@ def filtered_lines(source: Input, read_counts: Counts) -> Iterator[tuple[list[st
             yield tuple(list(compress(side, passed)) for side in sides.texts)
 
 
-def _task_name(index: int) -> str:
-    return f"lines-{index:05d}"
-
-
-def _sample_file(stage: Stage, language: str) -> Path:
-    return stage.folder / SAMPLE / f"{language}.txt"
-
-
 def _read_lines(
     stage: Stage, inputs: Sequence[Input], candidate_counts: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
-    """Read input `index`, and write its candidates and their hashes. Returns a dict of four dicts by language:
+    """Read input `index`, and write its candidates and their hashes. Returns a dict for each language that has lines:
 
-    `lines`: the number of lines. `limits`: the hash up to which all lines are candidates. `candidates`: the file of the
-    candidates and the file of their hashes. `least`: the smallest distinct hashes, and how often each occurs.
+    `lines`: the number of lines. `limit`: the hash up to which all lines are candidates. `files`: the file of the
+    candidates and the file of their hashes. `smallest`: the smallest distinct hashes, and how often each occurs.
     """
     source = inputs[index]
     line_counts, read_counts = Counter[str](), Counts("lines")
     keys = {code: derive_key(seed, "lines", code) for code in source.languages}
-    smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in source.languages}
+    smallest = {code: SmallestHashes(candidate_counts[index][code]) for code in keys}
     text_paths = {code: stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys}
-    paths = {code: (path, path.with_suffix(".hashes")) for code, path in text_paths.items()}
+    hash_paths = {code: path.with_suffix(".hashes") for code, path in text_paths.items()}
     with ExitStack() as stack:
-        files = {code: [stack.enter_context(new_file(path)) for path in paths[code]] for code in keys}
+        text_files = {code: stack.enter_context(new_file(path)) for code, path in text_paths.items()}
+        hash_files = {code: stack.enter_context(new_file(path)) for code, path in hash_paths.items()}
         for sides in filtered_lines(source, read_counts):
             for code, side in zip(keys, sides, strict=True):
-                text_file, hash_file = files[code]
                 hashes = _line_hashes(keys[code], side, smallest[code].limit)
                 is_candidate = smallest[code].add(hashes)
                 candidates = compress(side, is_candidate)
-                text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
-                hash_file.write(hashes[is_candidate].tobytes())
+                text_files[code].write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
+                hash_files[code].write(hashes[is_candidate].tobytes())
                 line_counts[code] += len(side)
     reader = READERS[source.format]
     read = read_counts.paragraphs_in if reader.task == "mono" else read_counts.units_in
     lines = reader.lines_cleaned(read, read_counts.dropped)
     for warning in text_warnings(lines, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
-    by_code = {
-        code: [asdict(file.shard(path, stage.folder)) for file, path in zip(files[code], paths[code], strict=True)]
-        for code in keys
-    }
-    limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
-    # `+` leaves out the languages without lines.
-    result: dict[str, Any] = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
-    for code, (_, hash_path) in paths.items():
-        hashes, counts = np.unique(np.fromfile(hash_path, np.uint64), return_counts=True)  # sorted by hash
-        result["least"][code] = [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()]
-    return result
+    results = {}
+    for code, line_count in (+line_counts).items():  # `+` leaves out the languages without lines
+        text_shard = text_files[code].shard(text_paths[code], stage.folder)
+        hash_shard = hash_files[code].shard(hash_paths[code], stage.folder)
+        hashes, counts = np.unique(np.fromfile(hash_paths[code], np.uint64), return_counts=True)  # sorted by hash
+        results[code] = {
+            "lines": line_count,
+            "limit": int(smallest[code].limit),
+            "files": [asdict(text_shard), asdict(hash_shard)],
+            "smallest": [hashes[:_COUNTED_HASHES].tolist(), counts[:_COUNTED_HASHES].tolist()],
+        }
+    return results
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
@@ -249,24 +242,27 @@ def _choose_lines(
     result = stage.read_marker(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
-    by_input = {index: entry for index, entry in enumerate(results) if code in entry["candidates"]}
-    files = {index: [Shard(**file) for file in entry["candidates"][code]] for index, entry in by_input.items()}
+    entries = {index: result[code] for index, result in enumerate(results) if code in result}
+    files = {index: [Shard(**file) for file in entry["files"]] for index, entry in entries.items()}
     if damaged := [index for index, shards in files.items() if not all(map(partial(is_intact, stage.folder), shards))]:
         return 0, damaged
-    paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
-    hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
+    paths = [stage.folder / file.name for file in chain.from_iterable(files.values())]
+    text_paths, hash_paths = paths[::2], paths[1::2]
+    hashes = np.concatenate([np.fromfile(path, np.uint64) for path in hash_paths])
     distinct_hashes, first_index = np.unique(hashes, return_index=True)
     # Up to the smallest limit, all lines of every input are candidates. `distinct_hashes` is sorted, so the first
     # entries of `eligible` have the smallest hashes.
-    eligible = first_index[distinct_hashes <= np.uint64(min(entry["limits"][code] for entry in by_input.values()))]
-    limited = [index for index, entry in by_input.items() if entry["limits"][code] < _MAX_HASH]
+    limits = {index: entry["limit"] for index, entry in entries.items()}
+    eligible = first_index[distinct_hashes <= np.uint64(min(limits.values()))]
+    limited = [index for index, limit in limits.items() if limit < _MAX_HASH]
     if len(eligible) < quotas[code] and limited:
         return 0, limited
-    chosen = np.zeros(len(hashes), bool)
-    chosen[eligible[: quotas[code]]] = True
-    with new_file(_sample_file(stage, code)) as file:
-        for line in compress(read_lines([path for path, _ in paths]), chosen):
+    is_chosen = np.zeros(len(hashes), bool)
+    is_chosen[eligible[: quotas[code]]] = True
+    path = stage.folder / SAMPLE / f"{code}.txt"
+    with new_file(path) as file:
+        for line in compress(read_lines(text_paths), is_chosen):
             file.write(f"{line}\n".encode())
-    result = {"lines": int(chosen.sum()), "files": [asdict(file.shard(_sample_file(stage, code), stage.folder))]}
-    stage.write_marker(f"chosen-{code}", result)
-    return result["lines"], []
+    number = int(is_chosen.sum())
+    stage.write_marker(f"chosen-{code}", {"lines": number, "files": [asdict(file.shard(path, stage.folder))]})
+    return number, []

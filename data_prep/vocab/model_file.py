@@ -13,8 +13,8 @@ SPECIALS = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2
 def serialize(pieces: Mapping[str, float]) -> bytes:
     """The bytes of a model file that has <unk>, <s> and </s>, then `pieces` in their order. `pieces` maps each piece to
     the logarithm of its probability."""
-    model = proto.ModelProto()
-    model.ParseFromString(spm.SentencePieceNormalizer(rule_name=NORMALIZATION).serialized_model_proto())
+    normalizer = spm.SentencePieceNormalizer(rule_name=NORMALIZATION)
+    model = proto.ModelProto.FromString(normalizer.serialized_model_proto())
     # The normaliser's model has the flags of a tool that only normalises. Set the flags that a trained model has.
     model.normalizer_spec.MergeFrom(
         proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
@@ -25,8 +25,9 @@ def serialize(pieces: Mapping[str, float]) -> bytes:
     for piece, score in pieces.items():
         model.pieces.add(piece=piece, score=score)
     unigram, size = proto.TrainerSpec.UNIGRAM, len(model.pieces)
-    trainer = proto.TrainerSpec(model_type=unigram, vocab_size=size, unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
-    model.trainer_spec.MergeFrom(trainer)
+    model.trainer_spec.MergeFrom(
+        proto.TrainerSpec(model_type=unigram, vocab_size=size, unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
+    )
     return bytes(model.SerializeToString(deterministic=True))
 
 

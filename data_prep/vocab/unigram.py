@@ -12,6 +12,7 @@ characters or more. Number 0 is the unknown character.
 
 import unicodedata
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -64,8 +65,7 @@ class _Words:
     reach: Numbers
 
 
-@dataclass
-class _Lattice:
+class _Lattice(NamedTuple):
     """The pieces that begin at each character of some texts. `arcs` has their numbers: first those of the `fan[0]`
     pieces that begin at the first character, then those of the `fan[1]` pieces at the second, and so on. Text t begins
     at character `starts[t]`."""
@@ -74,9 +74,10 @@ class _Lattice:
     fan: Numbers
     arcs: Numbers
 
-    def renumber(self, numbers: Numbers) -> None:
-        """Give piece n the number `numbers[n]`, or drop the piece if this number is negative."""
-        self.arcs = self.arcs[: renumber_arcs(self.fan, self.arcs, numbers)]
+    def renumbered(self, numbers: Numbers) -> "_Lattice":
+        """The lattice in which piece n has the number `numbers[n]`, or is dropped if this number is negative. The
+        arrays of this lattice are overwritten."""
+        return self._replace(arcs=self.arcs[: renumber_arcs(self.fan, self.arcs, numbers)])
 
 
 @dataclass(frozen=True)
@@ -147,27 +148,17 @@ class UnigramTrainer:
         """
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
-            expect(*self._lattice_arguments(), expected)
+            expect(*self._text_lattice, self._counts, self._lengths, self._scores, expected)
             to_keep = expected >= min_expected
             by_expected = np.argsort(-expected[self._first_longer :], kind="stable")
             to_keep[self._first_longer + by_expected[: max(min_size - self.characters, 0)]] = True
-            expected = np.maximum(self._keep(to_keep, expected)[1:], _MIN_EXPECTED)
+            self._keep(to_keep)
+            expected = np.maximum(expected[to_keep][1:], _MIN_EXPECTED)
             # Digamma instead of the logarithm favours frequent pieces, as in SentencePiece.
             scores = _digamma(expected) - _digamma(expected.sum()[None])
             self._scores = np.append(scores.min() - UNKNOWN_PENALTY, scores)
         self._frequencies = np.zeros(len(self._scores))
-        self._score = segment(*self._lattice_arguments(), self._frequencies)
-
-    def _lattice_arguments(self) -> tuple[Numbers, ...]:
-        """The arguments of `expect` and `segment`."""
-        return (
-            self._text_lattice.starts,
-            self._counts,
-            self._text_lattice.fan,
-            self._text_lattice.arcs,
-            self._lengths,
-            self._scores,
-        )
+        self._score = segment(*self._text_lattice, self._counts, self._lengths, self._scores, self._frequencies)
 
     def _prune(self, size: int, min_size: int) -> None:
         """Keep at most `size` pieces: the characters, and the longer pieces whose removal would lower the text's
@@ -175,31 +166,28 @@ class UnigramTrainer:
 
         Pieces whose removal would not lower the log-probability are kept only to reach `min_size` pieces.
         """
-        nested = self._nested.starts, self._nested.fan, self._nested.arcs
-        losses = find_losses(*nested, self._lengths, self._scores, self._frequencies, self._first_longer)
+        losses = find_losses(*self._nested, self._lengths, self._scores, self._frequencies, self._first_longer)
         to_keep = np.zeros(len(self._scores), bool)
         by_loss = np.argsort(-losses, kind="stable")[: size - self.characters]
         is_needed = (losses[by_loss] > -np.inf) | (np.arange(len(by_loss)) < min_size - self.characters)
         to_keep[self._first_longer + by_loss[is_needed]] = True
-        self._keep(to_keep, self._scores)
+        self._keep(to_keep)
 
-    def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:
-        """Drop the longer pieces for which `to_keep` is False. `to_keep` and `values` have one entry for each number
-        of a piece, from 0 on; returns the `values` of the pieces that stay."""
+    def _keep(self, to_keep: Numbers) -> None:
+        """Drop the longer pieces for which `to_keep` is False. `to_keep` has one entry for each number of a piece, from
+        0 on; the entries of the unknown character and of the characters become True."""
         to_keep[: self._first_longer] = True
         if to_keep.all():
-            return values
+            return
         numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
         nested, sizes = self._nested, np.diff(self._nested.starts)
         longer_to_keep = to_keep[self._first_longer :]
         characters_to_keep = np.repeat(longer_to_keep, sizes)  # bool for each character of the longer pieces
         arcs = nested.arcs[np.repeat(characters_to_keep, nested.fan)]
-        self._nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[characters_to_keep], arcs)
-        self._nested.renumber(numbers)
-        self._text_lattice.renumber(numbers)
+        nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[characters_to_keep], arcs)
+        self._nested, self._text_lattice = nested.renumbered(numbers), self._text_lattice.renumbered(numbers)
         self._pieces = [piece for piece, keep in zip(self._pieces, to_keep[1:].tolist(), strict=True) if keep]
         self._lengths, self._scores = self._lengths[to_keep], self._scores[to_keep]
-        return values[to_keep]
 
 
 def _starts(sizes: Numbers) -> Numbers:
@@ -219,14 +207,14 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(text: WordCounts, coverage: float) -> _Words:
-    """The words, each with SPACE before it, as numbers of characters. Words over MAX_WORD_LENGTH characters are cut
-    into several, and consecutive unknown characters become a single one.
+    """The words, of which there must be one at least, as numbers of characters; SPACE is before each. Words over
+    MAX_WORD_LENGTH characters are cut into several, and consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
     space, no_separator = pa.scalar(SPACE, pa.large_string()), pa.scalar("", pa.large_string())
     spaced = pc.binary_join_element_wise(space, text.words, no_separator)
-    utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
+    utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()]
     codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
     counts = text.counts.astype(np.float64)
@@ -238,17 +226,15 @@ def _read_words(text: WordCounts, coverage: float) -> _Words:
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
     parts = -(-sizes // MAX_WORD_LENGTH)  # number of parts that each word is cut into
-    if len(parts) and parts.max() > 1:
-        last_sizes = sizes - (parts - 1) * MAX_WORD_LENGTH
-        sizes = np.full(parts.sum(), MAX_WORD_LENGTH)
-        sizes[np.cumsum(parts) - 1] = last_sizes
-        counts = np.repeat(counts, parts)
-    if len(characters) and characters.min() == 0:  # keep only the first of consecutive unknown characters
-        to_keep = characters > 0
-        to_keep[1:] |= characters[:-1] > 0
-        word_starts = _starts(sizes)[:-1]
-        to_keep[word_starts] = True
-        characters, sizes = characters[to_keep], np.add.reduceat(to_keep, word_starts, dtype=np.int64)
+    last_sizes = sizes - (parts - 1) * MAX_WORD_LENGTH
+    sizes = np.full(parts.sum(), MAX_WORD_LENGTH)
+    sizes[np.cumsum(parts) - 1] = last_sizes
+    counts = np.repeat(counts, parts)
+    to_keep = characters > 0  # keep only the first of consecutive unknown characters
+    to_keep[1:] |= characters[:-1] > 0
+    word_starts = _starts(sizes)[:-1]
+    to_keep[word_starts] = True
+    characters, sizes = characters[to_keep], np.add.reduceat(to_keep, word_starts, dtype=np.int64)
     starts = _starts(sizes)
     letters = list(map(chr, alphabet.tolist()))
     return _Words(letters, characters, starts, counts, find_reach(characters, starts, _scripts(letters)))
@@ -276,17 +262,17 @@ def _seeds(words: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     always have the same character after them. SentencePiece chooses in the same way, from the inner nodes of a suffix
     tree.
     """
-    frequent = _most_frequent(words)
+    reach = _reach_in_frequent_words(words)
     character_occurrences = np.bincount(words.characters, np.repeat(words.counts, np.diff(words.starts)))[1:]
     # When a pass of the loop begins, these arrays describe the substrings of `length - 1` characters: `ids` has, by
     # position, the id of the substring that begins there; `occurrences` and `positions` have, by id, the substring's
     # occurrences and first position. `length` goes up to MAX_PIECE_LENGTH + 1, because the characters after a substring
     # of MAX_PIECE_LENGTH characters decide whether it is a candidate.
-    ids, occurrences, positions = frequent.characters, np.append(0.0, character_occurrences), np.zeros(0, np.int64)
+    ids, occurrences, positions = words.characters, np.append(0.0, character_occurrences), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, MAX_PIECE_LENGTH + 2):
         ids, longer_occurrences, prefixes, longer_positions = extend_substrings(
-            frequent.characters, frequent.starts, frequent.counts, frequent.reach, ids, occurrences, length
+            words.characters, words.starts, words.counts, reach, ids, occurrences, length
         )
         if length > 2:
             with_usual_next = np.zeros(len(occurrences))  # occurrences with the most frequent next character
@@ -299,28 +285,20 @@ def _seeds(words: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     ranked = np.argsort(-scores, kind="stable")[: max(max_pieces - len(words.alphabet), 0)]
     letters = ["", *words.alphabet]
     pieces = [
-        "".join([letters[number] for number in frequent.characters[position : position + size].tolist()])
+        "".join([letters[number] for number in words.characters[position : position + size].tolist()])
         for position, size in zip(positions[ranked].tolist(), sizes[ranked].tolist(), strict=True)
     ]
     return pieces, np.concatenate([character_occurrences, scores[ranked]])
 
 
-def _most_frequent(words: _Words) -> _Words:
-    """The most frequent words, as many as together have at most _SEED_CHARACTERS characters."""
+def _reach_in_frequent_words(words: _Words) -> Numbers:
+    """`words.reach` with 0 for the characters of rare words. The others are the most frequent words, as many as
+    together have at most _SEED_CHARACTERS characters."""
     sizes = np.diff(words.starts)
-    if sizes.sum() <= _SEED_CHARACTERS:
-        return words
     ranked = np.argsort(-words.counts, kind="stable")
-    to_keep = np.zeros(len(sizes), bool)
-    to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
-    characters_to_keep = np.repeat(to_keep, sizes)  # bool for each character
-    return _Words(
-        words.alphabet,
-        words.characters[characters_to_keep],
-        _starts(sizes[to_keep]),
-        words.counts[to_keep],
-        words.reach[characters_to_keep],
-    )
+    is_frequent = np.zeros(len(sizes), bool)
+    is_frequent[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
+    return words.reach * np.repeat(is_frequent, sizes)
 
 
 def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:

@@ -119,7 +119,7 @@ def build_trie(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numb
     `ends[node]` is the number of the piece that ends at the node, or 0. The root is node 0.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
-    ends = np.zeros(1 << 15, np.int32)
+    ends = np.zeros(len(characters) + 1, np.int32)  # a node for each character, if no pieces begin alike
     nodes = 1
     for piece in range(len(starts) - 1):
         node = 0
@@ -130,8 +130,6 @@ def build_trie(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numb
                 if 2 * nodes > len(keys):
                     keys, values = _grown(keys, values)
                     slot = _slot(keys, key)
-                if nodes == len(ends):
-                    ends = np.concatenate((ends, np.zeros(nodes, np.int32)))
                 keys[slot], values[slot] = key, nodes
                 nodes += 1
             node = values[slot]
@@ -220,15 +218,15 @@ def _viterbi(
     return arc
 
 
-_LATTICE = (int64[::1], float64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1])
+_LATTICE_AND_WORDS = (int64[::1], uint8[::1], int32[::1], float64[::1], uint8[::1], float64[::1])
 
 
-@compiled(float64(*_LATTICE, float64[::1]))
+@compiled(float64(*_LATTICE_AND_WORDS, float64[::1]))
 def segment(
     starts: Numbers,
-    counts: Numbers,
     fan: Numbers,
     arcs: Numbers,
+    counts: Numbers,
     lengths: Numbers,
     scores: Numbers,
     frequencies: Numbers,
@@ -247,9 +245,9 @@ def segment(
     return total
 
 
-@compiled(void(*_LATTICE, float64[::1]))
+@compiled(void(*_LATTICE_AND_WORDS, float64[::1]))
 def expect(
-    starts: Numbers, counts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, expected: Numbers
+    starts: Numbers, fan: Numbers, arcs: Numbers, counts: Numbers, lengths: Numbers, scores: Numbers, expected: Numbers
 ) -> None:
     """Add the expected occurrences of each piece, over all segmentations of the words, to `expected`.
 

@@ -21,7 +21,6 @@ from data_prep.vocab.line_sample import (
     filtered_lines,
     input_names,
     read_lines,
-    refuse_pipes,
     sample_lines,
     sampled_inputs,
 )
@@ -77,22 +76,17 @@ class VocabConfig(TextConfig):
             raise ValueError(
                 "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
             )
-        require_size(self.size)
         if not self.has_input and self.size != VocabConfig.size:
             raise ValueError(f"--size is {self.size}, but --model without text is taken as it is: leave --size out")
         if self.sentences < 1:
             raise ValueError(f"--sentences is {self.sentences}: it must be at least 1")
-        require_trainable(self.character_coverage, self.alpha)
+        require_trainable(self.size, self.character_coverage, self.alpha)
 
 
-def require_size(size: int) -> None:
-    """Raise ValueError if `size` is too small for a vocabulary."""
+def require_trainable(size: int, character_coverage: float, alpha: float) -> None:
+    """Raise ValueError for settings with which no vocabulary can be trained."""
     if size < _LEAST_SIZE:
         raise ValueError(f"--size is {size}: at least {_LEAST_SIZE} ids are needed")
-
-
-def require_trainable(character_coverage: float, alpha: float) -> None:
-    """Raise ValueError for settings with which no vocabulary can be trained."""
     if not 0.98 <= character_coverage <= 1:
         raise ValueError(f"--character-coverage is {character_coverage}: it must be between 0.98 and 1")
     temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
@@ -151,7 +145,6 @@ def _train(config: VocabConfig) -> None:
     settings = {name: getattr(config, name) for name in _SETTINGS} | text_settings
     old = None if config.model is None else Vocabulary(config.model)
     compared = [] if config.compare is None else find_documents(config.compare)
-    refuse_pipes(compared)
     if old is not None:
         room_for_pieces(old.path, config.size)
         settings |= {"model": old.sha256, "compare": input_names(compared)}

@@ -36,7 +36,7 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool_probabilities
 from data_prep.vocab.line_sample import Sample, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_size, require_trainable, write_once
+from data_prep.vocab.vocab import CURVES, finish_vocabulary, print_size, require_trainable, write_once
 from data_prep.vocab.word_counts import WordCounts, count_words_within_memory
 from xlme_ds.data.schema import Shard
 from xlme_ds.io.files import file_sha256, read_versioned, write_versioned
@@ -93,8 +93,7 @@ class VocapConfig(TextConfig):
             raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
-        require_size(self.size)
-        require_trainable(self.character_coverage, self.alpha)
+        require_trainable(self.size, self.character_coverage, self.alpha)
 
 
 def run(config: VocapConfig) -> None:
@@ -129,9 +128,9 @@ def _write_curve(stage: Stage, config: VocapConfig, path: Path) -> dict[str, Any
     text = count_words_within_memory(partial(read_lines, [path]), _TRAINING_MEMORY)
     points, files = [], []
     if len(text.words):
-        sizes = config.largest, config.step, config.shrink, config.character_coverage
+        coverage = config.character_coverage
         try:
-            for point in nested_vocabularies(text, *sizes):
+            for point in nested_vocabularies(text, config.largest, config.step, config.shrink, coverage):
                 points.append((len(point.pieces), point.score / text.sentences))
                 file = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))

@@ -51,11 +51,8 @@ def count_words(
         tables.append(pa.table([counted.field("values"), counted.field("counts")], schema=_TABLE))
         new_rows += len(counted)
         if new_rows > tables[0].num_rows:  # merge only when the rows have doubled, so that there are few merges
-            tables, new_rows = [_merged_table(tables)], 0
-            _check_memory(tables[0], memory)
-    table = _merged_table(tables)
-    _check_memory(table, memory)
-    table = table.sort_by("word")
+            tables, new_rows = [_merged_table(tables, memory)], 0
+    table = _merged_table(tables, memory).sort_by("word")
     pa.default_memory_pool().release_unused()
     return WordCounts(table["word"].combine_chunks(), table["count"].to_numpy(), sentences)
 
@@ -71,15 +68,13 @@ def count_words_within_memory(read: Callable[[], Iterable[str]], memory: float) 
             step *= 2
 
 
-def _merged_table(tables: list[pa.Table]) -> pa.Table:
-    """Merge the tables into one that has a row for each word, with the sum of its counts. Drops the empty word."""
+def _merged_table(tables: list[pa.Table], memory: float) -> pa.Table:
+    """Merge the tables into one that has a row for each word, with the sum of its counts. Drops the empty word. Raises
+    MemoryError if training on the words would take more than `memory` bytes."""
     rows = pa.concat_tables(tables)
     rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))
     grouped = rows.group_by("word", use_threads=False).aggregate([("count", "sum")])
-    return grouped.select(["word", "count_sum"]).rename_columns(["word", "count"])
-
-
-def _check_memory(table: pa.Table, memory: float) -> None:
-    characters = pc.sum(pc.utf8_length(table["word"])).as_py() or 0
-    if _WORD_BYTES * table.num_rows + _CHARACTER_BYTES * characters > memory:
+    characters = pc.sum(pc.utf8_length(grouped["word"])).as_py() or 0
+    if _WORD_BYTES * grouped.num_rows + _CHARACTER_BYTES * characters > memory:
         raise MemoryError
+    return grouped.select(["word", "count_sum"]).rename_columns(["word", "count"])
