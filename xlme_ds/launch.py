@@ -61,13 +61,13 @@ def _check_options(options: list[str], command: str) -> list[str]:
     """Raise ValueError for options that DeepSpeed's launcher would not understand, for which it would end in a
     traceback, or with which it would train on this machine alone. Returns the options that have to be added."""
     logging.disable(logging.WARNING)  # DeepSpeed remarks on a machine without a GPU
-    from .engine.deepspeed_compat import parse_launcher_options  # it takes seconds to load
+    from .engine.deepspeed_compat import parse_args  # it takes seconds to load
 
     logging.disable(logging.NOTSET)
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
-            parsed, default = (parse_launcher_options([*words, command]) for words in (options, []))
+            parsed, default = (parse_args([*words, command]) for words in (options, []))
     except SystemExit:
         message = stderr.getvalue().strip().rpartition("error: ")[2]
         if "user_script" in message:

@@ -230,18 +230,33 @@ def test_processes_that_do_not_meet(
 def test_a_slow_meeting_is_told_once_a_node(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", rank)
+    import deepspeed
+
+    timers: list[threading.Thread] = []
+
+    def meet(*arguments: object, **settings: object) -> None:
+        timers[:] = [thread for thread in threading.enumerate() if thread not in before]
+        for timer in timers if told else ():
+            timer.join()
+        raise ValueError("met")
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    monkeypatch.setattr(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    monkeypatch.setattr(deepspeed, "init_distributed", meet)
+    for name, value in (TORCH | {"LOCAL_RANK": rank, "MASTER_ADDR": "h", "MASTER_PORT": "5"}).items():
+        monkeypatch.setenv(name, value)
     for limit, told in ((0.05, rank == "0"), (600, False)):
         monkeypatch.setattr(ranks, "_SLOW_SECONDS", limit)
         before = threading.enumerate()
-        with ranks._printing_if_slow("it takes long"):
-            timers = [thread for thread in threading.enumerate() if thread not in before]
-            for timer in timers if told else ():
-                timer.join()
+        with pytest.raises(SharedError, match="met"):
+            start_process_group(EngineConfig(), 30)
         for timer in timers:
             timer.join(timeout=60)
             assert not timer.is_alive(), "what was quick is never told"
-        assert len(timers) == (rank == "0") and capsys.readouterr().err == "it takes long\n" * told
+        said = "rank 3 waits for the others of 4 at h:5; if no launcher started it, "
+        err = capsys.readouterr().err
+        assert len(timers) == (rank == "0") and err.startswith(said * told) and err.count("\n") == told
 
 
 def test_a_port_in_use() -> None:

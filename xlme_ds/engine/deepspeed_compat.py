@@ -12,21 +12,22 @@ import fcntl
 import hashlib
 import inspect
 import io
-import math
 import os
 import pkgutil
 import sys
 import sysconfig
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
 import deepspeed
+import psutil
 import torch
-from deepspeed.launcher.runner import parse_args
+from deepspeed.launcher.runner import parse_args as parse_args  # for `launch.py`
 from torch import Tensor
 from torch.utils import cpp_extension
 
@@ -108,10 +109,9 @@ def _load_alone(name: str, **arguments: Any) -> Any:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _take_lock(stack.enter_context(open(folder / ".xlme_ds.lock", "w")))
-            _wait_until(
-                lambda: not _compiler_runs_in(folder),
-                f"waiting for the compilers of a killed process, which write into {folder}",
-            )
+            with printing_if_slow(f"waiting for the compilers of a killed process, which write into {folder}", 10.0):
+                while _compiler_runs_in(folder):
+                    time.sleep(0.1)
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
@@ -120,55 +120,39 @@ def _load_alone(name: str, **arguments: Any) -> Any:
             ) from None
         if not (folder / f"{name}.so").exists():
             print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
-        stack.enter_context(_own_ninja_first())
+        # PATH begins with the folder of this environment's ninja, because another version of ninja may reject the build
+        # folder's log, and would then compile everything anew.
+        search_path = os.environ.get("PATH", "")
+        stack.callback(os.environ.__setitem__, "PATH", search_path)
+        os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{search_path}"
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
 def _take_lock(file: IO[str], patience: float = 60.0) -> None:
-    """Take the lock on `file`; print a message after `patience` seconds of waiting."""
-
-    def taken() -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
+    """Wait for the lock on `file` and take it; print a message after `patience` seconds of waiting."""
     message = f"waiting for another process of this user, which compiles or loads an extension and holds {file.name}"
-    _wait_until(taken, message, patience)
+    with printing_if_slow(message, patience):
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _wait_until(done: Callable[[], bool], message: str, patience: float = 10.0) -> None:
-    """Wait until `done()` is true; print `message` after `patience` seconds."""
-    print_at = time.monotonic() + patience
-    while not done():
-        if time.monotonic() > print_at:
-            print(message, file=sys.stderr, flush=True)
-            print_at = math.inf
-        time.sleep(0.1)
+@contextlib.contextmanager
+def printing_if_slow(message: str, patience: float, prints: bool = True) -> Iterator[None]:
+    """Context that prints `message` to stderr if its block takes longer than `patience` seconds, and if `prints`."""
+    timer = threading.Timer(patience, lambda: print(message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    if prints:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _compiler_runs_in(folder: Path) -> bool:
     """Whether a compiler works in `folder`: it may outlive the process that started it and held the lock."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            command = (process / "cmdline").read_bytes().split(b"\0")[0]
-            program = command.rpartition(b"/")[2].decode(errors="replace")
-            if program in _COMPILERS and os.path.samefile(process / "cwd", folder):
-                return True
-    return False
-
-
-@contextlib.contextmanager
-def _own_ninja_first() -> Iterator[None]:
-    """Context in which PATH begins with the folder of this environment's ninja. Another version of ninja may reject the
-    build folder's log, and would then compile everything anew."""
-    before = os.environ.get("PATH", "")
-    os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before
+    processes = psutil.process_iter(["name", "cwd"])  # the folder of another user's process is None
+    place = str(folder.resolve())
+    return any(process.info["name"] in _COMPILERS and process.info["cwd"] == place for process in processes)
 
 
 def align_gradients(optimizer: Any) -> None:
@@ -206,8 +190,3 @@ def _cut_to_alignment(
                 parts.append(part.clone() if len(part) < alignment else part)
                 part_offsets.append(offset + begin)
     return parts, part_offsets
-
-
-def parse_launcher_options(words: Sequence[str]) -> Any:
-    """Parse the words of a command line as DeepSpeed's launcher does; a mistake raises SystemExit."""
-    return parse_args(list(words))

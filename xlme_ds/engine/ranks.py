@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,11 +100,6 @@ class SharedError(ValueError):
         self.prints = prints
 
 
-def _is_not_cpu_warning(record: logging.LogRecord) -> bool:
-    """False for the warning, at DeepSpeed's import, that there is no GPU: a run's first line names the CPU."""
-    return "Setting accelerator to CPU" not in record.getMessage()
-
-
 def start_process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> tuple[int, int]:
@@ -118,11 +112,12 @@ def start_process_group(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
-    logging.getLogger("DeepSpeed").addFilter(_is_not_cpu_warning)
+    # A run's first line names the CPU, so DeepSpeed's import need not warn that there is no GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
-    from .deepspeed_compat import check_deepspeed, loading_extensions
+    from .deepspeed_compat import check_deepspeed, loading_extensions, printing_if_slow
 
     if on_gpu():
         torch.cuda.set_device(_gpu_index())
@@ -135,7 +130,9 @@ def start_process_group(
         waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
             build_shm_op()  # compiled here, so that the timeout below limits only the wait for other processes
-            with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET_ADVICE}"):
+            # The first process of each node prints; every process does if it sees only one GPU (`_gpu_index`).
+            prints = os.environ["LOCAL_RANK"] == "0"
+            with printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET_ADVICE}", _SLOW_SECONDS, prints):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -165,20 +162,6 @@ def extend_timeout() -> None:
     others."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(_DAY)
-
-
-@contextmanager
-def _printing_if_slow(message: str) -> Iterator[None]:
-    """Print `message` if the `with` block takes longer than `_SLOW_SECONDS`. Only processes with LOCAL_RANK 0 print:
-    one on each node, or all if each process sees only one GPU (`_gpu_index`)."""
-    timer = threading.Timer(_SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    if os.environ["LOCAL_RANK"] == "0":
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _single_process_variables() -> dict[str, str]:
@@ -218,16 +201,14 @@ def process_group(
     """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
     environment and torch's `linear`, so that it can start another run."""
     linear = torch.nn.functional.linear
-    variables = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES}
+    variables = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 replaced it by a function that sums in another order
-        for name, value in variables.items():  # else programs that this process starts would join its group
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in LAUNCHER_VARIABLES:  # else programs that this process starts would join its group
+            os.environ.pop(name, None)
+        os.environ.update(variables)
         if dist.is_initialized():
             from deepspeed import comm  # also destroys groups that the next run of this process must not use
 
