@@ -141,7 +141,7 @@ class FirstStep(Callback):
         if done == 1:
             found = gradients(self.engine, self.beta1).items()
             save_file({name: value.contiguous() for name, value in found}, self.path)
-            self.heldout = self.engine.eval_batch(1)
+            self.heldout = self.engine.eval_batch()
             if objective_of(self.objective).reads_whole_rows:
                 self.heldout["dimensions"] = torch.tensor(self.engine.effective_ranks(3))
 

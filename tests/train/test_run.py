@@ -88,7 +88,7 @@ def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: 
     write_manifest(folder / "para", replace(manifest, languages=(*manifest.languages, "xx")))
     heldout = HeldOutLoader(folder, DataConfig(5, 3, 2), 1, 0.15, rank, 2)
     engine = build_engine(config, Loader(folder, config.data, 1, 0.15), heldout, None)
-    found, module, objective = engine.eval_batch(0), engine.module.eval(), engine.objective
+    found, module, objective = engine.eval_batch(), engine.module.eval(), engine.objective
     assert heldout.counted.count(False) == 2 * rank
     batches = [batch for batch, counts in zip(heldout.micro_batches(0), heldout.counted, strict=True) if counts]
     assert torch.equal(found["counts"], sum(objective.counts(batch) for batch in batches))

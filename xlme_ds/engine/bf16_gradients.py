@@ -23,7 +23,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from .state_shards import initial_state, state_kinds
+from .state_shards import initial_state
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # renamed in torch 2.13
 _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
@@ -201,7 +201,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_s
     whole_groups = [group.pop("params") for group in groups]
     for group_index, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[group_index]
-        states[master] = states[master] or initial_state(state_kinds(optimizer.optimizer), master)
+        states[master] = states[master] or initial_state(group["kinds"], master)
         tensors = master.detach(), reducer.parts[group_index], *states[master].values()
         for any_group in groups:  # `take_step` updates all groups, so only the group of the piece has a parameter
             any_group["params"] = []
@@ -230,15 +230,16 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 
 def _gradient_adder(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
-) -> Callable[[slice, Tensor], object]:
-    """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum (see
-    `models.masked_head`). The calls of one backward pass must cover every row once."""
+) -> Callable[[Any, Tensor], object]:
+    """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum. The first
+    gradients of a step overwrite the previous step's sum, so the calls of one backward pass must cover every row
+    once (as in `models.masked_head`)."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     is_first = not arrived[index]
     arrived[index] = True
     parameter._hp_grad = total  # type: ignore[attr-defined]
-    return lambda rows, gradient: total[rows].copy_(gradient) if is_first else _accumulate(total[rows], gradient)
+    return lambda rows, gradient: _accumulate(total[rows], gradient, is_first)
 
 
 @torch.no_grad()
@@ -250,40 +251,35 @@ def _add_gradient(
     index: int,
     clear_lp_grads: bool,
 ) -> None:
-    """Replaces `_update_hp_grad`: adds a parameter's gradient to the step's sum. The first gradient of a step
-    overwrites the previous step's sum."""
+    """Replaces `_update_hp_grad`: adds a parameter's gradient to the step's sum."""
     if parameter.grad is None:
         return
-    arrived = optimizer.fp32_groups_has_gradients[group]
-    total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
-    if arrived[index]:
-        _accumulate(total, parameter.grad)
-    elif parameter.grad.is_sparse:  # from an embedding lookup
-        _accumulate(total.zero_(), parameter.grad)
-    else:
-        total.copy_(parameter.grad)
-    parameter._hp_grad = total  # type: ignore[attr-defined]
-    arrived[index] = True
+    add = _gradient_adder(optimizer, parameter, group, index)
+    add(..., parameter.grad)
     if clear_lp_grads:
         parameter.grad.zero_()
     reducer.mark_arrived(group, index)
 
 
-def _accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Add a gradient of any type, sparse or dense, to `total`. On the CPU, bf16 is added to float32 slice by slice,
-    because torch would first convert the whole bf16 tensor."""
-    if gradient.is_sparse:  # a frequent token's row gets many gradients: they add up in float32, whatever `total` is
+def _accumulate(total: Tensor, gradient: Tensor, is_first: bool = False) -> None:
+    """Add a gradient of any type, sparse or dense, to `total`; if it `is_first`, overwrite `total`. On the CPU, bf16 is
+    added to float32 slice by slice, because torch would first convert the whole bf16 tensor."""
+    if gradient.is_sparse:  # from an embedding lookup
+        if is_first:
+            total.zero_()
+        # A frequent token's row gets many gradients: they add up in float32, whatever `total` is.
         rows = torch.sparse_coo_tensor(
             gradient._indices(), gradient._values().float(), gradient.shape, check_invariants=False
         ).coalesce()
         total.index_add_(0, rows.indices()[0], rows.values().to(total.dtype))
-        return
-    if total.is_cuda or total.dtype == gradient.dtype:
+    elif is_first:
+        total.copy_(gradient)
+    elif total.is_cuda or total.dtype == gradient.dtype:
         total.add_(gradient)
-        return
-    totals, gradients = total.view(-1).split(_ADDED_AT_ONCE), gradient.reshape(-1).split(_ADDED_AT_ONCE)
-    for total_slice, gradient_slice in zip(totals, gradients, strict=True):
-        total_slice.add_(gradient_slice)
+    else:
+        totals, gradients = total.view(-1).split(_ADDED_AT_ONCE), gradient.reshape(-1).split(_ADDED_AT_ONCE)
+        for total_slice, gradient_slice in zip(totals, gradients, strict=True):
+            total_slice.add_(gradient_slice)
 
 
 def _mark_gradients_stale(optimizer: BF16_Optimizer) -> None:

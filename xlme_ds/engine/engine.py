@@ -22,7 +22,7 @@ from ..models.encoder import use_rotary_base
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
 from .ranks import SharedError, all_gather, on_all_ranks, raise_on_all_ranks
-from .state_shards import Piece, StateShard, read_state_shards, state_kinds, write_state_shards
+from .state_shards import Piece, StateShard, read_state_shards, write_state_shards
 from .step import StepContext
 
 
@@ -96,10 +96,7 @@ class Engine:
 
     def _state_shards(self) -> list[StateShard]:
         """The buffers of weights and optimizer state that this rank owns."""
-        kinds = state_kinds(self.optimizer)
-        return [
-            StateShard([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()
-        ]
+        return [StateShard([Piece(name, 0, p.numel(), 0)], self.optimizer, p) for name, p in self.named_parameters()]
 
     def _sync_module_weights(self) -> None:
         """Copy the weights from the shards, which `load` has filled, to the module; collective."""
@@ -221,15 +218,14 @@ class Engine:
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
-    def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """Evaluate step `step` of the held-out rows. Returns a dict, float64 on the CPU: the arguments of
-        `Objective.summarise`, and `by_language`, the loss sums and the counts, [2, terms, languages]."""
+    def eval_batch(self) -> dict[str, Tensor]:
+        """Evaluate the held-out rows. Returns a dict, float64 on the CPU: the arguments of `Objective.summarise`, and
+        `by_language`, the loss sums and the counts, [2, terms, languages]."""
         heldout = self.heldout
         assert heldout is not None
+        batches = on_all_ranks(lambda: heldout.micro_batches(0))  # every step has the same rows
         languages = max(len(store.languages) for store in heldout.stores.values())
-        return self._evaluate(
-            on_all_ranks(lambda: heldout.micro_batches(step)), getattr(heldout, "counted", ()), languages
-        )
+        return self._evaluate(batches, getattr(heldout, "counted", ()), languages)
 
     @torch.no_grad()
     def effective_ranks(self, rows: int) -> list[float]:
@@ -239,10 +235,9 @@ class Engine:
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
-        context = self._evaluation_context(detailed=False)
         encoder = next(iter(cast(Pretraining, self.objective).encoders))
         with scatter_matrices(self.module, encoder, batch.segments_BT > 0) as matrices:
-            self._forward(context, [batch])
+            self._evaluate([batch])
         own_layers = {layer: effective_rank(scatter_DD) for layer, scatter_DD in matrices.items()}
         by_layer: dict[int, float] = {}
         for layers in all_gather(own_layers):  # a pipeline stage has only some layers
@@ -259,11 +254,6 @@ class Engine:
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
-    def _evaluation_context(self, detailed: bool = True, languages: int = 0) -> StepContext:
-        """The context of passes that only evaluate."""
-        weights = self.objective.weights.float().to(self.device)
-        return StepContext(self.objective, weights, detailed=detailed, languages=languages)
-
     @torch.no_grad()
     def _evaluate(
         self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
@@ -271,7 +261,8 @@ class Engine:
         """`_totals` of an evaluation of `batches`. `counted`: a bool for each batch, false to leave it out of the
         totals; an empty `counted` leaves none out."""
         batches = [batch.to(self.device) for batch in batches]
-        context = self._evaluation_context(languages=languages)
+        weights = self.objective.weights.float().to(self.device)
+        context = StepContext(self.objective, weights, languages=languages)
         self._forward(context, batches)
         if counted:
             context.gathered = list(compress(context.gathered, counted))

@@ -15,7 +15,7 @@ because the first stage reads the same rows.
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
 from torch import Tensor, nn
 
-from ..config import ModelConfig, RunConfig
+from ..config import RunConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.encoder import block_sizes
@@ -43,17 +43,12 @@ class _PartSpec(LayerSpec):
     """One part of the model, built on the process that holds the part.
 
     DeepSpeed sees a part as one layer, so that attention mask and relative bias are computed once for all of the part's
-    layers.
+    layers. Arguments: nn.Module, the objective, the model's settings and the part.
     """
 
-    def __init__(self, objective: Pretraining, cfg: ModelConfig, part: PipelinePart):
-        super().__init__(nn.Module)
-        self.objective = objective
-        self.cfg = cfg
-        self.part = part
-
     def build(self, log: bool = False) -> nn.Module:
-        return wrap_layers(self.objective.build(self.cfg, self.part), self.cfg, on_gpu())
+        objective, cfg, part = self.module_args
+        return wrap_layers(objective.build(cfg, part), cfg, on_gpu())
 
 
 class PipelineEngine(ZeroEngine):
@@ -70,7 +65,7 @@ class PipelineEngine(ZeroEngine):
         ds_config: dict[str, Any],
     ):
         dualpipev = config.engine.pipeline_schedule == "dualpipev"
-        specs = [_PartSpec(objective, config.model, part) for part in parts]
+        specs = [_PartSpec(nn.Module, objective, config.model, part) for part in parts]
         with contextlib.redirect_stdout(None):
             module_class = DualPipeVModule if dualpipev else PipelineModule
             module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
@@ -131,14 +126,16 @@ class PipelineEngine(ZeroEngine):
                 gathered_before = len(context.gathered)
                 micro_batches = max(len(chunk), self._min_micro_batches)
                 filled = self._filled(chunk, micro_batches)
-                self.engine.module.loss_fn = partial(self._scheduled_loss, context)
-                self._evaluate_by_schedule(filled, micro_batches)
+                self._evaluate_by_schedule(filled, micro_batches, partial(self._scheduled_loss, context))
                 del context.gathered[gathered_before + len(chunk) :]  # sums of batches that the schedule repeated
         self.engine.reset_activation_shape()
 
-    def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
+    def _evaluate_by_schedule(
+        self, batches: list[Batch], micro_batches: int, loss_function: Callable[..., Tensor]
+    ) -> None:
         """Run DeepSpeed's evaluation schedule for `micro_batches` micro-batches: `batches`, repeated if there are
-        fewer."""
+        fewer. The last stage calls `loss_function` with the outputs and the tensors of every micro-batch."""
+        self.engine.module.loss_fn = loss_function
         tensors = [batch.tensors() for batch in batches]
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
@@ -158,9 +155,8 @@ class PipelineEngine(ZeroEngine):
             return batches
         open_batches = [self._last_own_part.first_pass(batch) for batch in batches]
         self._predicted.clear()
-        self.engine.module.loss_fn = self._keep_predictions
         self._last_own_part.exclude_special = True
-        self._evaluate_by_schedule(open_batches, micro_batches)
+        self._evaluate_by_schedule(open_batches, micro_batches, self._keep_predictions)
         self._last_own_part.exclude_special = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:

@@ -22,15 +22,9 @@ class Piece:
     offset: int
 
 
-def state_kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for every parameter, without `step`; `build_optimizer` has put
-    them into each parameter group."""
-    kinds: tuple[str, ...] = optimizer.param_groups[0]["kinds"]
-    return kinds
-
-
 def initial_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
-    """The optimizer's state for `master` before its first step: a step count of 0, and zeros of every kind."""
+    """The optimizer's state for `master` before its first step: a step count of 0, and zeros for each of `kinds`, the
+    names that `build_optimizer` has put into every parameter group."""
     zeros = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in kinds}
     return {"step": torch.zeros((), device=master.device)} | zeros
 
@@ -39,12 +33,11 @@ class StateShard:
     """A flat buffer of master weights that an optimizer updates as one tensor, its optimizer state, and the pieces of
     parameters in it."""
 
-    def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor, kinds: Sequence[str]):
-        """`kinds`: names of the optimizer's state, as `state_kinds` gives them."""
+    def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor):
         self.pieces = pieces
         self.optimizer = optimizer
         self.master = master
-        self.kinds = MASTER_WEIGHTS, *kinds  # names of the buffers
+        self.kinds = MASTER_WEIGHTS, *optimizer.param_groups[0]["kinds"]  # names of the buffers
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:

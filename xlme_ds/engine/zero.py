@@ -23,7 +23,7 @@ from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import on_gpu
-from .state_shards import Piece, StateShard, state_kinds
+from .state_shards import Piece, StateShard
 from .step import StepContext
 
 # Each parameter begins at a multiple of this number of elements in DeepSpeed's flat buffers: 128 bytes of bf16.
@@ -116,13 +116,12 @@ class ZeroEngine(Engine):
             return [
                 _SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in enumerate(zero.fp16_groups)
             ]
-        kinds = state_kinds(zero.optimizer)
         if isinstance(zero, BF16_Optimizer):
             groups, masters = zero.bf16_groups, zero.fp32_groups_flat_partition
         else:
             groups, masters = zero.bit16_groups, zero.single_partition_of_fp32_groups
         return [
-            StateShard(_partition_pieces(group, names), zero.optimizer, master, kinds)
+            StateShard(_partition_pieces(group, names), zero.optimizer, master)
             for group, master in zip(groups, masters, strict=True)
         ]
 
@@ -179,10 +178,10 @@ class _SubGroup(StateShard):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
+        super().__init__(pieces, zero.optimizer, zero.fp32_partitioned_groups_flat[index])
         # With an offload ratio below 1 some sub-groups stay on the GPU, where `backup_optimizer` updates them.
-        not_offloaded = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"
-        optimizer = zero.backup_optimizer if not_offloaded else zero.optimizer
-        super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index], state_kinds(zero.optimizer))
+        if zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu":
+            self.optimizer = zero.backup_optimizer
         self.zero = zero
         self.index = index
 

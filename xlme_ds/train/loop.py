@@ -134,7 +134,7 @@ class Evaluate(Callback):
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
             # The loss weights are those of the last step taken; as steps count from 0, that is step `done - 1`.
-            overall, by_language = self.summarise(done - 1, **self.engine.eval_batch(0))
+            overall, by_language = self.summarise(done - 1, **self.engine.eval_batch())
             for log, values in zip(self.logs, (overall, by_language), strict=False):  # only rank 0 has logs
                 log.write({"step": done, **values})
             if self.console is not None:
