@@ -648,7 +648,7 @@ def test_a_mean_has_the_type_of_the_first_models_tensors() -> None:
 
 def train_here(data: Path, config: RunConfig, folder: RunFolder, loader: Loader) -> bool:
     work = pretraining_info(config, loader, None, root=True)
-    trainer = Trainer(engine(data, config), config, folder, loader, None, work)
+    trainer = Trainer(engine(data, config), config, folder, work)
     return trainer.train(StopRequest(), Watchdog(0, rank=0))
 
 

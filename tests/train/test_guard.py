@@ -66,7 +66,7 @@ def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = T
     folder = RunFolder(out)
     try:
         work = pretraining_info(config, loader, None, root=True)
-        return Trainer(engine, config, folder, loader, None, work).train(StopRequest(), Watchdog(0, rank=0))
+        return Trainer(engine, config, folder, work).train(StopRequest(), Watchdog(0, rank=0))
     finally:
         engine.objective.sums = sums
 

@@ -97,20 +97,15 @@ def build_engine(
 def require_engine(config: Training) -> None:
     """Raise SharedError if any rank's machine cannot run the engine or the kernels of `config`; collective."""
     engine = config.engine
-    require_kernels(config)
+    on_all_ranks(lambda: require_kernels(config))
     on_all_ranks(lambda: require_engine_file(engine))
     if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
         on_all_ranks(lambda: _require_nvme(Path(engine.nvme_folder)))
 
 
 def require_kernels(config: Training) -> None:
-    """Raise SharedError if the model's Triton kernels cannot run, or if their results are wrong, on a rank's GPU or in
-    Triton's interpreter; collective."""
-    on_all_ranks(lambda: _require_kernels_here(config))
-
-
-def _require_kernels_here(config: Training) -> None:
-    """Raise ValueError if the model's Triton kernels cannot run here, or if their results are wrong."""
+    """Raise ValueError if the model's Triton kernels cannot run on this rank's GPU or in Triton's interpreter, or if
+    their results are wrong."""
     in_bf16 = resolve_precision(config.engine) == "bf16"
     triton_chosen = config.model.kernels == "triton"
     interpreted = triton_chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"

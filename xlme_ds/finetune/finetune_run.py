@@ -229,7 +229,7 @@ def _train(
     parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
     # 3: the forward pass, and the backward pass, which costs twice as much.
     info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
-    if not Trainer(engine, config, folder, loader, None, info).train(stop, watchdog):
+    if not Trainer(engine, config, folder, info).train(stop, watchdog):
         return False
     to_write = model_folder, config.model, engine.full_state(), initial.vocabulary.path
     on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)

@@ -1,7 +1,7 @@
 """Shows a run in the terminal."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -17,8 +17,7 @@ class Console:
     def __init__(self, steps: int, start: int, objective: Mapping[str, Any] | None):
         """`objective`: the result of `objectives.describe`; None in fine-tuning, whose loss has no terms."""
         self.steps = steps
-        self.terms: Sequence[str] = objective["terms"] if objective else ()
-        self.quantities: Mapping[str, Mapping[str, Any]] = objective["quantities"] if objective else {}
+        self.objective: Mapping[str, Any] = objective or {"terms": (), "quantities": {}}
         self.progress: Progress | None = None
         self.show: Callable[[str], None] = print
         if sys.stdout.isatty():
@@ -67,8 +66,9 @@ class Console:
     def _terms(self, values: dict[str, Any]) -> str:
         """The text of the terms in `values`. A unigram model's loss follows each term that can be compared with it."""
         shown = []
-        for name in filter(values.__contains__, self.terms):
-            unigram = values.get(f"unigram_nll_{self.quantities[name]['task']}")
-            comparable = unigram is not None and self.quantities[name]["unigram"]
+        for name in filter(values.__contains__, self.objective["terms"]):
+            quantity = self.objective["quantities"][name]
+            unigram = values.get(f"unigram_nll_{quantity['task']}")
+            comparable = unigram is not None and quantity["unigram"]
             shown.append(f"{name} {values[name]:.3f}" + (f" (unigram {unigram:.2f})" if comparable else ""))
         return "  ".join(shown)

@@ -23,6 +23,7 @@ from ..data.shards import RowStore
 from ..data.unigram import unigram_nll_by_language
 from ..data.vocabulary import Vocabulary
 from ..engine.build import require_engine_file
+from ..engine.engine import Engine
 from ..engine.ranks import data_parallel_rank_and_size, on_gpu
 from ..first_weights import source_folders, starting_weights
 from ..io.files import real_path
@@ -215,27 +216,21 @@ def _changed_from_recipe(config: Training) -> list[str]:
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
 
-def write_run_config(
-    folder: RunFolder,
-    config: Training,
-    loader: BatchSource,
-    heldout: BatchSource | None,
-    info: RunInfo,
-    world: int,
-    identity: str,
-) -> None:
+def write_run_config(folder: RunFolder, config: Training, engine: Engine, info: RunInfo, identity: str) -> None:
     """Write config.json; in pre-training also the vocabulary, without which no checkpoint can be used as a model."""
+    loader, heldout = engine.loader, engine.heldout
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
     if isinstance(loader, Loader):
         data["encoded"] = loader.encoded_fingerprints
         if len(loader.phases) > 1:
-            data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
-            data["phase_folders"] = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
+            phase_folders = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
+            data |= {"phases": loader.fingerprints, "phase_folders": phase_folders}
+            data["fingerprints"] = loader.fingerprints_until(0)  # of the first phase
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):
         data[name] = _relative_path(data_folder, folder.path)
-    folder.write_config(config, data, world, info.parameters, identity, info.objective)
+    folder.write_config(config, data, engine.world, info.parameters, identity, info.objective)
     if info.folders:
         write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(info.folders[0] / "vocab").path)
 

@@ -13,6 +13,7 @@ from ..data.masking import TaskRows
 from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
 from ..io.files import errors_naming
+from .run_folder import json_object
 
 # The folder of these records. Its files:
 #
@@ -47,14 +48,8 @@ def audit_lines(path: Path, keys: Collection[str] = ()) -> list[dict[str, Any]]:
     """The JSON object in each line of a file of the audit folder; an empty one for a damaged line, such as one that a
     killed process left half-written, or one that lacks any of `keys`. The step of a half-written line was not finished,
     and is done again."""
-    lines = []
-    for text in filter(None, path.read_bytes().split(b"\n")):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = {}
-        lines.append(line if isinstance(line, dict) and line.keys() >= set(keys) else {})
-    return lines
+    lines = map(json_object, filter(None, path.read_bytes().split(b"\n")))
+    return [line if line.keys() >= set(keys) else {} for line in lines]
 
 
 def rank_file(folder: Path, rank: int) -> Path:

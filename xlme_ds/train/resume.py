@@ -2,7 +2,7 @@
 its first step again, and its records (metrics.jsonl and the like) are renamed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,12 @@ def resume(
     config: Training,
     folder: RunFolder,
     checkpoints: Checkpoints,
-    fingerprints_until: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
     """Load the run's newest complete checkpoint. If the run has none and is a branch (`start.take state`), load the
     checkpoint from which it branches.
 
     Returns (number of steps done, saved state). The saved state is that of the run's own checkpoint. If the run has
     none, it is only `run`, the run's identity, and in a branch `tokens`, the number of tokens of the parent's steps.
-    `fingerprints_until(steps)` returns `data_fingerprints` for the run's data.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
@@ -50,15 +48,17 @@ def resume(
     tilings_checked = tilings()
     use_tilings(saved.get("tilings", {}))
     if any(all_gather(tilings() != tilings_checked)):
-        require_kernels(config)  # `require_engine` has checked the kernels with other tilings than this run uses
+        # `require_engine` has checked the kernels with other tilings than this run uses.
+        on_all_ranks(lambda: require_kernels(config))
     identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         on_all_ranks(lambda: _warn_of_changes(config.train, folder, checkpoints) if engine.rank == 0 else None)
-        return checkpoints.load(engine, newest, fingerprints_until(saved["step"]), tolerance), saved
+        expected = data_fingerprints(engine.loader, engine.heldout, saved["step"])
+        return checkpoints.load(engine, newest, expected, tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        start, tokens = _branch(engine, config, checkpoints, fingerprints_until, tolerance)
+        start, tokens = _branch(engine, config, checkpoints, tolerance)
         return start, {"run": identity, "tokens": tokens}
     return 0, {"run": identity}
 
@@ -127,7 +127,6 @@ def _branch(
     engine: Engine,
     config: RunConfig,
     checkpoints: Checkpoints,
-    fingerprints_until: Callable[[int], dict[str, Any]],
     tolerance: float,
 ) -> tuple[int, int]:
     """Load the state of the checkpoint that `start.folder` names. Returns (its step, the tokens of its steps)."""
@@ -136,7 +135,7 @@ def _branch(
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
     # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts
     # as equal.
-    same_rows = saved.get("fingerprints") == fingerprints_until(0)["fingerprints"]
+    same_rows = saved.get("fingerprints") == data_fingerprints(engine.loader, engine.heldout, 0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
     # The parent computed the stored loss in its own precision.

@@ -20,7 +20,6 @@ from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, pro
 from ..io.files import fsync
 from ..models.tiles import tilings
 from ..objectives import objective_of
-from ..objectives.protocol import BatchSource
 from .console import Console
 from .loop import BadStepGuard, Callback, Dimensions, Evaluate, Profile, Record, Save, UpdateReport, fit
 from .opening import (
@@ -45,8 +44,6 @@ class Trainer:
     engine: Engine
     config: Training
     folder: RunFolder
-    loader: BatchSource
-    heldout: BatchSource | None
     info: RunInfo
     profiled: int = 0  # number of steps to profile
 
@@ -60,10 +57,9 @@ class Trainer:
         settings = config.train
         checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, int(settings.save_buffer_gib * 2**30))
         # Steps done before, and the state that the run saved after them.
-        fingerprints_until = partial(data_fingerprints, self.loader, self.heldout)
-        self.start, self.saved = resume(engine, config, self.folder, checkpoints, fingerprints_until)
-        recorded = self.folder, config, self.loader, self.heldout, self.info, engine.world, self.saved["run"]
-        on_all_ranks(lambda: write_run_config(*recorded) if root else None)
+        self.start, self.saved = resume(engine, config, self.folder, checkpoints)
+        identity = self.saved["run"]
+        on_all_ranks(lambda: write_run_config(self.folder, config, engine, self.info, identity) if root else None)
         logged = on_all_ranks(lambda: self.folder.last_logged_step() if root else 0)
         if self.start >= settings.steps:
             on_all_ranks(lambda: _drop_later_records(self.folder, self.start) if root else None)
@@ -71,12 +67,12 @@ class Trainer:
                 print(f"{out}: all {self.start} steps are done")
             return True
         if root:
-            lines = opening_lines(config, out, self.start, self.loader, engine.world, self.info)
+            lines = opening_lines(config, out, self.start, engine.loader, engine.world, self.info)
             print("\n".join(lines), flush=True)
         peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
         audited = None
-        if isinstance(self.loader, Loader):  # only pre-training has this setting
-            audited = audit_reads(out, self.loader, self.start, engine.rank, settings.audit)
+        if isinstance(engine.loader, Loader):  # only pre-training has this setting
+            audited = audit_reads(out, engine.loader, self.start, engine.rank, settings.audit)
         if logged > self.start:
             steps = f"steps {self.start + 1} to {min(logged, settings.steps)}"
             print(f"{out}: {steps} are done again: the newest checkpoint is of step {self.start}")
@@ -99,7 +95,7 @@ class Trainer:
 
     def _tokens_until(self, done: int) -> int:
         """Tokens of the first `done` steps. The steps of a branch's parent may have had another number of tokens."""
-        tokens_per_step = int(sum(self.config.data.mean_rows)) * self.loader.row_tokens
+        tokens_per_step = int(sum(self.config.data.mean_rows)) * self.engine.loader.row_tokens
         return (self.saved["tokens"] if self.start else 0) + (done - self.start) * tokens_per_step
 
     def _callbacks(self, peak_flops_per_s: float | None, outputs: ExitStack) -> tuple[BadStepGuard, list[Callback]]:
@@ -109,7 +105,7 @@ class Trainer:
         engine, config, out, start = self.engine, self.config, self.folder.path, self.start
         settings, info, root = config.train, self.info, engine.rank == 0
         faults = StepLog(out, "faults", start) if root else None
-        guard = BadStepGuard(settings, self.saved.get("guard", {}), self.loader.describe_rows, faults)
+        guard = BadStepGuard(settings, self.saved.get("guard", {}), engine.loader.describe_rows, faults)
         callbacks: list[Callback] = []
         tracker = Tracker(settings.wandb, out, self.saved["run"], asdict(config)) if root and settings.wandb else None
         console = Console(settings.steps, start, info.objective) if root else None
@@ -142,7 +138,7 @@ class Trainer:
             "run": self.saved["run"],
             "settings": fixed_settings(self.config),
             "tilings": tilings(),
-            **data_fingerprints(self.loader, self.heldout, done),
+            **data_fingerprints(self.engine.loader, self.engine.heldout, done),
             "tokens": self._tokens_until(done),
             "guard": guard.state,
             "records": {log.path.stem: log.sync() for log in logs},
@@ -200,7 +196,7 @@ def pretrain(
             engine = build_engine(config, loader, heldout_loader, initial_values)
             folders = (data[0],) if heldout is None else (data[0], heldout)
             info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
-            finished = Trainer(engine, config, folder, loader, heldout_loader, info, profiled).train(stop, watchdog)
+            finished = Trainer(engine, config, folder, info, profiled).train(stop, watchdog)
             watchdog.close()
             state = engine.full_state() if finished else {}
         if finished and rank == 0:

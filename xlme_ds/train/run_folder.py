@@ -285,13 +285,18 @@ def first_step(settings: Mapping[str, Any]) -> int:
 
 
 def step_of(line: bytes) -> int | None:
-    """The integer `step` of a line of JSON; None for a line without one, such as the half-written last line of a killed
-    run."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    """The integer `step` of a line of JSON; None for a line without one."""
+    step = json_object(line).get("step")
     return step if type(step) is int else None
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line; empty if the line holds none, such as the half-written last line of a killed run."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def describe_missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
