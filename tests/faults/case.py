@@ -71,7 +71,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
 
     def apply(rank: int) -> None:
         now = {"step": -1}
-        read, watched = Engine._read, StepContext.recorded
+        read, loss_of = Engine._read, StepContext.loss
 
         def watched_read(self, step):  # type: ignore[no-untyped-def]
             now["step"] = step
@@ -81,12 +81,13 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
                     parameter.register_hook(lambda g: g * math.nan if now["step"] in steps else g)
             return read(self, step)
 
-        def watched_loss(self, loss, batch):  # type: ignore[no-untyped-def]
-            spoil = what == "loss" and now["step"] in steps and torch.is_grad_enabled()
-            return watched(self, loss * math.inf if spoil else loss, batch)
+        def watched_loss(self, output, batch):  # type: ignore[no-untyped-def]
+            if what == "loss" and now["step"] in steps and torch.is_grad_enabled():
+                self.weights = self.weights * math.inf
+            return loss_of(self, output, batch)
 
         patch.object(Engine, "_read", watched_read).start()
-        patch.object(StepContext, "recorded", watched_loss).start()
+        patch.object(StepContext, "loss", watched_loss).start()
 
     return apply
 
