@@ -231,9 +231,9 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _gradient_adder(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[Any, Tensor], object]:
-    """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum. The first
-    gradients of a step overwrite the previous step's sum, so the calls of one backward pass must cover every row
-    once (as in `models.masked_head`)."""
+    """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum; `rows` is
+    a slice, or `...` for all rows. The first gradients of a step overwrite the previous step's sum, so the calls of one
+    backward pass must cover every row once (as in `models.masked_head`)."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     is_first = not arrived[index]

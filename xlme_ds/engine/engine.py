@@ -137,7 +137,7 @@ class Engine:
         context = StepContext(objective, weights, norm_limit, detailed)
         set_learning_rate(self.optimizer, learning_rate)
         norm = self._take_step(context, batches, next_step)
-        metrics = objective.summarise(**self._totals(context, counts)) if detailed else {}
+        metrics = objective.summarise(**self._totals(context)) if detailed else {}
         return self._stats(context, step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
@@ -153,21 +153,15 @@ class Engine:
             error = failure
         # The last element counts failed ranks. The sum is taken on the host, because on a GPU it would have to wait
         # until the step before is finished.
-        failed = torch.full((1,), float(error is not None), dtype=torch.float64)
-        reduced = self._all_reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
-        if reduced[-1] > 0:
+        counts = torch.zeros(len(self.objective.terms) + 1, dtype=torch.float64)
+        counts[-1] = error is not None
+        for batch in batches if self._counts_rows else ():
+            counts[:-1] += self.objective.counts(batch)
+        if self._all_reduce(counts)[-1] > 0:
             raise_on_all_ranks(error)
         batches = [batch.to(self.device) for batch in batches]
         self.seconds_reading += time.perf_counter() - start_time
-        return batches, reduced[:-1]
-
-    def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
-        """This rank's count of each term in `batches`, which are on `device`; float64 [terms]."""
-        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
-        if self._counts_rows:
-            for batch in batches:
-                counts += self.objective.counts(batch)
-        return counts
+        return batches, counts[:-1]
 
     def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
         """Run the forward and backward pass of every micro-batch, perhaps read the rows of `next_step`, and take the
@@ -180,18 +174,18 @@ class Engine:
                 self._ahead = next_step, self._read(next_step)
         return self._update(context)
 
-    def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
-        """Returns a dict, float64 on the CPU: `counts` as they are, and the sums that `context` gathered, added up over
-        micro-batches and ranks."""
+    def _totals(self, context: StepContext) -> dict[str, Tensor]:
+        """The sums that `context` gathered, added up over micro-batches and ranks; by name, float64 on the CPU."""
         terms = len(self.objective.terms)
-        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
+        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "counts": (terms,)}
+        shapes["statistics"] = self.objective.statistics_shape
         if context.languages:
             shapes["by_language"] = 2, terms, context.languages
         totals = {name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()}
         for micro_batch in context.gathered:
             for name, total in totals.items():
                 total += micro_batch[name]
-        return {"counts": counts.cpu()} | {name: self._all_reduce(total).cpu() for name, total in totals.items()}
+        return {name: self._all_reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, context: StepContext, norm: float) -> bool:
         """Whether to take a step with the global gradient norm `norm`. DeepSpeed gives −1 for a norm that is not
@@ -266,8 +260,7 @@ class Engine:
         self._forward(context, batches)
         if counted:
             context.gathered = list(compress(context.gathered, counted))
-            batches = list(compress(batches, counted))
-        return self._totals(context, self._all_reduce(self._own_counts(batches, self.device)))
+        return self._totals(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         """Evaluate `batches`; `context` gathers their sums and statistics."""

@@ -1,7 +1,7 @@
 """A rank's part of the training state as shards: flat buffers that hold pieces of parameters. Checkpoints are written
 from these shards and read into them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -33,8 +33,8 @@ class StateShard:
     """A flat buffer of master weights that an optimizer updates as one tensor, its optimizer state, and the pieces of
     parameters in it."""
 
-    def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor):
-        self.pieces = pieces
+    def __init__(self, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer, master: Tensor):
+        self.pieces = list(pieces)
         self.optimizer = optimizer
         self.master = master
         self.kinds = MASTER_WEIGHTS, *optimizer.param_groups[0]["kinds"]  # names of the buffers

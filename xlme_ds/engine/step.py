@@ -20,8 +20,9 @@ class StepContext:
     detailed: bool = True  # whether to gather the numbers that are reported
     languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
-    # Sums over each micro-batch, float64: `sums`, the losses of each term; `statistics` (`Objective.statistics`); and
-    # `by_language`, the losses' sums and counts, [2, terms, languages], if there are `languages`.
+    # Sums over each micro-batch, float64: `sums` and `counts` of each term's losses; `statistics`
+    # (`Objective.statistics`); and `by_language`, the losses' sums and counts, [2, terms, languages], if there are
+    # `languages`.
     gathered: list[dict[str, Tensor]] = field(default_factory=list)
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
@@ -30,7 +31,11 @@ class StepContext:
         not finite, loss and gradient are made NaN, so that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
-            gathered = {"sums": sums.detach().double(), "statistics": self.objective.statistics(output, batch)}
+            gathered = {
+                "sums": sums.detach().double(),
+                "counts": self.objective.counts(batch),
+                "statistics": self.objective.statistics(output, batch),
+            }
             if self.languages:
                 objective = cast(Pretraining, self.objective)
                 gathered["by_language"] = objective.by_language(output, batch, self.languages)

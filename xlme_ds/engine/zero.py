@@ -1,7 +1,7 @@
 """DeepSpeed's engine with ZeRO 1, 2 or 3, and where DeepSpeed's optimizers keep this rank's master weights and
 moments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -57,8 +57,9 @@ class ZeroEngine(Engine):
                 split_param_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             # The number of ranks among which the optimizer's state of a parameter is divided.
             ranks = module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
-            with _aligned(module, adam, ranks, zero["stage"]):
-                engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
+            _add_fillers(module, adam, ranks, zero["stage"])
+            engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
+            del module.fillers
             reduce_in_buffers(engine, bf16_gradients)
             align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
@@ -142,19 +143,18 @@ class ZeroEngine(Engine):
         return state
 
 
-@contextmanager
-def _aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, zero_stage: int) -> Iterator[None]:
-    """Context for `deepspeed.initialize`: adds fillers, parameters of zeros, to the optimizer's groups, so that each
-    real parameter is aligned.
+def _add_fillers(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, zero_stage: int) -> None:
+    """Add fillers, parameters of zeros, to the optimizer's groups, so that each real parameter is aligned in the
+    buffers of `deepspeed.initialize`. `module` has the fillers as `fillers`, which must be removed afterwards.
 
     DeepSpeed lays the parameters of an optimizer group end to end, so a parameter of odd size (a gate's scale, a head's
     single bias) shifts all later ones to addresses that are no multiples of 16 bytes. For such addresses cuBLAS and
     layer norm choose kernels without vector loads: a step of Base took 1.2 times as long on an H200
     (docs/results/performance.md).
 
-    Fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 each of the `ranks` owns an
-    equal part of a group, so the group's size is made a multiple of `ranks` · _ALIGNMENT. ZeRO-3 on several ranks needs
-    no fillers, because it gathers every parameter into memory of its own, which is aligned.
+    Fillers get no gradient. Under ZeRO 1 and 2 each of the `ranks` owns an equal part of a group, so the group's size
+    is made a multiple of `ranks` · _ALIGNMENT. ZeRO-3 on several ranks needs no fillers, because it gathers every
+    parameter into memory of its own, which is aligned.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if zero_stage < 3 or ranks == 1 else ():
@@ -168,16 +168,12 @@ def _aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, ze
                 fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
                 placed.append(fillers[-1])
                 size += gap
-    try:
-        yield
-    finally:
-        del module.fillers
 
 
 class _SubGroup(StateShard):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
-    def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
+    def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: Iterable[Piece]):
         super().__init__(pieces, zero.optimizer, zero.fp32_partitioned_groups_flat[index])
         # With an offload ratio below 1 some sub-groups stay on the GPU, where `backup_optimizer` updates them.
         if zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu":
@@ -201,27 +197,24 @@ class _SubGroup(StateShard):
             self.zero._release_swap_buffers(self.index)
 
 
-def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
+def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> Iterator[Piece]:
     """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one range of the group's joined flat
     parameters."""
-    pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # no filler, and in the rank's range
             in_parameter = parameter._hp_mapping.lp_fragment_address
             in_buffer = parameter._hp_mapping.hp_fragment_address
-            pieces.append(Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start))
-    return pieces
+            yield Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start)
 
 
-def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
+def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> Iterator[Piece]:
     """This rank's pieces of a sub-group with ZeRO-3: each rank owns an equal part of every parameter. The last parts
     are padded, so a piece may be shorter than its part, or missing."""
-    pieces, offset = [], 0
+    offset = 0
     for parameter in group:
         size = parameter.partition_numel()
         start = size * dist.get_rank(group=parameter.ds_process_group)
         numel = min(size, parameter.ds_numel - start)
         if parameter in names and numel > 0:
-            pieces.append(Piece(names[parameter], start, numel, offset))
+            yield Piece(names[parameter], start, numel, offset)
         offset += size
-    return pieces
