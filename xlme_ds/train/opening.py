@@ -177,12 +177,11 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
         f"{loader.plan.accumulation} × {loader.plan.micro_batch_size} rows",
     ]
-    objective = info.objective or {"terms": (), "description": ""}
-    if objective["description"]:
-        lines.append(f"  objective: {objective['description']}")
-    quantities = {name: objective["quantities"][name] for name in objective["terms"]}
-    for (title, unit), names in groupby(quantities, lambda name: (quantities[name]["title"], quantities[name]["unit"])):
-        lines.append(f"  {', '.join(names)}: {title} ({unit})")
+    if info.objective is not None:
+        lines.append(f"  objective: {info.objective['description']}")
+        terms = [(name, info.objective["quantities"][name]) for name in info.objective["terms"]]
+        for (title, unit), group in groupby(terms, lambda term: (term[1]["title"], term[1]["unit"])):
+            lines.append(f"  {', '.join(name for name, _ in group)}: {title} ({unit})")
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         lines.append(f"  phases: {'; '.join(_phases(loader))}")
     elif isinstance(loader, Loader):
@@ -223,9 +222,11 @@ def write_run_config(folder: RunFolder, config: Training, engine: Engine, info: 
     if isinstance(loader, Loader):
         data["encoded"] = loader.encoded_fingerprints
         if len(loader.phases) > 1:
-            phase_folders = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
-            data |= {"phases": loader.fingerprints, "phase_folders": phase_folders}
-            data["fingerprints"] = loader.fingerprints_until(0)  # of the first phase
+            data |= {
+                "fingerprints": loader.fingerprints_until(0),  # of the first phase
+                "phases": loader.fingerprints,
+                "phase_folders": [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders],
+            }
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):

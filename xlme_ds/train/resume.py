@@ -153,8 +153,8 @@ def _branch(
 def report_missing_records(logs: Sequence[StepLog], config: Training, start: int, saved: Mapping[str, Any]) -> None:
     """Print which logs have fewer lines than they had when the checkpoint of step `start` was saved, and which steps
     are missing in these logs. `saved`: the checkpoint's state."""
-    intervals = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
-    intervals["heldout_languages"] = intervals["heldout"]
+    every = config.train.eval_every
+    intervals = {"metrics": config.train.log_every, "heldout": every, "heldout_languages": every}
     first = first_step(asdict(config))
     for log in logs:
         name = log.path.stem

@@ -67,15 +67,16 @@ class Trainer:
                 print(f"{out}: all {self.start} steps are done")
             return True
         if root:
-            lines = opening_lines(config, out, self.start, engine.loader, engine.world, self.info)
-            print("\n".join(lines), flush=True)
+            print("\n".join(opening_lines(config, out, self.start, engine.loader, engine.world, self.info)), flush=True)
         peak_flops_per_s = measure_matmul_peak(engine.device, config.engine.precision)  # all ranks measure together
         audited = None
         if isinstance(engine.loader, Loader):  # only pre-training has this setting
             audited = audit_reads(out, engine.loader, self.start, engine.rank, settings.audit)
         if logged > self.start:
-            steps = f"steps {self.start + 1} to {min(logged, settings.steps)}"
-            print(f"{out}: {steps} are done again: the newest checkpoint is of step {self.start}")
+            print(
+                f"{out}: steps {self.start + 1} to {min(logged, settings.steps)} are done again: the newest checkpoint "
+                f"is of step {self.start}"
+            )
         with ExitStack() as outputs:
             guard, callbacks = on_all_ranks(lambda: self._callbacks(peak_flops_per_s, outputs))
             logs = [log for callback in (guard, *callbacks) for log in callback.logs]
@@ -89,8 +90,9 @@ class Trainer:
         if guard.fault is not None:
             raise SharedError(f"{out}: {guard.fault}")
         if root and done < settings.steps:
-            stopped = f"stopped after step {done} of {settings.steps} and saved"
-            print(f"{out}: {stopped}; the same command continues from there")
+            print(
+                f"{out}: stopped after step {done} of {settings.steps} and saved; the same command continues from there"
+            )
         return done >= settings.steps
 
     def _tokens_until(self, done: int) -> int:
@@ -113,12 +115,25 @@ class Trainer:
             if output is not None:
                 outputs.callback(output.close)
         if console is not None:
-            log = MetricsLog(out, "metrics", start, tracker)
-            speed_arguments = self._tokens_until, info.flops, peak_flops_per_s
-            callbacks.append(Record(log, config, start, engine, *speed_arguments, console.step, lambda: guard.skipped))
+            callbacks.append(
+                Record(
+                    MetricsLog(out, "metrics", start, tracker),
+                    config,
+                    start,
+                    engine,
+                    self._tokens_until,
+                    info.flops,
+                    peak_flops_per_s,
+                    console.step,
+                    lambda: guard.skipped,
+                )
+            )
         if info.summarise is not None:
-            classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog} if root else {}
-            logs = [log_class(out, name, start, tracker) for name, log_class in classes.items()]
+            logs = (
+                [MetricsLog(out, "heldout", start, tracker), LanguageLog(out, "heldout_languages", start, tracker)]
+                if root
+                else []
+            )
             callbacks.append(Evaluate(engine, settings, info.summarise, console, logs))
             if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
                 logs = [MetricsLog(out, "dimensions", start, tracker)] if root else []
@@ -181,8 +196,9 @@ def pretrain(
             # All ranks must take the first weights from the same checkpoint, even if the source run still saves newer
             # ones.
             sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
-            read = partial(read_inputs, config, data, heldout, folder, sources, rank, world)
-            loader, heldout_loader, initial_values = on_all_ranks(read)
+            loader, heldout_loader, initial_values = on_all_ranks(
+                lambda: read_inputs(config, data, heldout, folder, sources, rank, world)
+            )
             if any(all_gather(stop.received is not None)):
                 if rank == 0:
                     print(f"{out}: stopped before the first step; the same command starts again", flush=True)
