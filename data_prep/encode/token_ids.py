@@ -11,7 +11,6 @@ from itertools import compress, pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from data_prep.encode.dedup import BlockHashes
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, digest_lines
@@ -155,10 +154,10 @@ class IdEncoder:
         `is_written`, `hashes`, each side of `texts`, `tokens` (numbers of tokens) and `records` (indices of records in
         the shard) have an entry for every paragraph or pair.
         """
-        columns = [pa.array(list(compress(side, is_written)), pa.large_string()) for side in texts]
-        characters = np.sum([pc.utf8_length(column).to_numpy() for column in columns], axis=0)
-        sizes = np.sum([pc.binary_length(column).to_numpy() for column in columns], axis=0)
-        counts.paragraphs += sum(map(len, columns))
+        written = [list(compress(side, is_written)) for side in texts]
+        characters = sum(np.fromiter(map(len, side), np.int64, len(side)) for side in written)
+        sizes = sum(np.fromiter((len(text.encode()) for text in side), np.int64, len(side)) for side in written)
+        counts.paragraphs += sum(map(len, written))
         counts.characters += int(characters.sum())
         counts.bytes += int(sizes.sum())
         if self.hashes is not None:
