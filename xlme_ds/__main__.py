@@ -57,10 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
     guard_stdout()
     argv = sys.argv[1:] if arguments is None else arguments
     if argv[:1] == ["help"]:
-        argv = ["help", *(word for word in argv[1:] if word != "help")]
-        words = list(takewhile(lambda word: not word.startswith("-"), argv[1:]))
-        _refuse_more(words, 2 if words[:1] and words[0] in _GROUPS else 1)
-        argv = [*argv[1:], "--help"]
+        subject = [argument for argument in argv[1:] if argument != "help"]
+        names = list(takewhile(lambda argument: not argument.startswith("-"), subject))
+        _refuse_more(names, 2 if names and names[0] in _GROUPS else 1)
+        argv = [*subject, "--help"]
     if not argv or argv[0] in HELP_FLAGS:
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
         print("\n".join(["usage: xlme COMMAND --flags    (xlme help COMMAND lists the flags)\n", *lines]))
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("In Python: import xlme_ds as xlme; help(xlme)")
         return 0
     if argv[0] in ("--version", "version"):
-        _refuse_more([word for word in argv if word not in HELP_FLAGS], 1)
+        _refuse_more([argument for argument in argv if argument not in HELP_FLAGS], 1)
         print(f"xlme_ds {__version__}")
         return 0
     name, *rest = argv
@@ -92,10 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _refuse_more(words: list[str], most: int) -> None:
-    """End the program with an error if there are more than `most` words."""
-    if len(words) > most:
-        fail("xlme", ValueError(f"unexpected argument {words[most]}: leave it out"))
+def _refuse_more(arguments: list[str], most: int) -> None:
+    """End the program with an error if there are more than `most` arguments."""
+    if len(arguments) > most:
+        fail("xlme", ValueError(f"unexpected argument {arguments[most]}: leave it out"))
 
 
 def _no_command(argv: list[str]) -> ValueError:
@@ -104,8 +104,8 @@ def _no_command(argv: list[str]) -> ValueError:
     from .pretrain import Pretrain
 
     flag = argv[0].partition("=")[0]
-    # The first word that may be a command, and not the value of a flag.
-    place = next((i for i, word in enumerate(argv) if word in COMMANDS and not argv[i - 1].startswith("-")), None)
+    # The place of the first argument that may be a command, and not the value of a flag.
+    place = next((i for i, name in enumerate(argv) if name in COMMANDS and not argv[i - 1].startswith("-")), None)
     if place is not None:
         corrected = shlex.join(["xlme", argv[place], *argv[:place], *argv[place + 1 :]])
         return ValueError(f"the command comes first: {corrected}")

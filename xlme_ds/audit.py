@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .checkpoint.checkpoints import Checkpoints
-from .checkpoint.state_files import read_state
-from .checkpoint_names import require_run_folder
-from .cli import fail, program
+from .checkpoint.state_files import checkpoint_fault, read_state
+from .checkpoint_names import checkpoints_of, require_run_folder
+from .cli import program, run_command
 from .data.loader import fingerprint_name
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
-from .io.help import call_from_command_line
 from .train.read_audit import ATTEMPTS, AUDIT_FOLDER, audit_lines, rank_file, row_checksums
 from .train.run_folder import first_step
 from .trained.config_json import read_run_config
@@ -30,10 +28,7 @@ _MAX_PRINTED = 10  # largest number of faults that are printed
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. The exit code is 1 if a row was not read, was read twice or was read with other tokens."""
-    try:
-        faults, summary = call_from_command_line(examine, program("audit"), arguments)
-    except (ValueError, OSError) as error:
-        fail("xlme audit", error)
+    faults, summary = run_command(examine, program("audit"), arguments)
     for fault in faults[:_MAX_PRINTED]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each was read once, with the data's tokens")
@@ -52,7 +47,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         A sentence for every fault, and a summary.
     """
     require_run_folder(run)
-    newest, _ = Checkpoints(run, 1, 0).newest()
+    newest = next((folder for folder in reversed(checkpoints_of(run)) if checkpoint_fault(folder) is None), None)
     if newest is None:
         raise ValueError(f"{run} has no usable checkpoint: name a run that has saved one")
     if not (run / AUDIT_FOLDER / ATTEMPTS).exists():
@@ -60,12 +55,11 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     saved = read_state(newest)
     steps = int(saved["step"])
     config = read_run_config(run)
-    settings = config.data
-    run_phases = phases(settings, mask_fraction=0.0)  # any fraction will do: it does not change the rows of a step
+    run_phases = phases(config.data, mask_fraction=0.0)  # any fraction will do: it does not change the rows of a step
     if len(run_phases) != len(data):
         raise ValueError(f"{run} read {len(run_phases)} folders, but --data names {len(data)}: name all folders")
     start = first_step(asdict(config))
-    rows_per_step = settings.mono_rows, settings.para_rows
+    rows_per_step = config.data.mono_rows, config.data.para_rows
     audited, readings = _last_readings(run / AUDIT_FOLDER, steps)
     audited_steps = [step for step in range(start, steps) if audited[step]]
     if not audited_steps:
@@ -82,7 +76,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
                         "folders of its --data in their order"
                     )
             # The plan is that of a single rank, because the rows of a step do not depend on the number of ranks.
-            plan = StepPlan(rows_per_step, rows_per_step, 1, 1, settings.alternate)
+            plan = StepPlan(rows_per_step, rows_per_step, 1, 1, config.data.alternate)
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
             step_rows = {
                 step: row_range

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .config import RunConfig
 from .io.arguments import HELP_FLAGS, Option
@@ -90,7 +90,7 @@ def run_subcommand(
     """Call the function that the first argument names, with the other arguments; without arguments, list the functions.
     A user's mistake ends the process with one sentence and exit code 2. `kind`: the word for such a function in errors,
     such as `command`."""
-    from .io.help import call_from_command_line, group_page, summary_of
+    from .io.help import group_page, summary_of
 
     argv = sys.argv[1:] if arguments is None else arguments
     if not argv or argv[0] in HELP_FLAGS:
@@ -101,10 +101,18 @@ def run_subcommand(
     elif argv[0] not in functions:
         fail(prog, no_such(kind, argv[0], functions))
     else:
-        try:
-            call_from_command_line(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
-        except (ValueError, OSError) as error:
-            fail(f"{prog} {argv[0]}", error)
+        run_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
+
+
+def run_command(function: Callable[..., Item], prog: str, arguments: list[str] | None) -> Item:
+    """Call `function` with `arguments`, by default those of the process, and return the result. A user's mistake ends
+    the process with one sentence and exit code 2."""
+    from .io.help import call_from_command_line
+
+    try:
+        return call_from_command_line(function, prog, arguments)
+    except (ValueError, OSError) as error:
+        fail(prog, error)
 
 
 def parse(
@@ -188,7 +196,7 @@ def _help(prog: str, command: type, description: str, run: RunConfig, everything
     own = [*_SOURCES, *(option for option in options_of(command) if option.flag not in settings)]
     flags = {option.flag: option for option in own}
     sources = [str(flags[flag]) for flag in ("--recipe", "--config", "--branch", "--budget") if flag in flags]
-    required = [str(option) for option in own if option.default is MISSING]
+    required = [str(option) for option in own if option.required]
     usage = " ".join([prog, f"({' | '.join(sources)})", *required, "[--section.key value ...]"])
     recipes = "\n".join(
         ["Recipes (memory without offloading; a smaller --data.micro-batch needs less):\n", *entries(SUMMARIES.items())]
@@ -242,7 +250,7 @@ def without_flags(arguments: Sequence[str], *flags: str) -> list[str]:
     return rest
 
 
-def fail(prog: str, error: Exception) -> None:
+def fail(prog: str, error: Exception) -> NoReturn:
     """Print a user's mistake as one line and exit with code 2. The attribute `prints` of a SharedError tells whether
     this rank prints it.
 

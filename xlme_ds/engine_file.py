@@ -64,14 +64,14 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error.strerror}): name a readable file") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
-    if fault := _fault(settings, settings["zero_optimization"]):
+    if fault := _fault(settings):
         raise ValueError(f"{path} {fault}")
     return settings
 
 
-def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """The fault in a file's `settings`, as words that follow the file's path; empty if there is none. `zero`: the
-    section zero_optimization of `settings`."""
+def _fault(settings: dict[str, Any]) -> str:
+    """The first fault in a file's `settings`, as words that follow the file's path; empty if there is none."""
+    zero = settings["zero_optimization"]
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
@@ -113,29 +113,3 @@ def resolve_engine_file(config: Config, world: int) -> Config:
         return config
     step = plan_step(config.data, world // config.engine.processes_per_replica)
     return replace(config, engine=replace(config.engine, deepspeed="zero3" if step.accumulation == 1 else "zero1"))
-
-
-def check_engine_file(config: Training) -> None:
-    """Raise ValueError for a setting that is not possible with the ZeRO stage of the engine's file."""
-    engine = config.engine
-    if engine.kind == "plain":
-        return
-    stage = zero_stage(engine)
-    bf16_gradients = engine.gradient_precision == "bf16"
-    subject = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
-    if engine.kind == "pipeline" and stage != 1:
-        raise ValueError(f"{subject}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
-    if stage == 2 and bf16_gradients:
-        raise ValueError(
-            f"{subject}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or "
-            "zero3"
-        )
-    if stage == 1 and bf16_gradients and engine.offload_optimizer != "none":
-        raise ValueError(
-            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
-            "to zero3"
-        )
-    if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
-        raise ValueError(
-            f"{subject}, which can offload only the optimizer and only to cpu: set engine.deepspeed to zero3"
-        )

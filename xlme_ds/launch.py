@@ -34,9 +34,9 @@ _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", 
 def command_line(argv: list[str]) -> list[str]:
     """The command line that runs COMMAND, under DeepSpeed's launcher unless `--gpus 1` is the only option. Raises
     ValueError for wrong options, and for a missing hostfile, with which DeepSpeed would train on this machine alone."""
-    index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
+    index = next((index for index, argument in enumerate(argv) if argument in LAUNCHED), None)
     if index is None:
-        near = [name for word in argv for name in get_close_matches(word, LAUNCHED, n=1)]
+        near = [name for argument in argv for name in get_close_matches(argument, LAUNCHED, n=1)]
         advice = f"did you mean {near[0]}?" if near else "name one, and its flags after it"
         raise ValueError(f"only {' and '.join(LAUNCHED)} can be launched: {advice}")
     options, gpus = take_flag(argv[:index], "--gpus")
@@ -46,10 +46,10 @@ def command_line(argv: list[str]) -> list[str]:
         raise ValueError(f"--gpus goes before {argv[index]}: xlme launch {right}")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
-    chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
+    chosen = next((option for option in options if option.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    for flag in (word.partition("=")[0] for word in options if word.startswith("-")):
+    for flag in (option.partition("=")[0] for option in options if option.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")
     if options:
@@ -67,7 +67,7 @@ def _check_options(options: list[str], command: str) -> list[str]:
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
-            parsed, default = (parse_args([*words, command]) for words in (options, []))
+            parsed, default = parse_args([*options, command]), parse_args([command])
     except SystemExit:
         message = stderr.getvalue().strip().rpartition("error: ")[2]
         if "user_script" in message:
@@ -123,12 +123,12 @@ def main(arguments: list[str] | None = None) -> None:
     """
     prog = program("launch")
     argv = sys.argv[1:] if arguments is None else arguments
-    if not argv or not HELP_FLAGS.isdisjoint(takewhile(lambda word: word not in LAUNCHED, argv)):
+    if not argv or not HELP_FLAGS.isdisjoint(takewhile(lambda argument: argument not in LAUNCHED, argv)):
         print(USAGE)
         return
     try:
         launcher = command_line(argv)
-        name, *flags = dropwhile(lambda word: word not in LAUNCHED, argv)
+        name, *flags = dropwhile(lambda argument: argument not in LAUNCHED, argv)
         if name == "pretrain":
             from .pretrain import check_flags
         else:

@@ -42,12 +42,6 @@ class Pretrain:
     run folder; 0: none."""
 
 
-def _with_decay_steps(config: RunConfig) -> RunConfig:
-    """`config` with `train.steps` = the step at which the branch starts + `schedule.decay_steps`."""
-    steps = int(config.start.folder.rpartition("@")[2]) + config.schedule.decay_steps
-    return replace(config, train=replace(config.train, steps=steps))
-
-
 def check_flags(argv: list[str]) -> None:
     """Check a command line without looking for its folders. A mistake raises ValueError or ends the program. If the
     command line asks for help, print the help and exit."""
@@ -62,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
     # A signal to stop may come at any time: `StopRequest` catches it from here on, before torch is loaded.
-    stop = None if {*HELP_FLAGS, "--dry-run"} & {word.replace("_", "-") for word in argv} else StopRequest()
+    stop = None if {*HELP_FLAGS, "--dry-run"} & {argument.replace("_", "-") for argument in argv} else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
         branch_config = None
@@ -72,9 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
             _, out_name = take_flag(argv, "--out")
             branch_config = read_branch_config(Path(branch), None if out_name is None else Path(out_name))
         command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
-        flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+        flags = {argument.partition("=")[0].replace("_", "-") for argument in argv}
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
-            command = replace(command, run=_with_decay_steps(command.run))
+            steps = int(command.run.start.folder.rpartition("@")[2]) + command.run.schedule.decay_steps
+            command = replace(command, run=replace(command.run, train=replace(command.run.train, steps=steps)))
         for folder in (*command.data_folders, command.heldout):  # a missing one is reported before torch is loaded
             if folder is not None:
                 require_folder(folder, "name the folder that `xlme prep mix` wrote")

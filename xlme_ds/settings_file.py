@@ -86,10 +86,14 @@ def dotted(hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Raise ValueError for a setting of a dataclass that is outside the choices or the range in its type. `prefix`,
-    such as `model.`, precedes the setting's name in an error."""
+    """Raise ValueError for a setting of a dataclass, or of one of its sections, that is outside the choices or the
+    range in its type. `prefix`, such as `model.`, precedes the setting's name in an error."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        check_value(f"{prefix}{name}", getattr(settings, name), hint)
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            check_ranges(value, f"{prefix}{name}.")
+        else:
+            check_value(f"{prefix}{name}", value, hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:

@@ -4,12 +4,12 @@ Each check raises ValueError with one sentence that names the setting and a reme
 the range or the choices that its type in `xlme_ds.config` gives; the other checks relate settings to each other.
 """
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from .config import EngineConfig, RunConfig, Training, weight_at
 from .data.order import phases, plan_step
-from .engine_file import check_engine_file, deepspeed_settings, resolve_engine_file
+from .engine_file import deepspeed_settings, resolve_engine_file, zero_stage
 from .models.encoder import layer_class
 from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
@@ -27,10 +27,6 @@ def validate(config: Config, world: int | None = None) -> Config:
     """
     check_class(config)
     check_ranges(config)
-    for section in fields(config):
-        settings = getattr(config, section.name)
-        if is_dataclass(settings):
-            check_ranges(settings, f"{section.name}.")
     _check_data(config)  # comes before `resolve_engine_file`, which divides by numbers of rows
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
@@ -193,7 +189,27 @@ def _check_engine(config: Training) -> None:
         )
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
-    check_engine_file(config)
+    if engine.kind == "plain":
+        return
+    stage = zero_stage(engine)
+    bf16_gradients = engine.gradient_precision == "bf16"
+    subject = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
+    if engine.kind == "pipeline" and stage != 1:
+        raise ValueError(f"{subject}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
+    if stage == 2 and bf16_gradients:
+        raise ValueError(
+            f"{subject}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or "
+            "zero3"
+        )
+    if stage == 1 and bf16_gradients and engine.offload_optimizer != "none":
+        raise ValueError(
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
+            "to zero3"
+        )
+    if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
+        raise ValueError(
+            f"{subject}, which can offload only the optimizer and only to cpu: set engine.deepspeed to zero3"
+        )
 
 
 def _check_pipeline(config: Training) -> None:

@@ -17,8 +17,8 @@ from data_prep.filters.clean import Counts
 from data_prep.readers import find_pairs
 from tests.data_prep.conftest import pairs
 from tests.launch import ROOT
-from xlme_ds.checkpoint.checkpoints import complete, gather_fault
-from xlme_ds.checkpoint.state_files import StateReader, StateWriter, read_state, state_file
+from xlme_ds.checkpoint.checkpoints import complete
+from xlme_ds.checkpoint.state_files import StateReader, StateWriter, checkpoint_fault, read_state, state_file
 from xlme_ds.io.folders import private_folder
 
 
@@ -96,14 +96,14 @@ def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:
     partial = tmp_path / "step_00000001.partial"
     partial.mkdir()
     folder = complete(partial, {"step": 1, "world": 1, "probe": 1.0}, {})
-    assert gather_fault(folder) is None
+    assert checkpoint_fault(folder) is None
     entries = json.loads((folder / "complete.json").read_text())
     (folder / "complete.json").write_text(json.dumps(entries | {"../secret": {"bytes": 1, "crc32": 2363233923}}))
-    assert gather_fault(folder) == "complete.json is missing or damaged"
+    assert checkpoint_fault(folder) == "complete.json is missing or damaged"
     (folder / "complete.json").write_text(
         json.dumps({name: of for name, of in entries.items() if name != "state.json"})
     )
-    assert gather_fault(folder) == "complete.json is missing or damaged", "it vouches for no state"
+    assert checkpoint_fault(folder) == "complete.json is missing or damaged", "it vouches for no state"
 
 
 SOUND = {"format": 1, "step": 1, "world": 1, "probe": 1.0, "settings": {}, "records": {}, "guard": {}, "tokens": 0}

@@ -92,10 +92,10 @@ class Checkpoints:
         """The newest sound checkpoint or None, and a sentence for each newer, damaged checkpoint; collective."""
         complaints: list[str] = []
         for folder in reversed(broadcast(on_all_ranks(self.all))):
-            fault = gather_fault(folder, rank, world)
-            if fault is None:
+            faults = [fault for fault in all_gather(checkpoint_fault(folder, rank, world)) if fault]
+            if not faults:
                 return folder, complaints
-            complaints.append(f"{folder} is left out: {fault}")
+            complaints.append(f"{folder} is left out: {faults[0]}")
         return None, complaints
 
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
@@ -205,11 +205,6 @@ def write_state_and_marker(folder: Path, state: Mapping[str, Any], files: Mappin
     fsync(folder / STATE_JSON, folder)
     write_versioned(folder / MARKER_FILE, {**files, STATE_JSON: {"bytes": len(content), "crc32": zlib.crc32(content)}})
     fsync(folder / MARKER_FILE, folder)
-
-
-def gather_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
-    """The fault of a checkpoint, or None if it is sound. Each rank checks an equal part of the files; collective."""
-    return next((fault for fault in all_gather(checkpoint_fault(folder, rank, world)) if fault), None)
 
 
 def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,11 @@ class StateWriter:
         """Copy the next tensor (flat, any float type and device) to host memory, once there is room for the copy."""
         for chunk in values.detach().split(CHUNK):
             with self._changed:
-                self._changed.wait_for(lambda: not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes)
-            self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
+                self._changed.wait_for(
+                    lambda: self._error or not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes
+                )
+            if self._error is None:
+                self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
 
     def end(self) -> None:
         """Tell the thread that all tensors have been put."""
@@ -110,29 +113,22 @@ class StateWriter:
             self._waiting += array.nbytes
         self._arrays.put(array)
 
-    def _release(self, array: np.ndarray) -> None:
-        with self._changed:
-            self._waiting -= array.nbytes
-            self._changed.notify_all()
-
     def _run(self) -> None:
-        ended = False  # whether the None that ends the queue was taken
         try:
             with open(self.path, "wb") as file:
                 while (array := self._arrays.get()) is not None:
-                    try:
-                        self._crc = zlib.crc32(array.data, self._crc)
-                        self._finite &= bool(np.isfinite(array).all())
-                        file.write(array.data)
-                    finally:
-                        self._release(array)
-                ended = True
+                    self._crc = zlib.crc32(array.data, self._crc)
+                    self._finite &= bool(np.isfinite(array).all())
+                    file.write(array.data)
+                    with self._changed:
+                        self._waiting -= array.nbytes
+                        self._changed.notify()
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._error = error
-            while not ended and (array := self._arrays.get()) is not None:  # else `put` would wait for ever
-                self._release(array)
+            with self._changed:
+                self._error = error
+                self._changed.notify()  # else `put` would wait for ever
 
 
 class Headers(NamedTuple):

@@ -133,7 +133,7 @@ class FinetuneSettings:
     """Print the folders of the runs and end."""
     tuning: TuningConfig = field(default_factory=TuningConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    train: TrainConfig = field(default_factory=lambda: _TRAIN_DEFAULTS)
+    train: TrainConfig = _TRAIN_DEFAULTS
 
 
 _PRETRAINING_FLAGS = [

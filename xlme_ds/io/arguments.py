@@ -3,12 +3,12 @@ advice."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING
 from difflib import get_close_matches
+from inspect import Parameter
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from .errors import near_settings, no_such
 
@@ -61,16 +61,21 @@ class Option(NamedTuple):
     value: str
     """Name of its value in the help; empty for a flag without a value."""
     help: str
-    default: Any = MISSING
-    """`MISSING` if the flag is required."""
+    default: Any = Parameter.empty
+    """`Parameter.empty` if the flag is required."""
 
     def __str__(self) -> str:
         return f"{self.flag} {self.value}".rstrip()
 
     @property
+    def required(self) -> bool:
+        """Whether the flag has no default."""
+        return self.default is Parameter.empty
+
+    @property
     def entry(self) -> tuple[str, str]:
         """The flag with the name of its value, and its help with the default."""
-        if self.default is MISSING:
+        if self.required:
             default = "Required."
         elif self.default is True:
             default = f"On by default; {negative(self.flag)} turns it off."
@@ -78,8 +83,8 @@ class Option(NamedTuple):
             default = ""
         else:
             values = self.default if isinstance(self.default, tuple | list) else [self.default]
-            words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-            default = f"Default: {' '.join(words).removesuffix('.')}."
+            texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+            default = f"Default: {' '.join(texts).removesuffix('.')}."
         return str(self), " ".join(filter(None, (self.help, default)))
 
 
@@ -101,7 +106,7 @@ def refuse_mistakes(arguments: Sequence[str], kinds: Mapping[str, Any], also: Se
         flag, equals, value = argument.partition("=")
         if re.fullmatch(r"-[a-z][\w.-]+", flag) and f"-{flag.replace('_', '-')}" in kinds:
             raise ValueError(f"there is no {flag}: did you mean -{flag}?")
-        values = [value] if equals else list(takewhile(lambda word: not _FLAG.match(word), before[index + 1 :]))
+        values = [value] if equals else list(takewhile(lambda later: not _FLAG.match(later), before[index + 1 :]))
         if _FLAG.match(argument) and flag not in HELP_FLAGS:
             kind = _kind_of(flag, kinds, also)
             _refuse_values(flag, values, kind)
@@ -137,7 +142,7 @@ def join_lists(arguments: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
             groups.append(lists.setdefault(name, [flag]))
             groups[-1].extend([value] if equals else [])
     unique = {id(group): group for group in groups}
-    return [word for group in unique.values() for word in group]
+    return [argument for group in unique.values() for argument in group]
 
 
 def _is_list(kind: Any) -> bool:
@@ -154,13 +159,13 @@ def _kind_of(flag: str, kinds: Mapping[str, Any], also: Sequence[str]) -> Any:
     for names, advice in _ADVICE:
         if last in names.split() and kinds.keys() >= set(re.findall(r"--[\w.-]*\w", re.sub("`.*?`", "", advice))):
             raise ValueError(f"there is no {flag}: {advice}")
-    settings = {known[2:].replace("-", "_"): known for known in kinds}
-    named = [settings[setting] for setting in near_settings(name[2:].replace("-", "_"), settings)]
-    section = next((known for known in kinds if known.startswith(f"{name}.")), "")
-    if section:
-        raise ValueError(f"there is no {flag}: it is a section of settings, such as {section}")
-    spellings = {f"--{known[2:].rpartition('.')[2]}": known for known in kinds} | {known: known for known in kinds}
-    spellings |= {known: known for known in ("--help", *also)}
+    if setting := next((option for option in kinds if option.startswith(f"{name}.")), None):
+        raise ValueError(f"there is no {flag}: it is a section of settings, such as {setting}")
+    flags_of_settings = {option[2:].replace("-", "_"): option for option in kinds}
+    named = [flags_of_settings[key] for key in near_settings(name[2:].replace("-", "_"), flags_of_settings)]
+    # A misspelt flag may lack its section, as --stesp for --train.steps.
+    spellings = {f"--{option[2:].rpartition('.')[2]}": option for option in kinds}
+    spellings |= {option: option for option in (*kinds, "--help", *also)}
     written = positive(name)
     close = get_close_matches(written, spellings, n=1, cutoff=0.75) or get_close_matches(written, [*kinds, *also], n=1)
     near = " or ".join(named or [spellings[spelling] for spelling in close])
@@ -186,7 +191,7 @@ def _refuse_values(flag: str, values: Sequence[str], kind: Any) -> None:
         raise ValueError(f"{flag} has no value: write one after it")
     if len(values) > 1 and not _is_list(kind):
         raise ValueError(f"unexpected argument {values[1]}: {flag} takes one value")
-    members = [get_args(part)[0] if get_origin(part) is Annotated else part for part in (kind, *get_args(kind))]
+    members = (kind, *get_args(kind))
     choices = next((get_args(member) for member in members if get_origin(member) is Literal), ())
     number = next((member for member in members if member in (int, float)), None)
     for value in values:

@@ -5,12 +5,12 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -23,8 +23,6 @@ _INPUTS = "--run", "--mono", "--para"  # suggested first by an error for a first
 _VALUE_NAMES = {Path: "PATH", int: "N", float: "NUMBER", str: "TEXT", bool: ""}
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # marks arguments without a flag
 _WIDEST = 34  # characters of a flag whose help is on the same line
-
-
 Shown = Callable[[Option], Option | None]
 
 
@@ -74,7 +72,7 @@ def checked_arguments(
     options = [*filter(None, map(shown, options_of(command)))]
     kinds = {option.flag: option.kind for option in options}
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    required = {option.flag: str(option) for option in options if option.default is MISSING}
+    required = {option.flag: str(option) for option in options if option.required}
     absent = {flag: text for flag, text in required.items() if flag not in {*given, *optional}}
     absent = {text.partition(" ")[0]: text for text in missing} | absent
     if arguments and not arguments[0].startswith("-"):
@@ -98,17 +96,17 @@ def checked_arguments(
 def options_of(command: Callable[..., Any], values: Any = None, prefix: str = "--") -> Iterator[Option]:
     """The options of a dataclass or of a function. Defaults are those of `values`, an instance of the dataclass, if it
     is given. Flags begin with `prefix`."""
-    hints = get_type_hints(command, include_extras=True)
-    helps, defaults = _helps(command), _defaults(command) if values is None else vars(values)
-    for name in inspect.signature(command).parameters:
-        kind, marks = _split(hints[name])
+    kinds, annotated = get_type_hints(command), get_type_hints(command, include_extras=True)
+    helps = help_of(command)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, marks = kinds[name], getattr(annotated[name], "__metadata__", ())
         if _POSITIONAL in marks:
             continue
         named = next((mark.name for mark in marks if getattr(mark, "name", None) is not None), name)
         flag = f"{prefix}{named.replace('_', '-')}"
-        default = defaults.get(name, MISSING)
+        default = parameter.default if values is None else getattr(values, name)
         if is_dataclass(kind):
-            section = None if default is MISSING else default
+            section = default if is_dataclass(default) else None  # not if its default is made by its class
             yield from options_of(kind, section, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
             value = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None) or _value_name(kind)
@@ -169,41 +167,14 @@ def _about(command: Callable[..., Any]) -> str:
 
 def _usage(prog: str, options: Sequence[Option]) -> str:
     """The usage line: all options, or the required ones if all make it too long."""
-    shown = [str(option) if option.default is MISSING else f"[{option}]" for option in options]
+    shown = [str(option) if option.required else f"[{option}]" for option in options]
     if len(" ".join(shown)) >= _LONGEST_USAGE:
         shown = [*(text for text in shown if text[0] != "["), "[OPTIONS]"]
     return " ".join([prog, *shown])
 
 
-def _helps(command: Callable[..., Any]) -> Mapping[str, str]:
-    """The help text of each option, as one line."""
-    if is_dataclass(command):
-        return help_of(command)
-    from docstring_parser import parse_from_object
-
-    return {part.arg_name: " ".join((part.description or "").split()) for part in parse_from_object(command).params}
-
-
-def _defaults(command: Callable[..., Any]) -> dict[str, Any]:
-    """The default of each option that has one."""
-    if is_dataclass(command):
-        made = {setting.name: setting.default_factory for setting in fields(command)}
-        defaults = {setting.name: setting.default for setting in fields(command)}
-        defaults |= {name: make() for name, make in made.items() if make is not MISSING}
-        return {name: default for name, default in defaults.items() if default is not MISSING}
-    parameters = inspect.signature(command).parameters.values()
-    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
-
-
-def _split(hint: Any) -> tuple[Any, list[Any]]:
-    """Returns (type, annotations) of a type hint, which may be Annotated."""
-    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
-    return kind, marks
-
-
-def _value_name(hint: Any) -> str:
+def _value_name(kind: Any) -> str:
     """The name of an option's value in the help, such as PATH or a|b; PATH [PATH ...] if it takes several values."""
-    kind, _ = _split(hint)
     parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
     if get_origin(kind) is Literal:
         return "|".join(map(str, parts))

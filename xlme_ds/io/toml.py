@@ -3,16 +3,18 @@
 import json
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
-def help_of(settings_class: type) -> dict[str, str]:
-    """The help text of each setting of a dataclass, as one line: the docstring below the setting in the source."""
+def help_of(command: Callable[..., Any]) -> dict[str, str]:
+    """The help text of each setting of a dataclass (the docstring below it in the source), or of each argument of a
+    function (its entry under `Args:`), as one line."""
     from docstring_parser import parse_from_object
 
-    settings = [setting for base in reversed(settings_class.__mro__[:-1]) for setting in parse_from_object(base).params]
+    sources = reversed(command.__mro__[:-1]) if isinstance(command, type) else [command]
+    settings = [setting for source in sources for setting in parse_from_object(source).params]
     return {setting.arg_name: " ".join((setting.description or "").split()) for setting in settings}
 
 

@@ -9,11 +9,11 @@ mention gradient clipping; here gradients are clipped as in XLM-E.
 from dataclasses import replace
 
 from ..config import DataConfig, EngineConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
-from .xlmr import XLMR_BASE
+from .xlmr import XLMR
 
 ERNIE_M = RunConfig(
     name="ernie_m",
-    model=replace(XLMR_BASE, dropout=0.1, attention_dropout=0.1),
+    model=replace(XLMR.model, dropout=0.1, attention_dropout=0.1),
     objective=ObjectiveConfig("ernie_m"),
     data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
     optimizer=OptimizerConfig(learning_rate=2e-4, beta1=0.98, beta2=0.999),

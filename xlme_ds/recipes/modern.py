@@ -3,29 +3,25 @@ language modelling, on rows of 1,024 tokens. No paper has these recipes."""
 
 from dataclasses import replace
 
-from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-
-MODERN_BASE = ModelConfig(
-    vocabulary=250_002,
-    width=768,
-    heads=12,
-    feed_forward=1152,
-    generator_layers=7,
-    discriminator_layers=22,
-    max_positions=1024,
-    body="modern",
-    norm="pre",
-    embedding_norm=True,
-    absolute_positions=False,
-    relative_bias="none",
-)
-
+from ..config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 
 MODERN = RunConfig(
     name="modern_base",
-    model=MODERN_BASE,
+    model=ModelConfig(
+        vocabulary=250_002,
+        width=768,
+        heads=12,
+        feed_forward=1152,
+        generator_layers=7,
+        discriminator_layers=22,
+        max_positions=1024,
+        body="modern",
+        norm="pre",
+        embedding_norm=True,
+        absolute_positions=False,
+        relative_bias="none",
+    ),
     data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
-    engine=EngineConfig(),
 )
 
 RECIPES = [

@@ -19,20 +19,17 @@ from ..config import (
 )
 from .xlme import BASE, LARGE
 
-XLMR_BASE = ModelConfig(
-    vocabulary=250_002,
-    width=768,
-    heads=12,
-    feed_forward=3072,
-    discriminator_layers=12,
-    norm="post",
-    relative_bias="none",
-)
-
-
 XLMR = RunConfig(
     name="xlmr",
-    model=XLMR_BASE,
+    model=ModelConfig(
+        vocabulary=250_002,
+        width=768,
+        heads=12,
+        feed_forward=3072,
+        discriminator_layers=12,
+        norm="post",
+        relative_bias="none",
+    ),
     objective=ObjectiveConfig("mlm"),
     data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16),
     engine=EngineConfig(deepspeed="zero1"),
