@@ -14,7 +14,7 @@ import numpy as np
 
 from .checkpoint.state_files import checkpoint_fault, read_state
 from .checkpoint_names import checkpoints_of, require_run_folder
-from .cli import program, run_command
+from .cli import call_command, program
 from .data.loader import fingerprint_name
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
@@ -28,7 +28,7 @@ _MAX_PRINTED = 10  # largest number of faults that are printed
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. The exit code is 1 if a row was not read, was read twice or was read with other tokens."""
-    faults, summary = run_command(examine, program("audit"), arguments)
+    faults, summary = call_command(examine, program("audit"), arguments)
     for fault in faults[:_MAX_PRINTED]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each was read once, with the data's tokens")

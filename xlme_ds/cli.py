@@ -101,10 +101,10 @@ def run_subcommand(
     elif argv[0] not in functions:
         fail(prog, no_such(kind, argv[0], functions))
     else:
-        run_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
+        call_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:])
 
 
-def run_command(function: Callable[..., Item], prog: str, arguments: list[str] | None) -> Item:
+def call_command(function: Callable[..., Command], prog: str, arguments: list[str] | None) -> Command:
     """Call `function` with `arguments`, by default those of the process, and return the result. A user's mistake ends
     the process with one sentence and exit code 2."""
     from .io.help import call_from_command_line

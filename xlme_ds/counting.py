@@ -7,7 +7,7 @@ checkpointing does not count. Parameters are counted on the meta device, which t
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -71,6 +71,11 @@ def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Pipeline
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
+def total_size(sizes: Mapping[str, int], *prefixes: str) -> int:
+    """Size of all parameters whose names begin with one of `prefixes`; `sizes` has the size of a parameter by name."""
+    return sum(size for name, size in sizes.items() if name.startswith(prefixes))
+
+
 def count_parameters(run: RunConfig) -> dict[str, int]:
     """Parameters by component: `embedding`, every encoder with its head, and `trained_total`, every parameter once.
 
@@ -78,12 +83,8 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     does not.
     """
     sizes = parameter_sizes(run.objective, run.model)
-
-    def total(*prefixes: str) -> int:
-        return sum(size for name, size in sizes.items() if name.startswith(prefixes))
-
     # Under GDES the discriminator also reads the table `difference`, which only `trained_total` includes.
-    counts = {"embedding": total("embedding_")}
+    counts = {"embedding": total_size(sizes, "embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
-        counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)
+        counts[encoder] = total_size(sizes, f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)
     return counts | {"trained_total": sum(sizes.values())}

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from .cli import program, run_command
+from .cli import call_command, program
 
 # A wheel has the scripts in the package, a clone next to the package.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
@@ -27,7 +27,7 @@ def write_job_scripts(out: Path = Path(".")) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
-    run_command(write_job_scripts, program("slurm"), arguments)
+    call_command(write_job_scripts, program("slurm"), arguments)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,12 @@ def main(arguments: list[str] | None = None) -> None:
         if settings.budget is not None and (chosen := sorted(flags.intersection(CHOSEN_BY_BUDGET))):
             raise ValueError(f"--budget chooses {', '.join(chosen)}: leave {'it' if len(chosen) == 1 else 'them'} out")
         gpu = parse_gpu(settings.gpu)
+        recipe_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            own_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
             result = affordable_model(
                 settings.run,
-                own_flags,
+                recipe_flags,
                 settings.budget,
                 settings.dollars_per_hour,
                 settings.gpus or 8,
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result, settings.gpus or 8)
     else:
-        print_plan(result, shlex.join(recipe_arguments), shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS)))
+        print_plan(result, shlex.join(recipe_arguments), recipe_flags)
         if settings.details:
             print_details(result)
         else:

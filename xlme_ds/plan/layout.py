@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from ..counting import flops_of, parameter_sizes
+from ..counting import flops_of, parameter_sizes, total_size
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import deepspeed_settings, resolve_engine_file
@@ -42,17 +42,13 @@ def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: PipelinePart
         return part.first if name in before_layers else part.last
 
     sizes = {name: size for name, size in parameter_sizes(objective, cfg).items() if is_held(name)}
-
-    def total(*prefixes: str) -> int:
-        return sum(size for name, size in sizes.items() if name.startswith(prefixes))
-
     return StageSizes(
         total=sum(sizes.values()),
-        tables=total("embedding_", "difference_"),
-        embedding=total("embedding_"),
-        difference=total("difference_"),
-        generator=sum(total(f"{which}.", head) for which, head in others),
-        discriminator=total(f"{main}.", main_head),
+        tables=total_size(sizes, "embedding_", "difference_"),
+        embedding=total_size(sizes, "embedding_"),
+        difference=total_size(sizes, "difference_"),
+        generator=sum(total_size(sizes, f"{which}.", head) for which, head in others),
+        discriminator=total_size(sizes, f"{main}.", main_head),
         largest=max(sizes.values()),
     )
 
