@@ -74,7 +74,8 @@ class StateWriter:
         self._queue(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
 
     def put(self, values: Tensor) -> None:
-        """Copy the next tensor (flat, any float type and device) to host memory, once there is room for the copy."""
+        """Copy the next tensor (flat, any float type and device) to host memory, once there is room for the copy. After
+        an error of the thread, copy nothing."""
         for chunk in values.detach().split(CHUNK):
             with self._changed:
                 self._changed.wait_for(

@@ -106,7 +106,7 @@ def options_of(command: Callable[..., Any], values: Any = None, prefix: str = "-
         flag = f"{prefix}{named.replace('_', '-')}"
         default = parameter.default if values is None else getattr(values, name)
         if is_dataclass(kind):
-            section = default if is_dataclass(default) else None  # not if its default is made by its class
+            section = default if is_dataclass(default) else None  # without a default, its class has the defaults
             yield from options_of(kind, section, f"{flag}." if named else prefix)  # type: ignore[arg-type]
         else:
             value = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None) or _value_name(kind)
