@@ -1,7 +1,7 @@
 """Stage `show` prints training rows as text, with their items, their languages and the positions that training
 masks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
@@ -53,7 +51,6 @@ class ShownRow:
     tokens: np.ndarray
     lengths: list[int]
     languages: list[str]
-    layout: Layout
 
     def masked(self, task: str, seed: int, fraction: float) -> set[int]:
         """The positions that training masks when it reads this row for the first time."""
@@ -100,7 +97,7 @@ def _show(config: ShowConfig, task: str) -> str:
     row: ShownRow | None = None
     rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
     for row in islice(rows_from(folder, manifest, config.start, language), rows):
-        for line in _describe(row, task, vocabulary, config, brackets=not console.is_terminal):
+        for line in _describe(row, task, LAYOUTS[manifest.layout], vocabulary, config, not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
     rows_name = "row" if manifest.rows == 1 else "rows"
     row_name = f"row in {config.language}" if config.language else "row"
@@ -110,7 +107,7 @@ def _show(config: ShowConfig, task: str) -> str:
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
     """Yield the rows from index `start` on; if `language` is given, only rows that have an item in this language.
     Raises ValueError for a damaged shard."""
-    rows_before, layout = 0, LAYOUTS[manifest.layout]
+    rows_before = 0  # in the shards and record batches before
     for shard in manifest.shards:
         if rows_before + shard.rows <= start:
             rows_before += shard.rows
@@ -121,26 +118,17 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
         for batch in read_arrow(path):
             if batch.schema != row_schema(manifest.settings["row_tokens"]):
                 raise ValueError(f"{path} does not have the columns of training rows: {advice}")
-            for i in _with_language(batch, manifest, language):
-                if rows_before + i >= start:
-                    tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
-                    codes = [manifest.languages[index] for index in indices]
-                    yield ShownRow(rows_before + i, np.array(tokens, np.int32), lengths, codes, layout)
+            for i, indices in enumerate(batch.column("languages").to_pylist()):
+                codes = [manifest.languages[index] for index in indices]
+                if rows_before + i >= start and (language is None or language in codes):
+                    tokens = np.array(batch.column("tokens")[i].values, np.int32)
+                    yield ShownRow(rows_before + i, tokens, batch.column("lengths")[i].as_py(), codes)
             rows_before += batch.num_rows
 
 
-def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Indices of a batch's rows that have an item in `language`, or of all rows if `language` is None. Reads only the
-    column of languages."""
-    if language is None:
-        return range(batch.num_rows)
-    languages = batch.column("languages")
-    row_of_side = pc.list_parent_indices(languages).to_numpy()
-    is_language = languages.flatten().to_numpy() == manifest.languages.index(language)
-    return np.unique(row_of_side[is_language]).tolist()
-
-
-def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, brackets: bool) -> Iterator[Text]:
+def _describe(
+    row: ShownRow, task: str, layout: Layout, vocabulary: Vocabulary, config: ShowConfig, brackets: bool
+) -> Iterator[Text]:
     """Yield the lines to print for one row: a heading, then a line for each side of each item, then an empty line."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
@@ -148,11 +136,11 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
     sides = len(row.languages) // len(row.lengths)
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
-        assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
+        assert row.tokens[begin] == layout.opening and row.tokens[end - 1] == EOS
         spans = [(begin + 1, end - 1)]  # an item of one side may have several documents, with `</s>` in between
         if sides == 2:
             separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
-            spans = [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
+            spans = [(begin + 1, separator), (separator + len(layout.between), end - 1)]
         for first, stop in spans:
             label = Text(f"{item:>4} {next(codes):<8}", style="cyan")
             yield label + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, brackets)

@@ -61,7 +61,19 @@ class Section(NamedTuple):
 def run(config: StatsConfig) -> None:
     """Print the tables and write `stats.html`. Raises ValueError if `config.data` was not mixed from
     `config.encoded`."""
-    _show(config, [_section(config, task) for task in mixed_tasks(config.data)])
+    sections = [_section(config, task) for task in mixed_tasks(config.data)]
+    page = config.out / "stats.html"  # written before the tables are printed, because `head` may end the output early
+    write_file(page, html(sections).encode(), config.out)
+    width = None if Console().is_terminal else 160
+    console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
+    for section in sections:
+        histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
+        medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
+        rows = [cells | median_cell for cells, median_cell in zip(section.rows, medians, strict=True)]
+        _print_table(console, TITLES[section.task], rows)
+        for dropped_text in section.dropped_text:
+            _print_table(console, dropped_text.title, dropped_text.rows)
+    console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
 def _section(config: StatsConfig, task: str) -> Section:
@@ -71,33 +83,17 @@ def _section(config: StatsConfig, task: str) -> Section:
     return Section(task, lines, {line.name: lengths[line.name] for line in lines}, dropped_text_tables(encoded), mixed)
 
 
-def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
-    width = None if Console().is_terminal else 160
-    console = Console(width=width, markup=False, emoji=False)  # without markup, because names may have brackets
-    tables = []
-    page = config.out / "stats.html"  # written before the tables are printed, because `head` may end the output early
-    write_file(page, html(sections).encode(), config.out)
-    for section in sections:
-        histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
-        medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
-        rows = [cells | median_cell for cells, median_cell in zip(section.rows, medians, strict=True)]
-        tables.append(_table(TITLES[section.task], rows))
-        tables += [_table(dropped_text.title, dropped_text.rows) for dropped_text in section.dropped_text]
-    for table in tables:
-        # Rich cuts off numbers that do not fit, so the lines of a large table are wider than the terminal.
-        width_of_all = console.measure(table, options=console.options.update(width=10_000)).maximum
-        console.width = max(console.width, width_of_all)
-        console.print(table)
-    console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
-
-
-def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:
+def _print_table(console: Console, title: str, rows: Sequence[dict[str, str]]) -> None:
+    """Print rows of cells by column heading; the last row is the sum. If the table is wider than the console, the
+    console becomes as wide, because Rich cuts off numbers that do not fit."""
     first, *others = rows[0]
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)  # the last row is the sum
-    return table
+        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
+    width = console.measure(table, options=console.options.update(width=10_000)).maximum
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 def html(sections: Sequence[Section]) -> str:

@@ -1,7 +1,7 @@
 """Stage `verify` reads every shard of a folder that `encode` or `mix` wrote, and names the first fault."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,26 +34,23 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check runs only if all checks before it passed
-
-
 def run(config: VerifyConfig) -> None:
     """Check `config.data`. Raises ValueError for the first fault; the error names the file and, for a faulty record,
     the row."""
     for folder in _stage_folders(config.data):
         manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
-        _raise_first(_listing_checks(folder, manifest))
+        _check_listing(folder, manifest)
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
-        _raise_first(_manifest_checks(folder, manifest, counts))
+        _check_manifest(folder, manifest, counts)
         listed = f"{len(shards)} shard{'s' * (len(shards) != 1)}, {manifest.rows:,} records"
         print_stdout(f"{folder}: {listed if shards else 'no shards, because encode kept no text'}, no fault")
 
 
-def _raise_first(checks: Checks) -> None:
-    for passes, sentence in checks:
-        if not passes:
-            raise ValueError(sentence)
+def _require(passes: bool, sentence: str) -> None:
+    """Raise ValueError with this sentence unless the check passes."""
+    if not passes:
+        raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -71,64 +68,63 @@ def _remedy(folder: Path) -> str:
     return f"delete it and give the command that wrote {folder} again"
 
 
-def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
+def _check_listing(folder: Path, manifest: Manifest) -> None:
     """Check that `encode` or `mix` wrote the folder, that its vocabulary is the manifest's, that the manifest lists all
     shards in the folder, and, after `mix`, that the manifest's rows per shard follow from the settings."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
-    yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
+    _require(
+        stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
+    )
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
-    yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_remedy(folder)}"
+    _require(encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_remedy(folder)}")
     model = real_path(folder).parent / "vocab" / MODEL_FILE  # mix always copies the vocabulary there, encode does not
     if stage == "mix" or model.exists():
-        yield model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there"
-        yield (
+        _require(model.exists(), f"{model} is missing: put the vocabulary that {folder} was made with there")
+        _require(
             file_sha256(model) == sha256,
             f"{model} is not the vocabulary that {folder} was made with: put the original file there",
         )
         size, ids = Vocabulary(model).size, manifest.vocabulary_size
-        yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_remedy(folder)}"
+        _require(size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_remedy(folder)}")
     listed = {shard.name for shard in manifest.shards}
     for arrow_file in sorted(folder.rglob("*.arrow")):
-        yield (
+        _require(
             arrow_file.relative_to(folder).as_posix() in listed,
             f"{arrow_file} is not in the manifest: delete it, or write {folder} again",
         )
     if stage == "mix":
         rows, rows_per_shard = settings["rows"], settings["rows_per_shard"]
         expected = [min(rows_per_shard, rows - start) for start in range(0, rows, rows_per_shard)]
-        yield (
+        _require(
             [shard.rows for shard in manifest.shards] == expected,
             f"{path} does not list {rows} rows, {rows_per_shard} per shard: {_remedy(folder)}",
         )
-
-
-def _file_checks(path: Path, shard: Shard, index: Path | None, remedy: str) -> Checks:
-    yield path.exists(), f"{path} is missing: {remedy}"
-    size = path.stat().st_size
-    yield size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {remedy}"
-    yield (
-        file_sha256(path) == shard.sha256,
-        f"{path} does not have the manifest's checksum, so its bytes changed: {remedy}",
-    )
-    yield index is None or index.exists(), f"{index} is missing: {remedy}"
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
     """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault; the error names the
     file and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
-    index, checksums = path.with_suffix(".index"), list[np.ndarray]()
-    _raise_first(_file_checks(path, shard, index if is_mixed else None, f"give the command that wrote {folder} again"))
-    schema, faults_of, count = schema_and_checks(folder, manifest)
-    counts: RecordCounts = Counter()
+    index, rewrite = path.with_suffix(".index"), f"give the command that wrote {folder} again"
+    _require(path.exists(), f"{path} is missing: {rewrite}")
+    size = path.stat().st_size
+    _require(size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {rewrite}")
+    _require(
+        file_sha256(path) == shard.sha256,
+        f"{path} does not have the manifest's checksum, so its bytes changed: {rewrite}",
+    )
     if is_mixed:
         from xlme_ds.data.shards import group_checksums, index_bytes  # imported late: it loads numba
+
+        _require(index.exists(), f"{index} is missing: {rewrite}")
+    schema, faults_of, count = schema_and_checks(folder, manifest)
+    counts: RecordCounts = Counter()
+    checksums = []
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, expected = (", ".join(f"{c.name} {c.type}" for c in fields) for fields in (reader.schema, schema))
-            if reader.schema != schema:
-                raise ValueError(f"{path} has columns {columns}, not {expected}: {_remedy(folder)}")
+            _require(reader.schema == schema, f"{path} has columns {columns}, not {expected}: {_remedy(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if is_mixed:
@@ -144,14 +140,19 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         raise ValueError(
             f"{path} is not readable from row {counts['records']} on ({error}): {_remedy(folder)}"
         ) from None
-    if is_mixed and index.read_bytes() != index_bytes(path, shard.sha256, checksums):
-        raise ValueError(f"{index} is not the index of {path.name}: {_remedy(folder)}")
-    if counts["records"] != shard.rows:
-        raise ValueError(f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_remedy(folder)}")
+    if is_mixed:
+        _require(
+            index.read_bytes() == index_bytes(path, shard.sha256, checksums),
+            f"{index} is not the index of {path.name}: {_remedy(folder)}",
+        )
+    _require(
+        counts["records"] == shard.rows,
+        f"{path} has {counts['records']} rows, the manifest says {shard.rows}: {_remedy(folder)}",
+    )
     return counts
 
 
-def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
+def _check_manifest(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> None:
     """Check that the manifest agrees with the content of the shards, and with the folder's settings and markers."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
@@ -161,30 +162,33 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
         codes, inputs = sorted({*CC100_LANGUAGES, *manifest.languages}), settings.get("inputs", ())
         languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
         expected = sorted(listed)
-    yield listed == expected, f"{path} lists the shards in another order than that of their names: {_remedy(folder)}"
-    yield (
+    _require(
+        listed == expected, f"{path} lists the shards in another order than that of their names: {_remedy(folder)}"
+    )
+    _require(
         not languages or list(manifest.languages) == languages,
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_remedy(folder)}",
     )
-    yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, shard_counts)
-    yield from _marker_checks(folder, manifest)
+    check_counts = _check_mixed_counts if manifest.stage == "mix" else _check_encoded_counts
+    check_counts(folder, manifest, shard_counts)
+    _check_markers(folder, manifest)
 
 
-def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
+def _check_markers(folder: Path, manifest: Manifest) -> None:
     """Check that the manifest agrees with settings.json and with the markers of finished tasks, if they exist."""
     path = folder / "manifest.json"
     results = Stage(folder, manifest.stage, manifest.settings).finished_results()
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
         for shard in written_files(result):
-            yield (
+            _require(
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_remedy(folder)}",
             )
     # `raise_total` raises the number of sampled examples until they fill all rows. Its markers have that number in
     # their names, so several numbers may be found.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
-    yield (
+    _require(
         not totals or str(manifest.counts["sampled"]) in totals,
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_remedy(folder)}",
     )
@@ -192,18 +196,18 @@ def _marker_checks(folder: Path, manifest: Manifest) -> Checks:
         inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
         tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
         missing = sorted(tasks - results.keys())
-        yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_remedy(folder)}"
+        _require(not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_remedy(folder)}")
         counts: dict[str, Any] = {}
         for task, result in results.items():
             name = task.rpartition("-")[0]
             counts[name] = add_counts(counts.get(name, {}), result["counts"])
-        yield (
+        _require(
             counts == manifest.counts["by_language"],
             f"{path} and the markers in tasks disagree about the counts: {_remedy(folder)}",
         )
 
 
-def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
+def _check_encoded_counts(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> None:
     """Check that the manifest's counts equal those of the shards, that all text that was read was written, dropped or
     removed, and that the counts of files, paragraphs, characters and bytes are possible."""
     is_mono = manifest.settings.get("task", folder.name) == "mono"
@@ -211,22 +215,22 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
     for shard, counted_in_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
-        yield name in by_name, f"{path} lists shards of {name} but no counts: {_remedy(folder)}"
+        _require(name in by_name, f"{path} lists shards of {name} but no counts: {_remedy(folder)}")
         by_name[name] += counted_in_shard
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
-            yield (
+            _require(
                 counts[key] == by_name[name][counted],
                 f"the {key} of {name} counted in {path} and its shards differ: {_remedy(folder)}",
             )
         for read, written, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
-            yield (
+            _require(
                 read not in counts or counts[read] == counts[written] + sum(counts[lost].values()),
                 f"the {read} of {name} in {path} are not the sum of those written and {lost}: {_remedy(folder)}",
             )
         paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
-        yield (
+        _require(
             (not inputs or counts["files"] == inputs[name])
             and (paragraphs >= counts[unit] if unit == "documents" else paragraphs == 2 * counts[unit])
             and characters <= size <= 4 * characters,
@@ -235,7 +239,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
         )
 
 
-def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
+def _check_mixed_counts(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> None:
     """Check that the manifest's counts equal those of the rows, and that they follow from alpha and the other settings
     of the sampling."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
@@ -245,7 +249,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     by_languages: Counter[tuple[int, ...]] = Counter()
     for name, uses in zip(by_name, used, strict=True):
         by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += uses
-    yield (
+    _require(
         +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
         f"{path} counts other items of a language, or other tokens, than its shards have: {_remedy(folder)}",
     )
@@ -254,14 +258,14 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
         for examples, uses in zip(available, used, strict=True)
     ]
     stored = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
-    yield (
+    _require(
         derived == stored and counts["fill"] == total["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
         f"the shares in {path} do not follow from its own counts: {_remedy(folder)}",
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
     packed = settings["task"] == "para" or bool(manifest.packed_unit)
-    yield (
+    _require(
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, although this text is cut into rows: {_remedy(folder)}",
     )
@@ -270,4 +274,4 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     # If items are packed, the last of the sampled items may be in no row.
     fits = all(uses <= quota if packed else uses == quota for uses, quota in zip(used, quotas, strict=True))
-    yield fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_remedy(folder)}"
+    _require(fits, f"{path} has other amounts than its alpha {sampling.alpha} samples: {_remedy(folder)}")
