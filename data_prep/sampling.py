@@ -7,7 +7,6 @@ process can compute any part of a shuffle alone, and no table is stored. The shu
 import hashlib
 import json
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -52,12 +51,9 @@ def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarra
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
-    for network_round in range(_ROUNDS):
-        round_keys = keyed_hash(keys, network_round)
-        if network_round % 2 == 0:
-            left = left ^ (_mix64(right + round_keys) & high_mask)
-        else:
-            right = right ^ (_mix64(left + round_keys) & low_mask)
+    for network_round in range(0, _ROUNDS, 2):
+        left = left ^ (_mix64(right + keyed_hash(keys, network_round)) & high_mask)
+        right = right ^ (_mix64(left + keyed_hash(keys, network_round + 1)) & low_mask)
     return (left << low) | right
 
 
@@ -100,8 +96,8 @@ class SampledOrder:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
     A slot is a position in this order, and takes one example. Language (or pair) j is called `names[j]`, has
-    `examples[j]` examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots
-    [0, total) are cut into blocks of `block_slots` slots. Within a block the languages are shuffled.
+    `examples[j]` examples and fills `quotas[j]` slots. The slots [0, total) are cut into blocks of `block_slots` slots.
+    Within a block the languages are shuffled.
 
     Each slot that a language fills is one use of the language. The method `uses` says how many uses each language has
     in a block and before the block, so that a block can be computed without the blocks before it. The uses of a
@@ -114,7 +110,6 @@ class SampledOrder:
 
     names: tuple[str, ...]
     examples: tuple[int, ...]
-    shares: tuple[Fraction, ...]
     quotas: tuple[int, ...]
     seed: int
     task: str

@@ -9,32 +9,46 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.languages import language_of
-from data_prep.mix.encoded import EncodedShard, ExampleUnit, group_languages, scan_shard
+from data_prep.mix.encoded import ExampleUnit, group_languages, scan_shard
 from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
-    BLOCK_SLOTS,
-    ORDER_DESCRIPTION,
-    STRETCH_IDS,
     WINDOW_SLOTS,
     MixPlan,
-    plan_rows,
+    raise_total,
+    with_enough_examples,
     with_total,
     write_shard,
 )
-from data_prep.mix.packed_amount import raise_total, with_enough_examples
 from data_prep.parallel import run_tasks
 from data_prep.progress import print_stdout, warn
+from data_prep.sampling import SampledOrder
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
+# A slot is a position in the sampled order, and has one example of the task's unit. A block is a run of this many
+# slots. The slots of a block are shuffled together; their examples fill about 30,000 rows or more.
+_BLOCK_SLOTS: dict[ExampleUnit, int] = {
+    "slices": 1 << 16,
+    "sentences": 1 << 18,
+    "documents": 1 << 18,
+    "pairs": 1 << 18,
+}
+# A stretch is a run of neighbouring examples of a file, which together have about this many ids at most on each side of
+# a pair; monolingual examples have one side. A stretch is usually inside one block, so that one read gets all its
+# examples.
+_STRETCH_IDS = 8192
+# This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
+# continued.
+_ORDER_DESCRIPTION = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 _TABLE_ROWS = 5  # the printed table has at most this many languages or pairs
 
 
@@ -227,7 +241,7 @@ def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
 
 def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
     """Write the folder of one task, unless it is complete."""
-    unit = _unit(config, task)
+    unit, sampling = _unit(config, task), _sampling(config, encoded)
     settings = {
         "task": task,
         "rows": rows,
@@ -240,15 +254,16 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW_SLOTS,
-        "order": ORDER_DESCRIPTION.format(BLOCK_SLOTS["cut" if unit == "slices" else "packed"], STRETCH_IDS),
+        "order": _ORDER_DESCRIPTION.format(_BLOCK_SLOTS[unit], _STRETCH_IDS),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    if unit in ("sentences", "documents"):
-        settings[unit] = True
-    if config.into and task == "para":
-        settings["into"] = config.into
-    sampling = _sampling(config, encoded)
-    optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
+    optional = {
+        "sentences": unit == "sentences",
+        "documents": unit == "documents",
+        "into": config.into if task == "para" else "",
+        "share": list(sampling.share),
+        "max_repeats": sampling.max_repeats,
+    }
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     stage.check_settings()
@@ -275,10 +290,9 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     rows_before = None
     if _unit(config, task) != "slices":
         plan, rows_before = raise_total(stage, plan, rows, config.processes)
-    shard_count = -(-rows // config.rows_per_shard)
-    sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
-    write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
-    tasks = {f"shard-{number:05d}": number for number in range(shard_count)}
+    write = partial(write_shard, stage, plan, rows_before)
+    sizes = [min(config.rows_per_shard, rows - start) for start in range(0, rows, config.rows_per_shard)]
+    tasks = {f"shard-{number:05d}": number for number in range(len(sizes))}
     results = stage.run_unfinished(write, tasks, sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, rows, results)
@@ -292,33 +306,40 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     )
     assert manifest.rows == rows
     write_manifest(stage.folder, manifest)
-    fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
-    summary = f"{rows:,} row{'s' * (rows > 1)} in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
     _print_shares(counts["by_language"], task, _unit(config, task))
-    print_stdout(f"{stage.folder}: {summary}")
+    size = f"{rows:,} row{'s' * (rows > 1)} in {len(shards)} shard{'s' * (len(shards) > 1)}"
+    print_stdout(f"{stage.folder}: {size}, {100 * counts['fill']:.1f}% of the tokens are not padding")
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
     """Plan which examples are sampled. If rows are packed, `raise_total` may add examples later."""
-    folder = config.encoded / task
-    names = [shard.name for shard in encoded.shards]
+    folder, unit, layout = config.encoded / task, _unit(config, task), LAYOUTS[config.layout]
+    scan = partial(scan_shard, folder, config.row_tokens, layout, encoded.settings.get("max_pair_tokens"), unit)
+    files = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    unit = _unit(config, task)
-    scan = partial(
-        scan_shard, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"), unit
-    )
-    shards: Sequence[EncodedShard] = run_tasks(scan, names, sizes, config.processes, f"survey {task}")
+    shards = run_tasks(scan, files, sizes, config.processes, f"survey {task}")
+    too_long = sum(shard.too_long for shard in shards)
     if not any(shard.examples for shard in shards):
         advice = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
-        if any(shard.too_long for shard in shards):
+        if too_long:
             advice = "raise --row-tokens"
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {advice}")
-    sampling = _sampling(config, encoded)
+    shards.sort(key=lambda shard: (shard.group, shard.batch_index.path.name))
+    by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
+    examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
+    tokens = tuple(sum(shard.tokens for shard in members) for members in by_group.values())
+    mean_tokens = sum(tokens) / sum(examples)
+    language_indices = tuple(group_languages(group, languages) for group in by_group)
+    max_stretch = max(int(_STRETCH_IDS * len(language_indices[0]) / mean_tokens), 1)
+    order = SampledOrder(tuple(by_group), examples, (), config.seed, task, _BLOCK_SLOTS[unit], max_stretch)
     into = languages.index(config.into) if config.into in languages else None
-    plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
+    sampling = _sampling(config, encoded)
+    plan = MixPlan(
+        config.row_tokens, layout, language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
+    )
     plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
-    if left_out := sum(shard.too_long for shard in shards):
-        warn(f"{folder}: {left_out:,} of its {unit} cannot fit a row of {config.row_tokens} tokens")
+    if too_long:
+        warn(f"{folder}: {too_long:,} of its {unit} cannot fit a row of {config.row_tokens} tokens")
     return plan
 
 

@@ -1,35 +1,25 @@
-"""Makes training rows from encoded shards: plans the sampled order of the examples, and writes any shard of rows."""
+"""Makes training rows from encoded shards: chooses the number of sampled examples, and writes any shard of rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
-from data_prep.mix.encoded import EncodedShard, ExampleUnit, copy_words, group_languages, run_starts
-from data_prep.mix.packing import pack_shuffled
-from data_prep.sampling import SampledOrder, derive_key, keyed_hash
+from data_prep.mix.encoded import EncodedShard, copy_words, run_starts
+from data_prep.sampling import Integers, SampledOrder, derive_key, keyed_hash, permute
 from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
-from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
+from xlme_ds.data.schema import EOS, PAD, Layout, row_schema
 
-# A slot is a position in the sampled order. It holds one example: a row that is cut from a stream of text, or an item
-# of a packed row. A block is a run of this many slots, for cut and for packed rows. The slots of a block are shuffled
-# together; their examples fill about 30,000 rows or more.
-BLOCK_SLOTS = {"cut": 1 << 16, "packed": 1 << 18}
-# A stretch is a run of neighbouring examples of a file, which together have about this many ids at most on each side of
-# a pair; monolingual examples have one side. A stretch is usually inside one block, so that one read gets all its
-# examples.
-STRETCH_IDS = 8192
-# This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
-# continued.
-ORDER_DESCRIPTION = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024  # rows per record batch of a shard
 WINDOW_SLOTS = 8192  # number of consecutive slots whose items are packed into rows together
+_WINDOWS_PER_TASK = 64  # windows whose rows one task counts
+_MAX_ROUNDS = 20  # rounds of refining the number of sampled examples
 _IDS_IN_MEMORY = 1 << 25  # most ids that are read at once (128 MiB)
 
 
@@ -50,26 +40,21 @@ class MixPlan:
     mean_tokens: float
     order: SampledOrder
     sampling: Sampling
-    into: int | None = None  # index of a language: it becomes the second side of every pair that has it
+    into: int | None  # index of a language: it becomes the second side of every pair that has it
 
     @property
     def specials(self) -> int:
         """The number of special tokens of an item."""
         return self.layout.pair_specials if len(self.language_indices[0]) == 2 else 2
 
-    @cached_property
-    def _examples_before(self) -> np.ndarray:
-        """The number of examples in the shards before each shard, and at the end the number in all shards, int64
-        [shards + 1]."""
-        return np.cumsum([0] + [shard.examples for shard in self.shards])
-
     def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Locate the example of each slot. Returns (index of its group, index of its shard, index of the example in
         the shard), int64 [slots] each."""
         groups, examples_in_group = self.order.locate(slots)
         examples = run_starts(np.array(self.order.examples))[groups] + examples_in_group  # among all groups' examples
-        shards = np.searchsorted(self._examples_before, examples, side="right") - 1
-        return groups, shards, examples - self._examples_before[shards]
+        examples_before = np.cumsum([0, *(shard.examples for shard in self.shards)])  # in the shards before each shard
+        shards = np.searchsorted(examples_before, examples, side="right") - 1
+        return groups, shards, examples - examples_before[shards]
 
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
         """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, positions in
@@ -79,68 +64,99 @@ class MixPlan:
             yield self.shards[int(shard_indices[positions[0]])], positions
 
 
-def plan_rows(
-    shards: Sequence[EncodedShard],
-    row_tokens: int,
-    layout: str,
-    languages: Sequence[str],
-    task: str,
-    sampling: Sampling,
-    seed: int,
-    unit: ExampleUnit,
-    into: int | None = None,
-) -> MixPlan:
-    """The plan of a task. It has no sampled examples until `with_total` sets their number."""
-    shards = sorted(shards, key=lambda shard: (shard.group, shard.batch_index.path.name))
-    by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
-    examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
-    tokens = tuple(sum(shard.tokens for shard in members) for members in by_group.values())
-    shares = tuple(sampling.shares(tuple(by_group), examples))
-    language_indices = tuple(group_languages(group, languages) for group in by_group)
-    mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
-    block_slots = BLOCK_SLOTS["cut" if unit == "slices" else "packed"]
-    max_stretch = max(int(STRETCH_IDS * len(language_indices[0]) / mean_tokens), 1)
-    order = SampledOrder(tuple(by_group), examples, shares, (), seed, task, block_slots, max_stretch)
-    return MixPlan(
-        row_tokens, LAYOUTS[layout], language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
-    )
-
-
 def with_total(plan: MixPlan, total: int) -> MixPlan:
     """A copy of `plan` with `total` sampled examples. Raises ValueError if a bound on repeats makes that impossible."""
-    shares = tuple(plan.sampling.shares(plan.order.names, plan.order.examples, total))
-    return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
+    shares = plan.sampling.shares(plan.order.names, plan.order.examples, total)
+    return replace(plan, order=replace(plan.order, quotas=tuple(apportion(total, shares))))
+
+
+def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
+    """Returns a copy of the plan whose sampled examples, at their mean length, fill `rows` rows without gaps.
+
+    Raises ValueError if --max-repeats allows too few examples.
+    """
+    order = plan.order
+    # (index, number of tokens, number of examples) of each group with text
+    groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if examples]
+    shares = plan.sampling.shares(order.names, order.examples)
+    limits = plan.sampling.limits(order.examples)  # the most examples that may be sampled from each group
+    if limits is not None:
+        possible_rows = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
+        if possible_rows < rows:
+            raise ValueError(
+                f"--{order.task}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
+                f"{'pairs' if order.task == 'para' else 'texts'} fill {possible_rows:,} rows without gaps: raise "
+                "--max-repeats, or ask for fewer rows"
+            )
+    # With limits, the shares depend on the total, and the total on the shares. Repeat until the total stays the same.
+    total = 0
+    for _ in range(_MAX_ROUNDS):
+        mean_tokens = sum(float(shares[j]) * tokens / examples for j, tokens, examples in groups)
+        # Nearly always enough: packing leaves gaps, so these examples take more than `rows` rows.
+        previous, total = total, int(rows * plan.row_tokens / mean_tokens) + 1
+        total = min(total, sum(limits)) if limits is not None else total
+        if total == previous:
+            break
+        shares = plan.sampling.shares(order.names, order.examples, total)
+    return with_total(plan, total)
+
+
+def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
+    """Raise the plan's total until its examples pack into at least `rows` rows.
+
+    Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1]. Raises
+    ValueError if --max-repeats allows too few examples.
+    """
+    while True:
+        total = plan.order.total
+        windows = -(-total // WINDOW_SLOTS)
+        firsts = range(0, windows, _WINDOWS_PER_TASK)
+        tasks = {f"windows-{total}-{first}": (first, min(first + _WINDOWS_PER_TASK, windows)) for first in firsts}
+        sizes = [end - first for first, end in tasks.values()]
+        results = stage.run_unfinished(partial(_count_rows, plan), tasks, sizes, processes, f"pack {plan.order.task}")
+        rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
+        if rows_before[-1] >= rows:
+            return plan, rows_before
+        # Raise the total by the ratio of the rows wanted to the rows made, and by 0.2% more, so that one more round is
+        # nearly always enough.
+        try:
+            plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
+        except ValueError:  # more than --max-repeats allows: the folder must accept other settings
+            stage.forget_settings()
+            raise
+
+
+def _count_rows(plan: MixPlan, windows: tuple[int, int]) -> dict[str, Any]:
+    """Count the rows of each of the `windows` [first, end)."""
+    return {"rows": [len(rows) for _, _, packed in packed_windows(plan, *windows) for rows in packed]}
 
 
 class SampledItems(NamedTuple):
     """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
 
     `starts` and `lengths` are [sides, items]: one side, or the two sides of pairs in their order in the row. `starts`
-    are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `swapped` is true for a pair whose
-    sides have the opposite order in the shard. `tokens` is the number of tokens of each item, special tokens included.
+    are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `languages` [items, sides] has the
+    language index of each side. `tokens` is the number of tokens of each item, special tokens included.
     """
 
     groups: np.ndarray
     shards: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
-    swapped: np.ndarray
+    languages: np.ndarray
     tokens: np.ndarray
 
 
-def write_shard(
-    stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, shard_number: int
-) -> dict[str, Any]:
-    """Write shard `shard_number` of a task that has `rows` rows, and the shard's index. Returns the result that `stage`
-    stores.
+def write_shard(stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, shard_number: int) -> dict[str, Any]:
+    """Write a shard of rows, and the shard's index. Returns the result that `stage` stores.
 
     `rows_before` [windows + 1] has the number of rows before each window; it is None if rows are cut, not packed.
     """
     from xlme_ds.data.shards import INDEX_SUFFIX, group_checksums, index_bytes  # imported late: it loads numba
 
     path = stage.folder / f"{shard_number:05d}.arrow"
-    start = shard_number * rows_per_shard
-    stop = min(start + rows_per_shard, rows)
+    start = shard_number * stage.settings["rows_per_shard"]
+    stop = min(start + stage.settings["rows_per_shard"], stage.settings["rows"])
     used = np.zeros(len(plan.order.names), dtype=np.int64)  # number of examples of each group, which the batches add
     schema = row_schema(plan.row_tokens)
     if rows_before is None:
@@ -242,6 +258,51 @@ def packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, S
         first = stop
 
 
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
+    """Pack items of these lengths into bins of `capacity`. Returns (bin of each item, int64 [items]; number of bins).
+
+    Best-fit decreasing: the items are packed from long to short, each into the fullest bin in which it fits. There is a
+    list of open bins for each amount of room that is left in them, and the bits of one big integer mark the lists that
+    are not empty. So an item takes a few operations, however many bins there are.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    assert order.size == 0 or (lengths[order[-1]] > 0 and lengths[order[0]] <= capacity)
+    bins_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    open_rooms = 0  # bit r is set while a bin with room r is open
+    bins = 0
+    bin_of_sorted_item = []  # from the longest item to the shortest
+    for length in lengths[order].tolist():
+        fitting = open_rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1  # the lowest bit: the fullest bin that fits
+            same_room = bins_by_room[room]
+            item_bin = same_room.pop()
+            if not same_room:
+                open_rooms ^= 1 << room
+        else:
+            room, item_bin = capacity, bins
+            bins += 1
+        bin_of_sorted_item.append(item_bin)
+        room -= length
+        if room:  # a full bin is never open
+            bins_by_room[room].append(item_bin)
+            open_rooms |= 1 << room
+    bin_of_item = np.empty(order.size, dtype=np.int64)
+    bin_of_item[order] = bin_of_sorted_item
+    return bin_of_item, bins
+
+
+def pack_shuffled(lengths: np.ndarray, capacity: int, key: Integers) -> list[np.ndarray]:
+    """Pack items of these lengths into rows; returns the indices of the items in each row.
+
+    The rows are shuffled by `key`, because packing puts the longest items into the first rows.
+    """
+    row_of_item, rows = pack(lengths, capacity)
+    row_of_item = permute(row_of_item, max(rows, 1), key)
+    items = np.argsort(row_of_item, kind="stable")
+    return np.split(items, np.searchsorted(row_of_item[items], np.arange(1, rows)))
+
+
 def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     """Find where the items of these slots are in the encoded shards, without reading their ids."""
     groups, shards, examples = plan.locate(slots)
@@ -254,12 +315,12 @@ def _locate_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
             room = plan.row_tokens - plan.specials
             starts[0, indices] += pieces * room
             lengths[0, indices] = (lengths[0, indices] - 1 - pieces * room).clip(max=room)
-    is_pair = languages.shape[1] == 2
-    swapped = plan.order.swapped(slots) & is_pair
+    swapped = plan.order.swapped(slots)  # has no effect on the single side of monolingual items
     if plan.into is not None:  # a pair with this language has it as its second side
         swapped = np.where((languages == plan.into).any(1), languages[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return SampledItems(groups, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
+    languages[swapped] = languages[swapped, ::-1]
+    return SampledItems(groups, shards, starts, lengths, languages, lengths.sum(0) + plan.specials)
 
 
 def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
@@ -287,9 +348,8 @@ def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarr
     for shard, indices in plan.by_shard(sampled.shards[items]):
         starts, counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
         copy_words(shard.batch_index.path, starts, counts, flat, target_starts[:, indices].ravel())
-    languages = np.array(plan.language_indices)[sampled.groups[items]]
-    languages[sampled.swapped[items]] = languages[sampled.swapped[items], ::-1]
-    return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages.ravel())
+    languages = sampled.languages[items].ravel()
+    return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages)
 
 
 def _batch(

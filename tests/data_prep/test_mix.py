@@ -574,7 +574,7 @@ def test_rows_do_not_depend_on_how_much_is_read_at_once(
     run(corpus.config(tmp_path / "whole", **settings))
     for name, value in (
         ("mixed_rows._IDS_IN_MEMORY", 1),
-        ("packed_amount._WINDOWS_PER_TASK", 1),
+        ("mixed_rows._WINDOWS_PER_TASK", 1),
         ("encoded._LARGEST_GAP", 0),
         ("encoded._READ_WORDS", 64),
         ("encoded._SHORT_SPAN", 0),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.mix.packing import pack, pack_shuffled
+from data_prep.mix.mixed_rows import pack, pack_shuffled
 from data_prep.sampling import derive_key
 
 
