@@ -79,9 +79,9 @@ class _Outcome:
     error: Exception | None = None
 
 
-def _attempt(function: Callable[[T], R], task: T, index: int) -> _Outcome:
+def _attempt(function: Callable[[T], R], tasks: Sequence[T], index: int) -> _Outcome:
     try:
-        return _Outcome(index, function(task))
+        return _Outcome(index, function(tasks[index]))
     except TaskError as error:  # of a task, if `function` itself calls `run_tasks`, as a stage does in `on_root`
         return _Outcome(index, error=error)
     except Exception as error:
@@ -106,8 +106,6 @@ def run_tasks(
     order is raised.
     """
     assert len(tasks) == len(sizes)
-    if processes < 1:
-        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         job = function, tasks, sizes, label, show_progress
         communicator().bcast(job)
@@ -123,7 +121,7 @@ def run_tasks(
         if processes > 1 and len(tasks) > 1:
             finished = _run_in_processes(function, tasks, sizes, processes, label)
         else:
-            finished = (_attempt(function, task, index) for index, task in enumerate(tasks))
+            finished = (_attempt(function, tasks, index) for index in range(len(tasks)))
         outcomes = []
         with closing(finished), progress_bar(label, sum(sizes), show_progress) as advance:
             for outcome in finished:
@@ -148,29 +146,24 @@ def _run_in_processes(
 ) -> Generator[_Outcome, None, None]:
     """Yield outcomes in the order of completion; the largest task begins first. Closing the generator ends the
     processes."""
-    other_children = multiprocessing.active_children()
     # Function and tasks are sent once per worker. Later messages are only indices, too small to block the pipe.
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
     )
-    workers: list[multiprocessing.process.BaseProcess] = []
+    workers = pool._processes  # process id -> process; the pool adds a process with each of the first tasks
     try:
-        futures = []
-        for index in _largest_first(sizes):
-            futures.append(pool.submit(_run_task, index))
-            if len(workers) < processes:  # the pool starts a process for each of the first tasks
-                workers = [child for child in multiprocessing.active_children() if child not in other_children]
-        for future in as_completed(futures):
+        for future in as_completed([pool.submit(_run_task, index) for index in _largest_first(sizes)]):
             yield future.result()
     except BrokenProcessPool:
         pool.shutdown()
         # The pool ended the other workers by SIGTERM. Look for the worker that died for another reason.
-        code = next((w.exitcode for w in workers if w.exitcode not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
+        codes = [worker.exitcode for worker in workers.values()]
+        code = next((code for code in codes if code not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
         raise RetryError(
             f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
         ) from None
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.terminate()
         pool.shutdown(cancel_futures=True)
 
@@ -191,8 +184,7 @@ def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
 
 
 def _run_task(index: int) -> _Outcome:
-    function, tasks = _worker_job
-    return _attempt(function, tasks[index], index)
+    return _attempt(*_worker_job, index)
 
 
 def _run_share(
@@ -207,7 +199,7 @@ def _run_share(
         for index in share:
             if comm.iprobe(tag=_STOP_TAG):
                 break
-            outcomes.append(_attempt(function, tasks[index], index))
+            outcomes.append(_attempt(function, tasks, index))
             if outcomes[-1].error is not None:
                 stop_requests = [comm.isend(None, rank, tag=_STOP_TAG) for rank in range(comm.Get_size())]
                 break
@@ -238,7 +230,7 @@ def on_root(function: Callable[[], R]) -> R:
     if world_size() == 1:
         return function()
     if is_root():
-        outcome = communicator().bcast(_attempt(lambda _: function(), None, 0))
+        outcome = communicator().bcast(_attempt(lambda _: function(), [None], 0))
     else:
         while not isinstance(outcome := communicator().bcast(None), _Outcome):
             _run_share(*outcome)

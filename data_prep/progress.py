@@ -63,7 +63,6 @@ class StatusLine:
         """End the display; its last line stays."""
         if self.live is not None:
             self.live.stop()
-            self.live = None
 
 
 @contextmanager

@@ -62,11 +62,8 @@ class Stage:
 
     def check_settings(self) -> None:
         """Raise ValueError if a run of another stage or with other settings began the folder."""
-        if not self.folder.is_dir():
-            return
-        paths = self.folder / "settings.json", self.folder / "manifest.json"
-        old = next(filter(None, map(_read_or_none, paths)), None)
-        if old is None:
+        old = _read_or_none(self.folder / "settings.json") or _read_or_none(self.folder / "manifest.json")
+        if not old:
             return
         advice = "choose another output folder, or delete this folder"
         if old["stage"] != self.name:
@@ -84,22 +81,26 @@ class Stage:
         removed, so that the tasks run again.
         """
         manifest = self._read_manifest()
-        files, any_damaged = self._files_of_markers()
+        results = self._results_of_markers()
+        damaged = [task for task, result in results.items() if result is None]
+        for task in damaged:
+            warn(f"{self._marker(task)} is damaged: its task is done again")
+        files = [(task, file) for task, result in results.items() if result for file in written_files(result)]
         if manifest is not None:
-            in_markers = {shard for _, shard in files}
-            files += [("", shard) for shard in manifest.shards if shard not in in_markers]
-        shards = [shard for _, shard in files]
-        sizes = [shard.bytes for shard in shards]
-        intact = run_tasks(partial(is_intact, self.folder), shards, sizes, processes, f"check {self.folder.name}")
+            in_markers = {file for _, file in files}
+            files += [("", file) for file in manifest.shards if file not in in_markers]
+        sizes = [file.bytes for _, file in files]
+        check, label = partial(is_intact, self.folder), f"check {self.folder.name}"
+        intact = run_tasks(check, [file for _, file in files], sizes, processes, label)
         lost = [file for file, file_is_intact in zip(files, intact, strict=True) if not file_is_intact]
         if lost:
             names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
             warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
-        is_finished = manifest is not None and not any_damaged and not lost
+        is_finished = manifest is not None and not damaged and not lost
         if manifest is not None and not is_finished:
             (self.folder / "manifest.json").unlink()
-        self.remove_markers({task for task, _ in lost} - {""})
+        self.remove_markers({*damaged, *(task for task, _ in lost)} - {""})
         return is_finished
 
     def _read_manifest(self) -> Manifest | None:
@@ -113,19 +114,9 @@ class Stage:
             path.unlink()
         return None
 
-    def _files_of_markers(self) -> tuple[list[tuple[str, Shard]], bool]:
-        """Returns ((task, file) for each file that a marker lists, whether any marker is damaged). Damaged markers are
-        removed."""
-        files, any_damaged = [], False
-        for path in sorted((self.folder / "tasks").glob("*.json")):
-            result = self.read_marker(path.stem)
-            if result is None:
-                warn(f"{path} is damaged: its task is done again")
-                path.unlink()
-                any_damaged = True
-            else:
-                files += [(path.stem, shard) for shard in written_files(result)]
-        return files, any_damaged
+    def _results_of_markers(self) -> dict[str, dict[str, Any] | None]:
+        """The result in each marker, by task name; None for a damaged marker."""
+        return {path.stem: self.read_marker(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
 
     def run_unfinished(
         self,
@@ -162,11 +153,10 @@ class Stage:
             manifest = self.folder / "manifest.json"
             raise ValueError(f"{path} is damaged, or has other settings than {manifest}: delete both and {again}")
         results = {}
-        for marker in sorted((self.folder / "tasks").glob("*.json")):
-            result = self.read_marker(marker.stem)
+        for name, result in self._results_of_markers().items():
             if result is None:
-                raise ValueError(f"{marker} is damaged: delete it and the manifest, and {again}")
-            results[marker.stem] = result
+                raise ValueError(f"{self._marker(name)} is damaged: delete it and the manifest, and {again}")
+            results[name] = result
         return results
 
     def read_marker(self, task_name: str) -> dict[str, Any] | None:
@@ -210,7 +200,7 @@ def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
     """Read an object that `write_checksummed` wrote; None if the file is missing or damaged."""
     try:
         return read_checksummed(path, context)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
@@ -281,8 +271,7 @@ def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
     outside the memory. Raises ValueError for a damaged file."""
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            for index in range(reader.num_record_batches):
-                batch = reader.get_batch(index)
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError) as error:
@@ -303,9 +292,8 @@ class _HashingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self.file.write(data)
+        size = self.file.write(data)
         self.sha256.update(data)
-        size = memoryview(data).nbytes
         self.bytes += size
         return size
 
