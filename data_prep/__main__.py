@@ -60,11 +60,10 @@ def main(arguments: list[str]) -> int:
         print(_usage())
         return 0
     name = arguments[0]
-    if name.startswith("-"):
-        print(f"xlme prep: error: name a stage first: one of {', '.join(STAGES)}", file=sys.stderr)
-        return 2
     if name not in STAGES:
-        print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
+        is_flag = name.startswith("-")
+        advice = f"name a stage first: one of {', '.join(STAGES)}" if is_flag else no_such("stage", name, STAGES)
+        print(f"xlme prep: error: {printable(str(advice))}", file=sys.stderr)
         return 2
     from xlme_ds.io.help import call_from_command_line
 
@@ -132,11 +131,14 @@ def _report_error(stage: str, error: BaseException) -> int:
 
 
 def _usage() -> str:
-    lines = ["usage: xlme prep STAGE --flags    (xlme prep STAGE --help lists the flags)\n"]
-    lines += ["Stages in the order of use (sample and minhash are optional; vocab or vocap):\n"]
-    lines += [f"  {name:<9}{about}" for name, (_, about) in STAGES.items()]
-    lines += ["\nFor example, with texts such as mono/en.txt and para/en-de.txt.zip:\n"]
-    return "\n".join(lines + [f"  xlme prep {example}" for example in _EXAMPLES])
+    lines = [
+        "usage: xlme prep STAGE --flags    (xlme prep STAGE --help lists the flags)\n",
+        "Stages in the order of use (sample and minhash are optional; vocab or vocap):\n",
+        *(f"  {name:<9}{about}" for name, (_, about) in STAGES.items()),
+        "\nFor example, with texts such as mono/en.txt and para/en-de.txt.zip:\n",
+        *(f"  xlme prep {example}" for example in _EXAMPLES),
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

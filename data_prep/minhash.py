@@ -61,8 +61,13 @@ def run(config: MinhashConfig) -> None:
         results = stage.run_unfinished(write, languages, sizes, config.processes, "minhash")
         shutil.rmtree(stage.folder / _WORK, ignore_errors=True)
         by_language = dict(zip(languages, results, strict=True))
-        if not finished:
-            _write_manifest(stage, by_language)
+        if not finished:  # `encode` refuses a folder without the manifest
+            files = tuple(file for result in results for file in written_files(result))
+            counts = {
+                name: {key: result[key] for key in ("documents", "removed")} for name, result in by_language.items()
+            }
+            manifest = Manifest(stage.name, stage.settings, 0, "", tuple(languages), files, {"by_language": counts})
+            write_manifest(stage.folder, manifest)
     for name, result in by_language.items():
         print_stdout(f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
 
@@ -87,22 +92,6 @@ def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
     languages = {name: list(inputs) for name, inputs in groupby(sources, lambda source: source.name)}
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
     return Stage(config.out, "minhash", settings), languages
-
-
-def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
-    """Write the manifest, which marks the folder as complete. `encode` refuses an incomplete folder."""
-    files = (file for result in results.values() for file in written_files(result))
-    counts = {name: {key: result[key] for key in ("documents", "removed")} for name, result in results.items()}
-    manifest = Manifest(
-        stage=stage.name,
-        settings=stage.settings,
-        vocabulary_size=0,
-        vocabulary_sha256="",
-        languages=tuple(results),
-        shards=tuple(files),
-        counts={"by_language": counts},
-    )
-    write_manifest(stage.folder, manifest)
 
 
 def _write_language(stage: Stage, inputs: Sequence[Input]) -> dict[str, Any]:

