@@ -146,24 +146,30 @@ def _run_in_processes(
 ) -> Generator[_Outcome, None, None]:
     """Yield outcomes in the order of completion; the largest task begins first. Closing the generator ends the
     processes."""
+    other_children = multiprocessing.active_children()
     # Function and tasks are sent once per worker. Later messages are only indices, too small to block the pipe.
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
     )
-    workers = pool._processes  # process id -> process; the pool adds a process with each of the first tasks
+    workers: list[multiprocessing.process.BaseProcess] = []
     try:
-        for future in as_completed([pool.submit(_run_task, index) for index in _largest_first(sizes)]):
+        futures = []
+        for index in _largest_first(sizes):
+            futures.append(pool.submit(_run_task, index))
+            if len(workers) < processes:  # the pool starts a process for each of the first tasks
+                workers = [child for child in multiprocessing.active_children() if child not in other_children]
+        for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
         pool.shutdown()
         # The pool ended the other workers by SIGTERM. Look for the worker that died for another reason.
-        codes = [worker.exitcode for worker in workers.values()]
+        codes = [worker.exitcode for worker in workers]
         code = next((code for code in codes if code not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
         raise RetryError(
             f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
         ) from None
     finally:
-        for worker in workers.values():
+        for worker in workers:
             worker.terminate()
         pool.shutdown(cancel_futures=True)
 

@@ -155,8 +155,10 @@ class IdEncoder:
         the shard) have an entry for every paragraph or pair.
         """
         written = [list(compress(side, is_written)) for side in texts]
-        characters = sum(np.fromiter(map(len, side), np.int64, len(side)) for side in written)
-        sizes = sum(np.fromiter((len(text.encode()) for text in side), np.int64, len(side)) for side in written)
+        characters, sizes = np.zeros((2, len(written[0])), np.int64)
+        for side in written:
+            characters += np.fromiter(map(len, side), np.int64, len(side))
+            sizes += np.fromiter((len(text.encode()) for text in side), np.int64, len(side))
         counts.paragraphs += sum(map(len, written))
         counts.characters += int(characters.sum())
         counts.bytes += int(sizes.sum())
