@@ -230,6 +230,22 @@ def test_a_quota_that_ends_when_the_file_is_flushed_is_reported(
         writer.result()
 
 
+def test_a_thread_without_memory_stops_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check for finite numbers needs memory of its own."""
+
+    def full(_: np.ndarray) -> np.ndarray:
+        raise MemoryError
+
+    writer = StateWriter(tmp_path / STATE_FILE, buffer_bytes=0)
+    monkeypatch.setattr(state_files.np, "isfinite", full)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            pool.submit(writer.put, torch.ones(4)).result(20)
+    writer.end()
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        writer.result()
+
+
 @pytest.mark.parametrize(("buffer_bytes", "fit"), [(0, 1), (63, 3), (64, 4)])
 def test_copies_that_wait_take_no_more_memory_than_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, fit: int

@@ -13,6 +13,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from errno import ENOMEM
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -126,9 +127,9 @@ class StateWriter:
                         self._changed.notify()
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             with self._changed:
-                self._error = error
+                self._error = error if isinstance(error, OSError) else OSError(ENOMEM, os.strerror(ENOMEM))
                 self._changed.notify()  # else `put` would wait for ever
 
 
