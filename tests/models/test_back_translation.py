@@ -109,7 +109,7 @@ def test_no_special_token_is_written(vocabulary: int) -> None:
     first, second = first_pass(batch), spy(of, batch)
     with torch.no_grad():
         hidden = of.encoder.run_layers(
-            of.encoder.embed(of.embed(of.masking.apply(first, vocabulary)), batch.positions_BT),
+            of.encoder.first_layer_input(of.embed(of.masking.apply(first, vocabulary)), batch.positions_BT),
             of.masking.groups(first), of.encoder.bias_by_distance(40), of.masking.attention_mask,
         ).flatten(0, 1)  # fmt: skip
         head = of.masked_head

@@ -137,7 +137,7 @@ def test_bf16_gradients_of_positions_and_languages_that_come_often() -> None:
     cfg = replace(SMALL, absolute_positions=True, language_embeddings=("de", "en"), norm="pre", embedding_norm=False)
     encoder = Encoder(cfg, layers=0).bfloat16()
     places = torch.zeros(500, 4, dtype=torch.long)
-    encoder.embed(torch.zeros(500, 4, cfg.width, dtype=torch.bfloat16), places, places).sum().backward()
+    encoder.first_layer_input(torch.zeros(500, 4, cfg.width, dtype=torch.bfloat16), places, places).sum().backward()
     for table in (encoder.positions, encoder.languages):
         assert table is not None and table.grad is not None
         assert table.grad[0].tolist() == [2000.0] * cfg.width and not table.grad[1:].any()

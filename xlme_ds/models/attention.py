@@ -37,13 +37,13 @@ def _bucket_boundaries(half: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance in each of the `half` buckets of one sign, except the first bucket, which begins at 0."""
     exact = half // 2
     logarithmic = half - exact
-    borders, distance = list(range(1, exact + 1)), exact
+    boundaries, distance = list(range(1, exact + 1)), exact
     # The smallest distance ≥ exact · (max_distance / exact)^(step / logarithmic), in integers, so without rounding.
     for step in range(1, logarithmic):
         while distance**logarithmic < exact ** (logarithmic - step) * max_distance**step:
             distance += 1
-        borders.append(distance)
-    return tuple(borders)
+        boundaries.append(distance)
+    return tuple(boundaries)
 
 
 def relative_position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
@@ -54,9 +54,9 @@ def relative_position_bucket(distance: Tensor, buckets: int, max_distance: int) 
     `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """
     half = buckets // 2
-    # The borders are made on the CPU: creating them on the GPU would make the host wait for all queued work.
-    borders = torch.tensor(_bucket_boundaries(half, max_distance)).to(distance.device, non_blocking=True)
-    return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
+    # The boundaries are made on the CPU: creating them on the GPU would make the host wait for all queued work.
+    boundaries = torch.tensor(_bucket_boundaries(half, max_distance)).to(distance.device, non_blocking=True)
+    return torch.bucketize(distance.abs(), boundaries, right=True) + half * (distance > 0).long()
 
 
 class RelativePositionTable(nn.Module):
@@ -99,22 +99,22 @@ class Gate(nn.Module):
 
 
 class TorchBias(NamedTuple):
-    """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
+    """Mask and bias for all kernels except Triton's; all layers of an encoder share them in one pass."""
 
-    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: it may if their `segments_BT` are equal
+    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: if their `segments_BT` are equal
     position_bias_HTT: Tensor | None  # d_{j−i}, or None without a relative bias
     segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
     # The number of tokens in a full row, which decides which weights dropout drops. None: the rows here are full.
     row_tokens: int | None = None
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped, chosen by the
         rows' seeds `seeds_B`; if `seeds_B` is None, no weight is dropped."""
         dropping = seeds_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else cpu_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         if dropping or kernel is cpu_attend:
-            qkv = qkv.contiguous()  # `dropout_attend` and `cpu_attend` read it several times
+            qkv = qkv.contiguous()  # `dropout_attend` and `cpu_attend` read q, k and v several times
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if gate is None else gate(q_BHTK)
         if dropping:
@@ -132,9 +132,9 @@ class TritonBias(NamedTuple):
     end_BT: Tensor  # int32: one after the last key that it sees
     position_bias_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
     skewed: Tensor | None  # `attention_triton.skew` of `position_bias_HW`, in the type of the queries
-    near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
+    near: int  # d is constant farther than this many tiles from the diagonal (`attention_triton.near_tiles`)
 
-    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, seeds_B: Tensor | None) -> Tensor:
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, seeds_B: Tensor | None) -> Tensor:
         """Returns the attention output, [B, T, H, K]. `dropout` and `seeds_B` are not used: `uses_triton` excludes
         attention dropout."""
         gate_parameters = None if gate is None else (gate.update, gate.reset, gate.scale)
@@ -147,9 +147,11 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (`first_BT`, `end_BT`) of `TritonBias`, int32 [B, T]. Each item must be contiguous in its row."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     is_border = segments_BT[:, 1:] != segments_BT[:, :-1]
-    first_BT = torch.where(F.pad(is_border, (1, 0), value=True), position_T, 0).cummax(1).values
-    end_BT = torch.where(F.pad(is_border, (0, 1), value=True), position_T + 1, len(position_T))
-    return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
+    is_first_BT, is_last_BT = (F.pad(is_border, sides, value=True) for sides in ((1, 0), (0, 1)))
+    # From left to right, cummax copies an item's start to all its positions; from right to left, cummin copies its end.
+    first_BT = torch.where(is_first_BT, position_T, 0).cummax(1).values
+    end_BT = torch.where(is_last_BT, position_T + 1, len(position_T)).flip(1).cummin(1).values.flip(1)
+    return first_BT, end_BT
 
 
 def causal_mask(segments_BT: Tensor) -> Tensor:
@@ -188,8 +190,8 @@ def attention_bias(
     if uses_triton(cfg, make_mask, groups_BT.is_cuda, in_16_bit) and installed:
         kernels = _triton_kernels()
         skewed = None if position_bias_HW is None else kernels.skew(position_bias_HW.detach(), dtype)
-        last_border = _bucket_boundaries(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
-        near = kernels.near_tiles(last_border, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
+        last_boundary = _bucket_boundaries(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
+        near = kernels.near_tiles(last_boundary, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
         return TritonBias(*item_bounds(groups_BT), position_bias_HW, skewed, near)
     position_bias_HTT = None if position_bias_HW is None else toeplitz(position_bias_HW).to(dtype)
     if make_mask is item_mask and not groups_BT.is_cuda:

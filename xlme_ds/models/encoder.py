@@ -21,8 +21,57 @@ from .layers import TransformerLayer, norm_of
 from .modern import ModernLayer
 
 
+class EmbeddingModel(nn.Module):
+    """A model that owns its token embedding: the blocks are its parameters `embedding_0`, `embedding_1`, …."""
+
+    def __init__(self, cfg: ModelConfig, tables: Sequence[str] = ("embedding",)):
+        """`tables`: the names of the embedding and of all other tables of its shape."""
+        super().__init__()
+        self.cfg = cfg
+        for n, size in enumerate(block_sizes(cfg)):
+            for name in tables:
+                self.register_parameter(f"{name}_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+
+    @property
+    def embedding_blocks(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
+
+
+def block_sizes(cfg: ModelConfig) -> list[int]:
+    """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
+    size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
+    return [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
+
+
+def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
+    """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
+
+    `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if the blocks get a dense gradient too, from an
+    operation that takes them from `with_dense_gradient`: autograd then adds the sparse gradient to the dense one.
+    """
+
+    def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
+        if offsets.is_cuda:  # torch's own backward pass on a GPU already sums in float32
+            return F.embedding(offsets, block)
+        return _Lookup.apply(offsets, block, sparse)
+
+    if len(blocks) == 1:
+        return lookup_block(ids, blocks[0])
+    total, start = None, 0
+    for block in blocks:
+        offsets = ids - start
+        is_in_block = (offsets >= 0) & (offsets < len(block))
+        # The ids of other blocks get an arbitrary row of this block, which the factor 0 removes.
+        embedded = lookup_block(offsets.clamp(0, len(block) - 1), block) * is_in_block.unsqueeze(-1)
+        total = embedded if total is None else total + embedded
+        start += len(block)
+    assert total is not None
+    return total
+
+
 class _Lookup(torch.autograd.Function):
-    """Table lookup with a gradient that is summed in float32: for a frequent token it has thousands of summands, too
+    """Table lookup whose gradient is summed in float32: the gradient of a frequent token has thousands of summands, too
     many for bf16."""
 
     @staticmethod
@@ -46,67 +95,6 @@ class _Lookup(torch.autograd.Function):
         return None, grad_table, None
 
 
-class _DenseGradient(torch.autograd.Function):
-    """Identity whose backward pass returns the gradient itself. Autograd adds a block's other gradients to this one in
-    place, but only if it is no view. The backward pass of `view_as` would return a view, which autograd would copy."""
-
-    @staticmethod
-    def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        return block.view_as(block)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        return grad
-
-
-def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
-    """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
-
-    `sparse`: on a CPU, give the blocks a sparse gradient. Use it only if the blocks get a dense gradient too, from an
-    operation that takes them from `with_dense_gradient`: autograd then adds the sparse gradient to the dense one.
-    """
-
-    def lookup_block(offsets: Tensor, block: Tensor) -> Tensor:
-        if offsets.is_cuda:  # torch's own backward pass on a GPU already sums in float32
-            return F.embedding(offsets, block)
-        return _Lookup.apply(offsets, block, sparse)
-
-    if len(blocks) == 1:
-        return lookup_block(ids, blocks[0])
-    total, start = None, 0
-    for block in blocks:
-        offsets = ids - start
-        is_in_block = (offsets >= 0) & (offsets < len(block))
-        embedded = lookup_block(offsets.clamp(0, len(block) - 1), block) * is_in_block.unsqueeze(-1)
-        total = embedded if total is None else total + embedded
-        start += len(block)
-    assert total is not None
-    return total
-
-
-def block_sizes(cfg: ModelConfig) -> list[int]:
-    """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
-    size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
-    return [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-
-
-class EmbeddingModel(nn.Module):
-    """A model that owns its token embedding: the blocks are its parameters `embedding_0`, `embedding_1`, …."""
-
-    def __init__(self, cfg: ModelConfig, tables: Sequence[str] = ("embedding",)):
-        """`tables`: the names of the embedding and of all other tables of its shape."""
-        super().__init__()
-        self.cfg = cfg
-        for n, size in enumerate(block_sizes(cfg)):
-            for name in tables:
-                self.register_parameter(f"{name}_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-
-    @property
-    def embedding_blocks(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
-
-
 def with_dense_gradient(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Prepare `blocks` for an operation that reads each of them whole, and so gives it a dense gradient. Call this
     before the sparse lookups of the forward pass.
@@ -125,17 +113,17 @@ def with_dense_gradient(blocks: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
-    """The class of an encoder's layers, which `model.body` chooses."""
-    return ModernLayer if cfg.body == "modern" else TransformerLayer
+class _DenseGradient(torch.autograd.Function):
+    """Identity. Its backward pass returns the gradient itself, to which autograd adds the block's other gradients in
+    place. The backward pass of `view_as` would return a view, which autograd would copy before it adds."""
 
+    @staticmethod
+    def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return block.view_as(block)
 
-def use_rotary_base(model: nn.Module, base: float | None) -> None:
-    """Set the base of rotary positions in all encoders of `model`. If `base` is None, each uses the base in its
-    settings."""
-    for encoder in model.modules():
-        if isinstance(encoder, Encoder):
-            encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return grad
 
 
 class Encoder(nn.Module):
@@ -167,7 +155,7 @@ class Encoder(nn.Module):
     def _layer(self, index: int) -> nn.Module:
         return layer_class(self.cfg)(self.cfg, index)
 
-    def embed(
+    def first_layer_input(
         self,
         embedded_BTD: Tensor,
         positions_BT: Tensor,
@@ -176,8 +164,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed if languages have embeddings: else raises ValueError. `seeds_B`, 64 random bits for
-        each row, is needed in training with dropout.
+        `seeds_B`, 64 random bits for each row, is needed in training with dropout. Raises ValueError if languages have
+        embeddings and `languages_BT` is None.
         """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
@@ -222,39 +210,50 @@ class Encoder(nn.Module):
         return self.run_layers_with(x_BTD, shared, seeds_B)
 
     def run_layers_with(self, x_BTD: Tensor, shared: object, seeds_B: Tensor | None = None) -> Tensor:
-        """The result of `run_layers`, from the attention mask and bias that all layers use (`shared`)."""
+        """The result of `run_layers`. `shared` has the attention mask and the bias of all layers."""
         seeds_B = self._seeds_for_dropout(seeds_B)
         for index, layer in self.layers.items():
-            x_BTD = self.run_layer(
-                layer, x_BTD, shared, None if seeds_B is None else derive_seeds(seeds_B, 1 + int(index))
-            )
+            layer_seeds_B = None if seeds_B is None else derive_seeds(seeds_B, 1 + int(index))
+            x_BTD = self.run_layer(layer, x_BTD, shared, layer_seeds_B)
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
         self,
         embedded_BTD: Tensor,
         positions_BT: Tensor,
-        segments_BT: Tensor,
+        groups_BT: Tensor,
         languages_BT: Tensor | None = None,
         seeds_B: Tensor | None = None,
         make_mask: Callable[[Tensor], Tensor] = item_mask,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; arguments as for `embed`. `make_mask` makes the attention mask from
-        `segments_BT`."""
-        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, seeds_B)
-        return self.run_layers(input_BTD, segments_BT, self.bias_by_distance(segments_BT.shape[1]), make_mask, seeds_B)
+        """Last hidden states, [B, T, D]. The arguments are those of `first_layer_input` and of `run_layers`."""
+        input_BTD = self.first_layer_input(embedded_BTD, positions_BT, languages_BT, seeds_B)
+        return self.run_layers(input_BTD, groups_BT, self.bias_by_distance(groups_BT.shape[1]), make_mask, seeds_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; the last one is after
-        the output norm. In evaluation mode `forward` returns the last one."""
+        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]. The last layer's output
+        is after the output norm; in evaluation mode `forward` returns the same tensor."""
         position_bias_HW = self.bias_by_distance(segments_BT.shape[1])
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared_inputs(cfg, segments_BT, position_bias_HW, embedded_BTD.dtype)
-        states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
+        states = [self.first_layer_input(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], shared))
         if self.output_norm is not None:
             states[-1] = self.output_norm(states[-1])
         return states
+
+
+def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
+    """The class of an encoder's layers, which `model.body` chooses."""
+    return ModernLayer if cfg.body == "modern" else TransformerLayer
+
+
+def use_rotary_base(model: nn.Module, base: float | None) -> None:
+    """Set the base of rotary positions in all encoders of `model`. If `base` is None, each uses the base in its
+    settings."""
+    for encoder in model.modules():
+        if isinstance(encoder, Encoder):
+            encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)

@@ -180,7 +180,7 @@ class TransformerLayer(nn.Module):
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], seeds_B: Tensor | None, place: int
     ) -> Tensor:
         """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
-        `place`: the sublayer's index, for dropout."""
+        `place`: the sublayer's place for `derive_seeds`."""
         out_BTD = sublayer(norm(x_BTD) if self.pre_norm else x_BTD)
         if seeds_B is not None:
             out_BTD = drop(out_BTD, self.dropout, derive_seeds(seeds_B, place))
@@ -208,14 +208,14 @@ class TransformerLayer(nn.Module):
         """
         tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
         gate_copies = gated and batch.on_gpu and not batch.triton
-        wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
-        feed_forward = 2 * tokens * cfg.feed_forward
-        gate_bytes = (FLOAT32_BYTES if batch.triton else 5 * batch.element_bytes) if gated else 0
-        per_head = tokens * cfg.heads * (gate_bytes + (FLOAT32_BYTES if batch.on_gpu and not dropping else 0))
+        wide_tensors = 9 if dropping else 10 if gate_copies else 8
+        activations = tokens * (wide_tensors * cfg.width + 2 * cfg.feed_forward) * batch.element_bytes
+        gate_bytes = 0 if not gated else FLOAT32_BYTES if batch.triton else 5 * batch.element_bytes
+        log_sum_bytes = FLOAT32_BYTES if batch.on_gpu and not dropping else 0
+        per_head = tokens * cfg.heads * (gate_bytes + log_sum_bytes)
         norms = 4 * tokens * (FLOAT32_BYTES if batch.on_gpu else batch.element_bytes)  # mean and scale of each norm
         dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
-        scores = TransformerLayer.score_bytes(cfg, batch)
-        return (wide_tensors + feed_forward) * batch.element_bytes + scores + per_head + norms + dropout_masks
+        return activations + per_head + norms + dropout_masks + TransformerLayer.score_bytes(cfg, batch)
 
     @staticmethod
     def score_bytes(cfg: ModelConfig, batch: MicroBatchShape) -> float:
@@ -242,10 +242,11 @@ class TransformerLayer(nn.Module):
         CPU's kernels make `item_mask` one tile at a time.) They also save d and an index into the table of d for each
         query and key; all rows share these.
         """
+        # The bounds of an item are two int32, which have as many bytes as float32.
         saved = batch.tokens * (2 * FLOAT32_BYTES if batch.triton else batch.row_tokens)
         if cfg.relative_bias == "none":
             return saved
-        if batch.triton:
+        if batch.triton:  # the table of `attention_triton.skew`, [2, H, SKEWED_ROWS, columns]
             columns = 2 * SKEWED_ROWS * (-(-batch.row_tokens // SKEWED_ROWS) + 1)
             return saved + 2 * cfg.heads * SKEWED_ROWS * columns * batch.element_bytes
         return saved + batch.row_tokens**2 * (INT64_BYTES + cfg.heads * batch.element_bytes)
@@ -255,13 +256,13 @@ class TransformerLayer(nn.Module):
         """Bytes of the gradients that the backward pass of one layer holds at its peak."""
         hidden = batch.tokens * cfg.width * batch.element_bytes
         feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element_bytes
-        if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
+        if batch.triton:  # for each SUMMED_ROWS rows and each head, at most 4 (T + side) sums of the gradient of d
             side = tiling_of("_backward_distances", cfg.width // cfg.heads, batch.element_bytes).keys
-            scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT32_BYTES
+            attention = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT32_BYTES
         elif batch.on_gpu or cfg.attention_dropout:
             heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
-            scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element_bytes
-            scores -= feed_forward  # the feed-forward network's backward pass comes first and frees what it saved
+            attention = 3 * batch.tokens * batch.row_tokens * heads * batch.element_bytes
+            attention -= feed_forward  # the feed-forward network's backward pass comes first and frees what it saved
         else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
-            scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element_bytes, TILE_BYTES) + 3 * hidden
-        return max(feed_forward, scores) + 2 * hidden
+            attention = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element_bytes, TILE_BYTES) + 3 * hidden
+        return max(feed_forward, attention) + 2 * hidden

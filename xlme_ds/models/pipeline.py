@@ -114,7 +114,9 @@ class ElectraStage(PipelineStage, Electra):
         """The input of the discriminator's first layer, in the order in which stages send it."""
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
-        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
+        hidden_BTD = self.discriminator.first_layer_input(
+            embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B
+        )
         sent = [hidden_BTD, batch.segments_BT, corrupted_BT]
         position_bias_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
         if position_bias_HW is not None:
@@ -177,7 +179,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         relative = () if position_bias_HW is None else (position_bias_HW.contiguous(),)
         targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
-        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
+        hidden_BTD = self.encoder.first_layer_input(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B)
         return *relative, hidden_BTD, groups_BT, targets_BT, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:

@@ -109,7 +109,7 @@ class TranslationModel(TextEncoder):
     def encode(self, source: Side, seeds_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `seeds_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.embedding_blocks, sparse=True)
-        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, seeds_B)
+        x_BSD = self.encoder.first_layer_input(embedded_BSD, source.positions, source.languages, seeds_B)
         position_bias_HW = self.encoder.bias_by_distance(source.tokens.shape[1])
         return self.encoder.run_layers(x_BSD, source.segments, position_bias_HW, seeds_B=seeds_B, row_tokens=row_tokens)
 
@@ -125,7 +125,7 @@ class TranslationModel(TextEncoder):
         0 for padding."""
         decoder, seeds_B = self.decoder, None if seeds_B is None else derive_seeds(seeds_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.embedding_blocks, sparse=True)
-        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, seeds_B)
+        x_BRD = decoder.first_layer_input(embedded_BRD, target.positions, target.languages, seeds_B)
         position_bias_HW = decoder.bias_by_distance(target.tokens.shape[1])
         self_bias = attention_bias(self.cfg, target.segments, position_bias_HW, x_BRD.dtype, causal_mask, row_tokens)
         cross_bias = TorchBias(cross_attention_mask(target.segments, sources_BS), None, row_tokens=row_tokens)
@@ -152,7 +152,7 @@ class CachedDecoder:
         ordinary ones and `</s>` have −∞."""
         decoder, blocks = self.model.decoder, self.model.embedding_blocks
         position_N1 = torch.full_like(tokens_N, self.position)[:, None]
-        x_N1D = decoder.embed(lookup(tokens_N[:, None], blocks), position_N1, self.languages_N[:, None])
+        x_N1D = decoder.first_layer_input(lookup(tokens_N[:, None], blocks), position_N1, self.languages_N[:, None])
         self.position += 1
         position_bias_HW = decoder.bias_by_distance(self.position)
         # The biases by distance from the new token to each token of the target: from the first token to the new one.
