@@ -23,8 +23,7 @@ class ElectraOutput(NamedTuple):
     predicted_M: Tensor  # int64, the generator's most likely token
     corrupted_BT: Tensor  # int64, the tokens with the generator's samples at the masked positions
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
-    # float32, −log of the probability that the discriminator's own softmax gives to the original token; empty if the
-    # discriminator has no softmax.
+    # float32, −log p of the original token in the discriminator's own softmax; empty if the discriminator has none.
     token_nll_BT: Tensor = torch.empty(0)
 
 
@@ -48,8 +47,8 @@ class Electra(EmbeddingModel):
         self.replaced_head = ReplacedTokenHead(cfg)
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]: the generator's embeddings, or a copy of these without
-        gradient plus a difference."""
+        """The discriminator's token embeddings, [B, T, D]. They are the generator's embeddings or, under
+        gradient-disentangled sharing, a copy of these without gradient plus a difference."""
         # With a generator the gradient is sparse: it is added to the dense gradient that the masked head gives the
         # embedding.
         shared = lookup(ids_BT, self.embedding_blocks, sparse=self.has_generator)
@@ -64,7 +63,7 @@ class Electra(EmbeddingModel):
         tokens_N = batch.tokens_BT.flatten()
         targets_M, uniforms_M = tokens_N[batch.masked_M], batch.uniforms_M
         shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)  # `<mask>`
-        if self.keep_fraction:  # the share of masked positions that show the original token
+        if self.keep_fraction:  # some masked positions show the original token
             shows_original_M = uniforms_M < self.keep_fraction
             shown_M = torch.where(shows_original_M, targets_M, shown_M)
             uniforms_M = rescale_uniforms(shows_original_M, uniforms_M, self.keep_fraction)
@@ -104,8 +103,9 @@ class Electra(EmbeddingModel):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, blocks: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """The last fields of `ElectraOutput`, from `replaced_logits_BT` on; the discriminator here has no softmax, and
-        reads only its last hidden states. `blocks` are those of the tied embedding. A pipeline gives no `masked_M`."""
+        """The last fields of `ElectraOutput`, from `replaced_logits_BT` on. The discriminator of this class has no
+        softmax: only subclasses read `targets_BT`, `blocks` (of the tied embedding) and `masked_M`, which a pipeline
+        does not give."""
         return (self.replaced_head(hidden_BTD),)
 
 
@@ -114,17 +114,17 @@ def random_replacements(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: 
 
     `share_1` is the probability of each position to be chosen, float32 [1]; None means 0. Returns (tokens, uniforms),
     both [M]. `tokens` (int64) has the random tokens, and −1 where the sample stays. `uniforms` (float32) has the random
-    numbers with which the generator draws the samples that stay.
+    numbers with which the generator draws its samples, and 0 where the sample does not stay.
     """
     no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return no_token_M, uniforms_M
-    share_1 = share_1.detach()
+    share_1 = share_1.detach()  # DeepSpeed's pipeline engine makes all floating-point inputs require a gradient
     first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
-    below_M = uniforms_M < share_1
-    within_M = rescale_uniforms(below_M, uniforms_M, share_1)
-    tokens_M = first + (within_M.double() * count).long().clamp(0, count - 1)
-    return torch.where(below_M, tokens_M, no_token_M), torch.where(below_M, 0.0, within_M)
+    is_chosen_M = uniforms_M < share_1
+    rescaled_M = rescale_uniforms(is_chosen_M, uniforms_M, share_1)
+    tokens_M = first + (rescaled_M.double() * count).long().clamp(0, count - 1)
+    return torch.where(is_chosen_M, tokens_M, no_token_M), torch.where(is_chosen_M, 0.0, rescaled_M)
 
 
 def rescale_uniforms(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
@@ -132,5 +132,5 @@ def rescale_uniforms(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor)
 
     The result is again uniform and independent of `below_M`, so one uniform serves two random choices.
     """
-    within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
-    return within_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1
+    rescaled_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
+    return rescaled_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1

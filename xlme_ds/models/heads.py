@@ -65,15 +65,15 @@ class MaskedLanguageModelHead(nn.Module):
             bias_V = bias_V.detach().clone()
             for special in (bias_V[: UNK + 1], bias_V[-1]):
                 special.fill_(_EXCLUDED_LOGIT)  # an assignment would copy a number to the GPU, and the host would wait
-        inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
+        inputs = self._transform(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
         return vocabulary_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 
     def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """All logits of a few positions, [M, V]. `blocks` are the blocks of the tied embedding."""
-        hidden_MD = self._before_softmax(hidden_MD)
+        hidden_MD = self._transform(hidden_MD)
         return torch.cat([hidden_MD @ block.t() for block in blocks], dim=1) + self.bias
 
-    def _before_softmax(self, hidden_MD: Tensor) -> Tensor:
+    def _transform(self, hidden_MD: Tensor) -> Tensor:
         if self.dense is None or self.norm is None:
             return hidden_MD
         return self.norm(F.gelu(self.dense(hidden_MD)))

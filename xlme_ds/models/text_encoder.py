@@ -79,10 +79,11 @@ class Masking:
         first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
         # u is one of 2^24 values. The values from `keep_fraction` to `keep_fraction` + `random_fraction` are spread
         # over all ordinary ids.
-        offset_M = (uniforms_M - self.keep_fraction) * (count / self.random_fraction if self.random_fraction else 0.0)
+        ids_per_unit = count / self.random_fraction if self.random_fraction else 0.0
+        offset_M = (uniforms_M - self.keep_fraction) * ids_per_unit
         random_M = first + offset_M.long().clamp(0, count - 1)
-        changed_M = torch.where(uniforms_M < self.keep_fraction + self.random_fraction, random_M, vocabulary - 1)
-        shown_M = torch.where(uniforms_M < self.keep_fraction, targets_M, changed_M)
+        random_or_mask_M = torch.where(uniforms_M < self.keep_fraction + self.random_fraction, random_M, vocabulary - 1)
+        shown_M = torch.where(uniforms_M < self.keep_fraction, targets_M, random_or_mask_M)
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Masking:
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head, tied to the embedding, that predicts masked tokens."""
 
-    exclude_special = False  # if true, only ordinary tokens are predicted: predictions become part of the text (BTMLM)
+    exclude_special = False  # if true, only ordinary tokens are predicted, because they become part of a text (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -145,7 +146,7 @@ def positions_and_segments(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 def second_sides(tokens_BT: Tensor) -> Tensor:
     """int64 [B, T], for rows of one item each: 1 in the item's second text and in all padding, else 0."""
     is_end_BT = (tokens_BT == EOS).long()
-    is_end_BT[:, 0] = 0  # in XLM's layout `</s>` opens the item
+    is_end_BT[:, 0] = 0  # in XLM's layout `</s>` also opens the item
     ends_before_BT = is_end_BT.cumsum(1) - is_end_BT
     return ends_before_BT.clamp(max=1)
 
@@ -167,23 +168,24 @@ def language_index(cfg: ModelConfig, code: str) -> int:
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
     """`languages_BT` of `Batch` for rows of one item each. `codes` has for each row the language of its text, or the
     two languages of its pair."""
+    # A text has one code, which is then both the first and the last.
     indices = [[language_index(cfg, code) for code in (row_codes[0], row_codes[-1])] for row_codes in codes]
     first_B, second_B = torch.tensor(indices, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
     return languages_BT * (tokens_BT != PAD)
 
 
-def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderName) -> TextEncoder:
+def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, encoder_name: EncoderName) -> TextEncoder:
     """One encoder of a pre-training model, in evaluation mode. `state`: all parameters of the model, by name.
 
     Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the `difference_n`.
     """
-    layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
-    prefix = f"{which}."
+    layers = cfg.generator_layers if encoder_name == "generator" else cfg.discriminator_layers
+    prefix = f"{encoder_name}."
     taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):
         taken[f"embedding_{n}"] = state[f"embedding_{n}"]
-        if which == "discriminator" and cfg.embedding_sharing == "gdes":
+        if encoder_name == "discriminator" and cfg.embedding_sharing == "gdes":
             taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
     return encoder_from_state(taken, replace(cfg, discriminator_layers=layers))
 
