@@ -32,9 +32,10 @@ _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|
 # _LARGEST_LOGIT.
 _BINS = 512
 _LARGEST_LOGIT = 16.0
-# The statistics of a task are these counts of positions, then a histogram of the logits of replaced tokens, and one of
-# the logits of original tokens. A count that ends in `_right` is of positions that the discriminator judged correctly.
-_COUNTS = ("generator_correct", "masked", "replaced", "replaced_right", "original", "original_right")
+# The statistics of a task are these counts of positions, then a histogram of the logits of replaced tokens, then one of
+# the logits of original tokens. `generator_correct` counts the masked positions at which the generator predicted the
+# original token; `replaced_correct` and `original_correct` count positions that the discriminator judged correctly.
+_COUNTS = ("generator_correct", "masked", "replaced", "replaced_correct", "original", "original_correct")
 
 
 class ElectraObjective(Pretraining):
@@ -61,10 +62,10 @@ class ElectraObjective(Pretraining):
         *("objective.random_fakes", "objective.z_loss"),
     )
     model_classes: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
-    # For each two terms (one for text, one for pairs), the positions that their means are over: the masked positions,
-    # or all tokens except padding.
+    # One entry for each two terms (one for monolingual text, one for pairs): whether their means are over the masked
+    # positions, or over all tokens except padding.
     means_over: tuple[Literal["masked", "tokens"], ...] = ("masked", "tokens")
-    no_gdes: str = ""  # why the model cannot have `embedding_sharing` gdes; empty if it can
+    why_no_gdes: str = ""  # why the model cannot have `embedding_sharing` gdes; empty if it can
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_COUNTS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -101,9 +102,10 @@ class ElectraObjective(Pretraining):
         model cannot have its `embedding_sharing`."""
         super().check(run)
         require_masks(run)
-        if self.no_gdes and run.model.embedding_sharing != "tied":
-            raise ValueError(f"objective.name {run.objective.name} {self.no_gdes}: set it to tied")
+        if self.why_no_gdes and run.model.embedding_sharing != "tied":
+            raise ValueError(f"objective.name {run.objective.name} {self.why_no_gdes}: set it to tied")
         fakes = run.objective.random_fakes
+        # `weight_at` comes first, because its error explains malformed points.
         largest_share = max(weight_at(fakes, 0), *(weight_at(fakes, step) for step in point_steps(fakes)))
         if largest_share > 1:
             raise ValueError(
@@ -164,9 +166,9 @@ class ElectraObjective(Pretraining):
         task_N = batch.task_B.repeat_interleave(batch.tokens_BT.shape[1])
         sums = []
         for positions, loss in zip(self.means_over, self.losses(output, batch), strict=True):
-            places = batch.masked_M if positions == "masked" else torch.arange(len(task_N), device=task_N.device)
-            values = loss if loss.dim() == 1 else loss.flatten()[places]
-            counted, task, language = counted_N[places], task_N[places], language_N[places]
+            indices = batch.masked_M if positions == "masked" else torch.arange(len(task_N), device=task_N.device)
+            values = loss if loss.dim() == 1 else loss.flatten()[indices]
+            counted, task, language = counted_N[indices], task_N[indices], language_N[indices]
             sums.append(sum_by_language(values, counted, task, language, len(TASKS), languages))
         return torch.cat(sums, dim=1)
 
@@ -175,22 +177,23 @@ class ElectraObjective(Pretraining):
         """The numbers from which the accuracies, the replaced fraction and the AUC are computed, float64 [2, S]. Each
         task has the `_COUNTS` and two histograms of logits. The histograms and the last four counts leave out special
         tokens."""
-        right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
+        correct_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT = output.corrupted_BT != batch.tokens_BT
         ordinary_BT = batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
-        right_BT = (logits_BT > 0) == replaced_BT
+        correct_BT = (logits_BT > 0) == replaced_BT
         scaled_BT = (logits_BT.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) / (2 * _LARGEST_LOGIT)
         # Without the last clamp, the largest logit would get the bin _BINS, and a NaN an arbitrary bin.
         bins_BT = (scaled_BT * _BINS).long().clamp(0, _BINS - 1)
         histogram_index_BT = batch.task_B[:, None] * _BINS + bins_BT
         task_M = batch.task_of_masked()
-        count_columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
+        # The columns are in the order of `_COUNTS`.
+        count_columns = [sum_by_task(correct_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         histograms = []
         # Positions are counted with masks: indexing on a GPU would make the host wait for the number of positions.
         for selected_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
             count_columns.append(sum_by_task(selected_BT.sum(1), batch.task_B))
-            count_columns.append(sum_by_task((selected_BT & right_BT).sum(1), batch.task_B))
+            count_columns.append(sum_by_task((selected_BT & correct_BT).sum(1), batch.task_B))
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=bins_BT.device)
             histogram.scatter_add_(0, histogram_index_BT.flatten(), selected_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))
@@ -204,16 +207,16 @@ class ElectraObjective(Pretraining):
         for task, name in enumerate(TASKS):
             if counts[task] == 0:
                 continue
-            of_task = slice(task, None, len(TASKS))  # `terms` alternates between the tasks
-            metrics |= dict(zip(self.terms[of_task], means[of_task].tolist(), strict=True))
+            terms_of_task = slice(task, None, len(TASKS))  # `terms` alternates between the tasks
+            metrics |= dict(zip(self.terms[terms_of_task], means[terms_of_task].tolist(), strict=True))
             totals = dict(zip(_COUNTS, statistics[task, : len(_COUNTS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_COUNTS) :].split(_BINS)
             if "generator_accuracy" in self.quantities:
                 metrics[f"generator_accuracy_{name}"] = totals["generator_correct"] / max(totals["masked"], 1)
             metrics |= {
                 f"replaced_fraction_{name}": totals["replaced"] / max(totals["replaced"] + totals["original"], 1),
-                f"accuracy_replaced_{name}": totals["replaced_right"] / max(totals["replaced"], 1),
-                f"accuracy_original_{name}": totals["original_right"] / max(totals["original"], 1),
+                f"accuracy_replaced_{name}": totals["replaced_correct"] / max(totals["replaced"], 1),
+                f"accuracy_original_{name}": totals["original_correct"] / max(totals["original"], 1),
             }
             if replaced.any() and original.any():
                 metrics[f"auc_{name}"] = area_under_curve(replaced, original)

@@ -90,7 +90,7 @@ class Quantity(NamedTuple):
     # The task on which the metric is measured. If `task` is empty and the metric is measured on both tasks, there are
     # two metrics, such as `auc_mono` and `auc_para` for `auc`.
     task: str = ""
-    unigram: bool = False  # whether it is a mean −log p of tokens, and so comparable with a unigram model's loss
+    unigram: bool = False  # whether the metric is a mean −log p of tokens, comparable with a unigram model's loss
 
 
 class WeightSource(NamedTuple):
@@ -98,8 +98,8 @@ class WeightSource(NamedTuple):
 
     folder: str  # the other model's folder
     encoder_name: EncoderName | None  # the encoder's name in the other model; None: that model's main encoder
-    layers: int  # how many of the encoder's layers the part takes, from the first on
-    remedy: str  # what the error message advises if the encoder has fewer layers, such as "lower model.decoder_layers"
+    layers: int  # number of the encoder's layers that the part takes, from the first on
+    remedy: str  # the error message's advice if the encoder has fewer layers, such as "lower model.decoder_layers"
     # Turns the parameters of the encoder into those of the part.
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
 
@@ -216,10 +216,10 @@ def require_sentences(rows: RowStore, needed: bool) -> None:
     If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
     (mixed without `--sentences` or `--documents`).
     """
-    packed = rows.manifest.packed_unit
-    if rows.folder.name == "mono" and packed != ("sentences" if needed else ""):
-        mixed = f"with --{packed}" if packed else "without --sentences"
-        must_be = "with --sentences" if needed else "without --sentences or --documents"
+    unit = rows.manifest.packed_unit
+    if rows.folder.name == "mono" and unit != ("sentences" if needed else ""):
+        actual = f"with --{unit}" if unit else "without --sentences"
+        required = "with --sentences" if needed else "without --sentences or --documents"
         raise ValueError(
-            f"{rows.folder} was mixed {mixed}, and this objective reads what was mixed {must_be}: mix it again"
+            f"{rows.folder} was mixed {actual}, and this objective reads what was mixed {required}: mix it again"
         )

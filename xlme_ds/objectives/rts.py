@@ -54,7 +54,7 @@ class RandomTokenSubstitution(ElectraObjective):
     used_settings = ()
     model_classes = SubstitutionModel, SubstitutionStage
     means_over = ("tokens",)
-    no_gdes = "has no generator, and model.embedding_sharing gdes needs one"
+    why_no_gdes = "has no generator, and model.embedding_sharing gdes needs one"
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)

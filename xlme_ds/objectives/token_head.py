@@ -79,7 +79,7 @@ class AllTokensObjective(ElectraObjective):
 
     model_classes = AllTokensModel, AllTokensStage
     # Both softmaxes use the same embedding.
-    no_gdes = "needs one embedding for generator and discriminator, but model.embedding_sharing gdes makes two"
+    why_no_gdes = "needs one embedding for generator and discriminator, but model.embedding_sharing gdes makes two"
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """ELECTRA's operations per token, plus those of a softmax at every position, run by a pipeline's last part."""
