@@ -51,7 +51,7 @@ class Loader:
         self.phases = phases(data, mask_fraction)
         self._stores = self._open(data, languages)  # one dict per phase
         self.stores = self._stores[0]
-        reference = next(iter(self.stores.values()))
+        reference = next(iter(self.stores.values()))  # every store must have this one's vocabulary and layout
         self.vocabulary_sha256 = reference.manifest.vocabulary_sha256
         self.vocabulary_size = reference.manifest.vocabulary_size
         self.layout = reference.manifest.layout
@@ -65,7 +65,7 @@ class Loader:
         self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
     def _open(self, data: DataConfig, languages: Sequence[str]) -> list[dict[int, RowStore]]:
-        """The stores of each phase, by task; a folder that several phases name is opened once."""
+        """The stores of each phase, by task. A folder that several phases name is opened once."""
         phase_count, folder_count = len(self.phases), len(self.folders)
         if phase_count != folder_count:
             raise ValueError(
@@ -76,6 +76,7 @@ class Loader:
         for folder in self.folders:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
             for task, content in enumerate(("monolingual text", "pairs")):
+                # If the folder has neither task, `RowStore` raises the error.
                 if self.plan.rows_per_step[task] and any(has_task) and not has_task[task]:
                     name = TASKS[task]
                     raise ValueError(
@@ -144,14 +145,15 @@ class Loader:
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """A text such as `mono 328-335, para 164-167`: the rows of a micro-batch of this rank, or of the whole step if
         `micro_batch` is None. In every pass over the data rows are counted from 0, as in `xlme prep show`."""
-        ranges = []
+        plan, ranges = self.plan_at(step), []
         for task, store in self.stores_at(step).items():
             row_numbers = (
-                self.plan_at(step).step_rows(step, task)
+                plan.step_rows(step, task)
                 if micro_batch is None
-                else self.plan_at(step).row_numbers(step, self.rank, micro_batch, task)
+                else plan.row_numbers(step, self.rank, micro_batch, task)
             )
-            borders = [0, *(np.flatnonzero(np.diff(np.array(row_numbers) // store.rows)) + 1), len(row_numbers)]
+            passes = np.array(row_numbers) // store.rows  # for each row, the index of its pass over the data
+            borders = [0, *(np.flatnonzero(np.diff(passes)) + 1), len(row_numbers)]
             for start, end in pairwise(borders):
                 if start < end:
                     first, last = (int(row_numbers[index]) % store.rows for index in (start, end - 1))
@@ -178,10 +180,12 @@ class Loader:
 
     def micro_batches(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`; the rows of the next step are prefetched."""
-        rows_by_micro_batch = [self._read(step, micro) for micro in range(self.plan.accumulation)]
+        micro_batches = range(self.plan.accumulation)  # their number is the same in all phases
+        rows_by_micro_batch = [self._read(step, micro_batch) for micro_batch in micro_batches]
+        next_plan = self.plan_at(step + 1)
         for task, store in self.stores_at(step + 1).items():
-            for micro in range(self.plan.accumulation):
-                next_rows = self.plan_at(step + 1).row_numbers(step + 1, self.rank, micro, task)
+            for micro_batch in micro_batches:
+                next_rows = next_plan.row_numbers(step + 1, self.rank, micro_batch, task)
                 if len(next_rows):
                     store.prefetch(int(next_rows[0]) % store.rows, int(next_rows[-1]) % store.rows)
         if self.on_read is not None:
@@ -223,19 +227,19 @@ class HeldOutLoader(Loader):
             per_rank, left_over = divmod(rows, world)
             own_rows = np.arange(self.rank * per_rank, (self.rank + 1) * per_rank)
             size = self.plan.rows_per_micro_batch[task]
-            in_full = per_rank - per_rank % size  # rows in full micro-batches; then come single rows
-            borders = [*range(0, in_full, size), *range(in_full, per_rank + 1)]
+            rows_in_full = per_rank - per_rank % size  # rows in full micro-batches; then come single rows
+            borders = [*range(0, rows_in_full, size), *range(rows_in_full, per_rank + 1)]
             micro_batches += [_HeldOutRows(task, own_rows[start:end], True) for start, end in pairwise(borders)]
             if left_over:
                 is_counted = self.rank < left_over
                 row_number = world * per_rank + self.rank if is_counted else 0
                 micro_batches.append(_HeldOutRows(task, np.array([row_number]), is_counted))
-        return sorted(micro_batches, key=lambda each: -len(each.row_numbers))
+        return sorted(micro_batches, key=lambda micro_batch: -len(micro_batch.row_numbers))
 
     @property
     def counted(self) -> list[bool]:
         """Whether the result includes each micro-batch of a step."""
-        return [each.is_counted for each in self._heldout_rows]
+        return [micro_batch.is_counted for micro_batch in self._heldout_rows]
 
     def micro_batches(self, step: int) -> list[Batch]:
         """All micro-batches of this rank; every step reads the same rows."""
