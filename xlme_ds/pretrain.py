@@ -46,17 +46,21 @@ def check_flags(argv: list[str]) -> None:
     """Check a command line without looking for its folders. A mistake raises ValueError or ends the program. If the
     command line asks for help, print the help and exit."""
     argv, branch = take_flag(argv, "--branch")
-    parse(program("pretrain"), Pretrain, __doc__ or "", argv, None if branch is None else RunConfig(name="custom"))
+    # Default settings take the place of the settings of RUN@STEP, whose folder is not opened.
+    branch_config = None if branch is None else RunConfig(name="custom")
+    parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     # The number of masked positions differs between batches, so blocks of fixed sizes would fragment a GPU's memory.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # torch reads it once, when it is loaded
     argv = sys.argv[1:] if arguments is None else arguments
-    # A signal to stop may come at any time: `StopRequest` catches it from here on, before torch is loaded.
-    stop = None if {*HELP_FLAGS, "--dry-run"} & {argument.replace("_", "-") for argument in argv} else StopRequest()
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in argv}
+    # A signal to stop may come at any time, so `StopRequest` catches it before torch is loaded. Help and a dry run have
+    # nothing to save.
+    stop = None if {*HELP_FLAGS, "--dry-run"} & flags else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
         branch_config = None
@@ -66,9 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
             _, out_name = take_flag(argv, "--out")
             branch_config = read_branch_config(Path(branch), None if out_name is None else Path(out_name))
         command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
-        flags = {argument.partition("=")[0].replace("_", "-") for argument in argv}
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
-            steps = int(command.run.start.folder.rpartition("@")[2]) + command.run.schedule.decay_steps
+            parent_step = int(command.run.start.folder.rpartition("@")[2])
+            steps = parent_step + command.run.schedule.decay_steps
             command = replace(command, run=replace(command.run, train=replace(command.run.train, steps=steps)))
         for folder in (*command.data_folders, command.heldout):  # a missing one is reported before torch is loaded
             if folder is not None:

@@ -80,7 +80,7 @@ class Record(Callback):
         self.flops_per_step = flops_per_step
         self.peak_flops_per_s = peak_flops_per_s
         self.show = show
-        # Steps done, time, and seconds spent reading data, at the last logged step.
+        # At the last logged step: steps done, time, and seconds that were spent on reading data.
         self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
         # (steps, seconds) of the last intervals between logged steps; their mean speed gives the remaining time.
         self.intervals: deque[tuple[int, float]] = deque(maxlen=50)
@@ -89,12 +89,15 @@ class Record(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         if not stats.metrics:  # this step is not logged
             return
-        logged = (done, time.perf_counter(), self.engine.seconds_reading)
-        steps, seconds, seconds_reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
-        self.last_logged = logged
+        last_done, last_time, last_seconds_reading = self.last_logged
+        now, seconds_reading = time.perf_counter(), self.engine.seconds_reading
+        self.last_logged = (done, now, seconds_reading)
+        steps, seconds = done - last_done, now - last_time
         steps_per_s = steps / seconds
         flops_per_s = steps_per_s * self.flops_per_step
-        self.intervals.append((int(steps), seconds))
+        peak = self.peak_flops_per_s
+        peak_fraction = {"peak_fraction": flops_per_s / (self.engine.world * peak)} if peak else {}
+        self.intervals.append((steps, seconds))
         recent_steps, recent_seconds = map(sum, zip(*self.intervals, strict=True))
         values = {
             "step": done,
@@ -105,12 +108,8 @@ class Record(Callback):
             "tokens": self.tokens_until(done),
             "tokens_per_s": steps_per_s * self.tokens_per_step,
             "flops_per_s": flops_per_s,
-            **(
-                {"peak_fraction": flops_per_s / (self.engine.world * self.peak_flops_per_s)}
-                if self.peak_flops_per_s
-                else {}
-            ),
-            "data_wait": seconds_reading / seconds,
+            **peak_fraction,
+            "data_wait": (seconds_reading - last_seconds_reading) / seconds,
             "memory_gib": peak_memory(self.engine.device),
             "seconds_left": (self.total_steps - done) * recent_seconds / recent_steps,
         }
@@ -127,15 +126,16 @@ class Evaluate(Callback):
     config: TrainConfig
     summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]]  # `RunInfo.summarise`
     console: Console | None  # None on all ranks but 0
-    logs: Sequence[StepLog]  # of the two files; empty on all ranks but 0
+    logs: Sequence[StepLog]  # of heldout.jsonl and heldout_languages.jsonl; empty on all ranks but 0
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            # The loss weights are those of the last step taken; as steps count from 0, that is step `done - 1`.
+            # The loss weights are those of the last finished step: `done - 1`, because steps count from 0.
             overall, by_language = self.summarise(done - 1, **self.engine.eval_batch())
-            for log, values in zip(self.logs, (overall, by_language), strict=False):  # only rank 0 has logs
+            # Not strict: only rank 0 has logs.
+            for log, values in zip(self.logs, (overall, by_language), strict=False):
                 log.write({"step": done, **values})
             if self.console is not None:
                 self.console.evaluation({"step": done, **overall})
@@ -188,7 +188,7 @@ class Dimensions(Callback):
             return ""
         if self.first_dimensions is None:
             self.first_dimensions = last
-        if self.warned or not last < self.COLLAPSED * self.first_dimensions:
+        if self.warned or last >= self.COLLAPSED * self.first_dimensions:
             return ""
         self.warned = True
         return (
@@ -216,7 +216,7 @@ class Profile(Callback):
         self.profiler.start()
 
     def _write(self, finished: profile) -> None:
-        if finished.step_num == 3:  # the run ended before the first step to profile
+        if finished.step_num == 3:  # no step was profiled, because the run ended after its first three
             return
         self.recorded = True
         trace, partial = self.folder / "trace.json.gz", self.folder / ".trace.json.gz"
@@ -274,7 +274,8 @@ class Save(Callback):
         self.last_saved = done
 
 
-_DRAW_PAGE = (
+# The program of the process that updates the report page.
+_WRITE_REPORT = (
     "import sys; from xlme_ds.report.__main__ import write_report_in_child; write_report_in_child(*sys.argv[1:])"
 )
 
@@ -282,7 +283,7 @@ _DRAW_PAGE = (
 @dataclass
 class UpdateReport(Callback):
     """Starts a process that updates the report page from the newest checkpoint, every `eval_every` steps, at low
-    priority and on one thread. Only rank 0 has this callback.
+    priority, on one thread and without a GPU. Only rank 0 has this callback.
 
     Training neither waits for the process nor fails with it: its error is printed as one line on stderr.
     """
@@ -296,7 +297,8 @@ class UpdateReport(Callback):
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        self.due |= bool(self.config.eval_every) and done % self.config.eval_every == 0
+        if self.config.eval_every and done % self.config.eval_every == 0:
+            self.due = True
         if self.process is not None and self.process.poll() is not None:
             lines = self.process.communicate()[1].decode(errors="replace").strip().splitlines()
             if self.process.returncode not in (0, -signal.SIGINT):  # SIGINT: Ctrl-C also stops the run
@@ -321,7 +323,7 @@ class UpdateReport(Callback):
 
     def _start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())],
+            [sys.executable, "-W", "ignore", "-c", _WRITE_REPORT, str(self.run), str(os.getpid())],
             env=child_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -332,11 +334,11 @@ class UpdateReport(Callback):
             # When memory runs out, Linux kills the process with the highest value first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
-    def _print_reason(self, why: str) -> None:
+    def _print_reason(self, reason: str) -> None:
         """Print why the page is not updated, unless the last message had the same reason."""
-        if why != self.last_reason:
-            self.last_reason = why
-            print(f"{self.run}: training continues, but the report page is not updated: {why}", file=sys.stderr)
+        if reason != self.last_reason:
+            self.last_reason = reason
+            print(f"{self.run}: training continues, but the report page is not updated: {reason}", file=sys.stderr)
 
 
 class BadStepGuard(Callback):
@@ -385,6 +387,7 @@ class BadStepGuard(Callback):
     def _count_skipped(self, done: int, stats: StepStats) -> None:
         self.skipped += 1
         self.in_a_row += 1
+        # If every loss is finite, no micro-batch is suspect, and the log gets all rows of the step.
         rows = list(stats.suspects) or [self.describe_rows(done - 1)]
         norm = stats.gradient_norm
         if math.isfinite(norm):
@@ -416,16 +419,17 @@ def fit(
 
     Raises SharedError when the records of any rank cannot be written.
     """
-    callbacks = [guard, *callbacks]
+    callbacks = [guard, *callbacks]  # the guard first, because records and checkpoints contain its counts
     done = start
     stop.has_work = True
     while done < config.train.steps and guard.fault is None:
         if engine.any_rank(stop.received is not None or _log_error(callbacks) is not None):
             break
         watchdog.beat(f"taking step {done + 1}")
-        is_logged = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
+        is_last = done + 1 == config.train.steps
+        is_logged = is_last or (done + 1) % config.train.log_every == 0
         rate = learning_rate(done, config.train.steps, config.optimizer, config.schedule)
-        next_step = done + 1 if done + 1 < config.train.steps else None
+        next_step = None if is_last else done + 1
         stats = engine.train_batch(done, rate, is_logged, guard.norm_limit(), next_step)
         done += 1
         watchdog.beat(f"evaluating or saving after step {done}")

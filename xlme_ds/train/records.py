@@ -37,7 +37,9 @@ class StepLog:
         self.steps: list[int] = []  # step of each record: of those kept from an earlier start, then of each new one
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # line number -> line
-        unreadable: dict[int, bytes] = {}  # line number -> line, since the last kept record; damaged if another follows
+        # Line number -> line without a record, since the last kept record. If another kept record follows, the lines
+        # are damaged.
+        unreadable: dict[int, bytes] = {}
         with errors_naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for line_number, line in enumerate(lines, start=1):
@@ -53,16 +55,20 @@ class StepLog:
                 damaged |= unreadable
                 unreadable = {}
         if damaged:
-            moved_to = self.path.with_suffix(".damaged")
-            with errors_naming(moved_to), open(moved_to, "ab") as file:
-                file.write(b"".join(line + b"\n" for line in damaged.values()))
-            line_numbers = ", ".join(map(str, damaged))
-            print(
-                f"{self.path} is damaged: line {line_numbers} is moved to {moved_to}, and the other lines are kept",
-                flush=True,
-            )
+            self._move_away(damaged)
         with atomic_write(self.path) as file:
             file.write(b"".join(line + b"\n" for line in records))
+
+    def _move_away(self, damaged: Mapping[int, bytes]) -> None:
+        """Append the damaged lines, given by line number, to another file, and report them."""
+        moved_to = self.path.with_suffix(".damaged")
+        with errors_naming(moved_to), open(moved_to, "ab") as file:
+            file.write(b"".join(line + b"\n" for line in damaged.values()))
+        line_numbers = ", ".join(map(str, damaged))
+        print(
+            f"{self.path} is damaged: line {line_numbers} is moved to {moved_to}, and the other lines are kept",
+            flush=True,
+        )
 
     def sync(self) -> int:
         """Flush the file to the disk; returns the number of its lines."""
@@ -87,18 +93,6 @@ class StepLog:
 
     def close(self) -> None:
         """Write what is still in a buffer; here nothing, because `write` closes the file after every line."""
-
-
-@cache
-def _silence_tensorboard_threads() -> None:
-    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, which the run reports."""
-    print_traceback = threading.excepthook
-
-    def print_others(failure: threading.ExceptHookArgs) -> None:
-        if not type(failure.thread).__module__.startswith("tensorboard."):
-            print_traceback(failure)
-
-    threading.excepthook = print_others
 
 
 class MetricsLog(StepLog):
@@ -128,6 +122,28 @@ class MetricsLog(StepLog):
                 self.board.close()
         except OSError as error:
             self.error = self.error or error
+
+
+class LanguageLog(MetricsLog):
+    """A log of held-out losses by the token's language: mean losses `terms[term][code]` and `unigram[task][code]`, and
+    token counts `tokens[term][code]`. TensorBoard and the tracker get `terms`."""
+
+    def _write(self, values: dict[str, Any]) -> None:
+        StepLog._write(self, values)
+        for term, losses in values["terms"].items():
+            self._plot({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
+
+
+@cache  # once in a process, because each call wraps `threading.excepthook` again
+def _silence_tensorboard_threads() -> None:
+    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, which the run reports."""
+    print_traceback = threading.excepthook
+
+    def print_others(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            print_traceback(failure)
+
+    threading.excepthook = print_others
 
 
 class Tracker:
@@ -199,13 +215,3 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-class LanguageLog(MetricsLog):
-    """A log of held-out losses by the token's language: mean losses `terms[term][code]` and `unigram[task][code]`, and
-    token counts `tokens[term][code]`. TensorBoard and the tracker get `terms`."""
-
-    def _write(self, values: dict[str, Any]) -> None:
-        StepLog._write(self, values)
-        for term, losses in values["terms"].items():
-            self._plot({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
