@@ -51,7 +51,8 @@ class Checkpoints:
         self.keep_last = keep_last
         self.keep_every = keep_every
         self.buffer_bytes = buffer_bytes
-        self._saving: tuple[dict[str, Any], StateWriter] | None = None  # the checkpoint that is being written
+        # Of the checkpoint that is being written: the content of `state.json`, and the writer of this rank's file.
+        self._saving: tuple[dict[str, Any], StateWriter] | None = None
 
     @property
     def saving(self) -> bool:
@@ -152,9 +153,10 @@ class Checkpoints:
         with errors_naming(self.folder / _LATEST_FILE):
             write_versioned(self.folder / _LATEST_FILE, {"checkpoint": final.name})
             fsync(self.folder)
-        ours = [folder for folder in self.all() if not _was_copied(folder, state.get("run"))]
-        until_now = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(until_now) :]:  # saved for later steps, before the run was resumed at an earlier step
+        own = [folder for folder in self.all() if not _was_copied(folder, state.get("run"))]
+        until_now = [folder for folder in own if saved_step(folder) <= state["step"]]
+        later = own[len(until_now) :]  # saved before the run was resumed at an earlier step
+        for folder in later:
             _remove(folder)
         for folder in until_now[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
@@ -211,7 +213,7 @@ def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, An
     """Return `state`, the state of the checkpoint in `folder`. Raises ValueError if a fingerprint of the data differs
     from `expected`."""
     for key, value in expected.items():
-        before, now = state.get(key) or {}, value or {}
+        before, now = state.get(key) or {}, value or {}  # the value is None without held-out data
         different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         if different:
             option = "--heldout" if key == "heldout" else "--data"

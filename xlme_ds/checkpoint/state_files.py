@@ -34,7 +34,7 @@ STATE_JSON = "state.json"
 # store the table in another number of blocks.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
 _MAX_ELEMENTS = 1 << 40  # more elements than any parameter has
-_NO_PARTS = np.zeros((0, 4), np.int64)  # used where `StateReader._parts` lacks a tensor, because no file has it
+_NO_PARTS = np.zeros((0, 4), np.int64)  # rows of `StateReader._parts` for a tensor that no file has
 CHUNK = 1 << 24  # elements that are copied, written or read in one step: 64 MiB
 
 
@@ -79,9 +79,7 @@ class StateWriter:
         an error of the thread, copy nothing."""
         for chunk in values.detach().split(CHUNK):
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._error or not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes
-                )
+                self._changed.wait_for(self._may_copy)
             if self._error is None:
                 self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
 
@@ -109,6 +107,11 @@ class StateWriter:
                 "optimizer.learning_rate (in fine-tuning tuning.learning_rate)"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
+
+    def _may_copy(self) -> bool:
+        """Whether `put` may go on. One copy may wait even if it exceeds `buffer_bytes`, else it could never be made."""
+        fits = not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes
+        return fits or self._error is not None
 
     def _queue(self, array: np.ndarray) -> None:
         with self._changed:
@@ -214,7 +217,7 @@ class StateReader:
         if len(steps) != 1:
             raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
-        self.sizes, self._parts = _merge(headers)
+        self.sizes, self._parts = _merge_headers(headers)
         kinds = {kind for _, kind in self._parts}
         self.kinds = [MASTER_WEIGHTS, *sorted(kinds - {MASTER_WEIGHTS})]
 
@@ -257,8 +260,8 @@ class StateReader:
         done = 0  # number of elements of `out` that the byte ranges found so far will fill
         byte_ranges = []
         for part_start, numel, file_index, offset in parts[first_part:stop_part].tolist():
-            skip = begin + done - part_start  # elements of the part before the byte range
-            count = min(part_start + numel - begin, out.numel()) - done
+            skip = begin + done - part_start  # elements of the part before the byte range; negative if some are missing
+            count = min(part_start + numel, end) - (begin + done)  # elements of the byte range
             if skip >= 0 and count > 0:
                 byte_ranges.append((file_index, offset + 4 * skip, out[done : done + count]))
                 done += count
@@ -270,10 +273,10 @@ class StateReader:
         return byte_ranges
 
 
-def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
-    """Returns (sizes, parts). `sizes` has the element count of every parameter. For each (parameter, kind), `parts` has
-    the rows of `Headers.parts` of this tensor, without the tensor index, sorted by first element. In `parts`, the
-    blocks of a vocabulary table are joined into one parameter; `sizes` still has each block."""
+def _merge_headers(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
+    """Returns (sizes, parts). `sizes` has the element count of every parameter. `parts` has, by (parameter, kind), the
+    tensor's rows of `Headers.parts` without the tensor index, sorted by first element. In `parts`, the blocks of a
+    vocabulary table are joined into one parameter; `sizes` still has each block."""
     indices: dict[tuple[str, str], int] = {}  # (parameter, kind) -> index of this tensor over all headers
     reindexed = []
     for tensors, _, parts in headers:
@@ -291,7 +294,7 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
             all_parts[in_block, 0] = indices.setdefault((table, kind), len(indices))
             all_parts[in_block, 1] += start
     all_parts = all_parts[np.lexsort((all_parts[:, 2], all_parts[:, 1], all_parts[:, 0]))]
-    present, first_rows = np.unique(all_parts[:, 0], return_index=True)
+    present, first_rows = np.unique(all_parts[:, 0], return_index=True)  # indices of the tensors that have parts
     tensors = list(indices)
     rows_by_tensor = np.split(all_parts[:, 1:], first_rows[1:])
     # Not strict: without tensors `rows_by_tensor` still has one empty array.

@@ -73,9 +73,10 @@ def read_inputs(
     world: int,
 ) -> tuple[Loader, Loader | None, InitialValues | None]:
     """Lock the run's `folder`, open the loaders of the data and the held-out data, and read the first weights from
-    `sources`. Returns these three; without first weights, parameters start at random or come from a checkpoint.
+    `sources`. Raises ValueError for inputs that do not fit the run.
 
-    Raises ValueError for inputs that do not fit the run.
+    Returns (loader of the data, loader of the held-out data or None, first weights or None). Without first weights,
+    parameters start at random or come from a checkpoint.
     """
     validate(config, world)  # once more, because `engine.precision auto` has been replaced since the first check
     require_engine_file(config.engine)
@@ -98,12 +99,12 @@ def read_inputs(
             "--start.folder with a run or an export, or --start.take all, for random weights"
         )
     replica, replicas = data_parallel_rank_and_size(config.engine, rank, world)
-    loader = open_loader(config, data, replica, replicas)
+    loader, heldout_loader = open_loader(config, data, replica, replicas), None
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
-    if heldout is None:
-        return loader, None, initial
-    heldout_data = heldout_data_config(config, heldout, loader.row_tokens)
-    return loader, open_loader(config, heldout, replica, replicas, heldout_data, training=loader), initial
+    if heldout is not None:
+        heldout_data = heldout_data_config(config, heldout, loader.row_tokens)
+        heldout_loader = open_loader(config, heldout, replica, replicas, heldout_data, training=loader)
+    return loader, heldout_loader, initial
 
 
 def starting_folders(config: RunConfig, out: Path) -> list[Path]:
@@ -127,7 +128,7 @@ def pretraining_info(
         return info
     objective = objective_of(config.objective)
     codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
-    unigram = {}  # task -> (the unigram model's loss sums, token counts), both by language
+    unigram = {}  # name of a task -> (the unigram model's loss sums, token counts), both by language
     for index, store in heldout.stores.items() if root else ():
         unigram[TASKS[index]] = unigram_nll_by_language(
             loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
@@ -210,7 +211,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
-    # Settings that a run replaces by a value if they are `auto`: then they differ without the user's doing.
+    # A run replaces `auto` by a value in these settings. Then they differ, although the user has not changed them.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
@@ -229,6 +230,7 @@ def write_run_config(folder: RunFolder, config: Training, engine: Engine, info: 
             }
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
+    # Not strict: `info.folders` has no held-out folder if the run has none, and is empty in fine-tuning.
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):
         data[name] = _relative_path(data_folder, folder.path)
     folder.write_config(config, data, engine.world, info.parameters, identity, info.objective)

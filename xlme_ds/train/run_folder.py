@@ -17,7 +17,7 @@ from typing import Any
 from ..checkpoint_names import FINISHED, checkpoints_of, require_checkpoint, run_and_step, saved_step
 from ..cli import command_line, note
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
-from ..data.order import phases
+from ..data.order import Phase, phases
 from ..io.files import read_json, read_versioned, write_versioned
 from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder, require_writable
 from .schedule import learning_rate
@@ -44,7 +44,7 @@ _CHANGEABLE_PREFIXES = (
     "engine.",
 )
 _MUST_STAY = ("engine.precision",)  # exceptions to `_CHANGEABLE_PREFIXES`
-# Prefix of a setting that a resume has changed -> why it must stay.
+# Prefix of a setting -> why a resume may not change the setting.
 _REASONS_TO_STAY = {
     "train.steps": "with another, finished steps would have had another learning rate",
     "schedule.": "with another, finished steps would have had another learning rate",
@@ -52,7 +52,7 @@ _REASONS_TO_STAY = {
     "engine.precision": "without this setting, engine.kind and the processor choose it",
     "base": "if --model still trains, name the checkpoint RUN@STEP that this run started from",
 }
-# Names of the files NAME.jsonl to which a run appends its records.
+# A run appends its records to the files NAME.jsonl.
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
@@ -80,12 +80,12 @@ class RunFolder:
         if self.root and self.writes:
             self._created = not self.path.exists()
             self._lock = lock_folder(self.path)
-        stored = self._stored()
+        stored = self._read_config()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
             if (self.path / FINISHED).exists() and done != read_versioned(self.path / FINISHED)["steps"]:
                 done = None  # the finished run has lost its last checkpoint, so no setting may change
-            self._require_same(f"{self.path} was started", stored["config"], config, done)
+            self._require_same_settings(f"{self.path} was started", stored["config"], config, done)
 
     def _check_usable(self) -> None:
         """Raise ValueError if the folder is an export, if it cannot be made or written, or, in a dry run, if another
@@ -114,14 +114,14 @@ class RunFolder:
         `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved the
         checkpoint, or if this run saved it with other settings.
         """
-        stored = self._stored()
+        stored = self._read_config()
         if checkpoint is None:
             return uuid.uuid4().hex if stored is None else str(stored["run"])
         if stored is not None and stored["run"] != saved["run"]:
             raise ValueError(
                 f"{checkpoint} was saved by another run: move it out of this folder, or choose another output folder"
             )
-        self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
+        self._require_same_settings(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
         return str(saved["run"])
 
     def write_config(
@@ -139,8 +139,7 @@ class RunFolder:
         `data`: fingerprints of the data and the vocabulary; `world`: number of ranks; `parameters`: numbers of
         parameters; `objective`: the result of `objectives.describe`.
         """
-        # The folder is made before the first step: if it is missing later, `Checkpoints.were_lost` knows that it was
-        # removed.
+        # `Checkpoints.were_lost` takes a missing `checkpoints/` for a removed one, so it is made before the first step.
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").removesuffix("+00:00")
@@ -152,7 +151,7 @@ class RunFolder:
             "parameters": parameters,
             "objective": objective,
             "run": identity,
-            "started": (self._stored() or {}).get("started", now),
+            "started": (self._read_config() or {}).get("started", now),
             "command": command_line(),
         }
         marker = self.path / FINISHED
@@ -172,7 +171,7 @@ class RunFolder:
 
     def setting_at_last_start(self, name: str, otherwise: float) -> float:
         """The value of `train.NAME` when the run was last started; `otherwise` if config.json does not have it."""
-        stored = self._stored() or {"config": {}}
+        stored = self._read_config() or {"config": {}}
         return float(stored["config"].get("train", {}).get(name, otherwise))
 
     def put_records_aside(self) -> list[str]:
@@ -191,7 +190,7 @@ class RunFolder:
         """Mark the run finished; the last thing that a run does."""
         write_versioned(self.path / FINISHED, {"steps": steps})
 
-    def _stored(self) -> dict[str, Any] | None:
+    def _read_config(self) -> dict[str, Any] | None:
         """The content of `config.json`; None if it does not exist."""
         path = self.path / "config.json"
         try:
@@ -204,11 +203,12 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: restore it, or choose another output folder") from None
         return content
 
-    def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
+    def _require_same_settings(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
         """Raise ValueError, with a remedy, if `stored` and `config` differ in settings that must be equal.
 
-        `subject`: the beginning of the message. `done`: number of finished steps; settings of schedule and data may
-        differ if they change only later steps. If `done` is None, these settings must be equal too.
+        `stored`: settings from config.json or from a checkpoint. `subject`: the beginning of the message. `done`:
+        number of finished steps; settings of schedule and data may differ if they change only later steps. If `done` is
+        None, these settings must be equal too.
         """
         earlier, current = flatten(stored), fixed_settings(config)
         if ("task" in earlier) != ("task" in current):
@@ -219,10 +219,11 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(earlier, config, done)
         keys = sorted(current.keys() | {key for key in earlier if not _may_change(key)})
         different = [key for key in keys if current.get(key) != earlier.get(key) and not key.startswith(changeable)]
-        # In fine-tuning, other settings follow from the task, the model (`base`) and those of `tuning.`, which the user
-        # gives: name only these if any differ.
+        # In fine-tuning, the user gives the task, the model (`base`) and the settings of `tuning.`. The other settings
+        # follow from these, so if any of these differ, the message names no others.
         tuning = [key for key in different if key.startswith("tuning.")]
-        different = [key for key in ("task", "base") if key in different] + tuning or different
+        users_own = [key for key in ("task", "base") if key in different] + tuning
+        different = users_own or different
         if different:
             shown = [
                 "another model (--model, --random)"
@@ -280,7 +281,7 @@ def first_step(settings: Mapping[str, Any]) -> int:
     """The step at which the run with these `settings`, as config.json stores them, began: for a branch the step of its
     parent's checkpoint, else 0."""
     start = settings.get("start", {"take": "all"})
-    # `run_and_step` would take RUN@STEP for the name of a run if a folder of this name had been made since.
+    # Not by `run_and_step`: if a folder has been named RUN@STEP since, it would take that folder for the run.
     return int(start["folder"].rpartition("@")[2]) if start["take"] == "state" else 0
 
 
@@ -337,15 +338,15 @@ def _prefixes_that_may_change(earlier: Mapping[str, Any], config: Training, done
             phase_rotary_bases=tuple(earlier["data.phase_rotary_bases"]),
         )
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
-        begun_phases = [
-            [
+
+        def begun_phases(data: DataConfig) -> list[Phase]:
+            return [
                 phase._replace(rotary_base=phase.rotary_base or base)  # the last phase has None and uses `base`
-                for phase in phases(settings, fraction)
+                for phase in phases(data, fraction)
                 if phase.first_step < done
             ]
-            for settings in (earlier_data, config.data)
-        ]
-        if begun_phases[0] == begun_phases[1]:
+
+        if begun_phases(earlier_data) == begun_phases(config.data):
             prefixes.append("data.phase_")
     return tuple(prefixes)
 
