@@ -21,7 +21,7 @@ from typing import Any, TextIO
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 _LAUNCHER = "deepspeed.launcher.launch"  # starts the processes of one machine
-_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # commands that start the launcher
+_LAUNCHER_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # they start the launcher
 _PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
 _HEAD_START = 1.0  # the handler may run this many seconds before the listening thread reads the signal
 
@@ -43,9 +43,9 @@ class StopRequest:
         self.at_once = False
         self.has_work = False
         self.interrupts = 0
-        self._handled: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
+        self._handled_at: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
         self._released = False
-        self._acting = threading.Lock()  # held while the process ends, so that only one signal prints a last message
+        self._acting_lock = threading.Lock()  # lets only one signal print and end the process
         in_main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if in_main and signal.getsignal(number) != signal.SIG_IGN]
         self._former_handlers = {number: signal.signal(number, self._receive) for number in numbers}
@@ -57,7 +57,7 @@ class StopRequest:
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._handled[number] = time.monotonic()
+        self._handled_at[number] = time.monotonic()
         if self.at_once:
             sys.exit(0)
         if number == signal.SIGINT:
@@ -83,7 +83,7 @@ class StopRequest:
         os.set_blocking(write_end, False)
         # `set_wakeup_fd` returns the former descriptor, such as a notebook's, which `release` sets again.
         self._former_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        # Otherwise a forked child's signals would be written to our pipe.
+        # Without this, signals of a forked child would be written to our pipe.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
@@ -102,12 +102,12 @@ class StopRequest:
         """Act on a signal if Python's handler does not run in time. Act on a second SIGINT even if the handler runs."""
         read_at = time.monotonic()
         while time.monotonic() - read_at < _PATIENCE:
-            if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
+            if self._handled_at.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
                 return
             time.sleep(0.05)
         if self._released:  # the run is over, such as after a KeyboardInterrupt that the program caught
             return
-        with self._acting:
+        with self._acting_lock:
             if is_second_interrupt or not self.has_work or self.at_once:
                 outcome = "ended" if is_second_interrupt else "stopped with nothing to save"
                 print(f"{number.name}: {outcome}, while it waited for other processes", file=sys.stderr, flush=True)
@@ -154,7 +154,9 @@ def _follow_launcher() -> None:
     if _LAUNCHER not in _proc_file(launcher, "cmdline").split("\0"):
         return
     grandparent = _parent(launcher)
-    watch_both = any(Path(word).name in _COMMANDS for word in _proc_file(grandparent, "cmdline").split("\0")[:3])
+    # The command is one of the first three words, such as in `python -m deepspeed.launcher.runner`.
+    first_words = _proc_file(grandparent, "cmdline").split("\0")[:3]
+    watch_both = any(Path(word).name in _LAUNCHER_COMMANDS for word in first_words)
 
     def follow() -> None:
         while os.getppid() == launcher and (not watch_both or _parent(launcher) == grandparent):
@@ -175,7 +177,9 @@ def _proc_file(process: int, name: str) -> str:
 
 def _parent(process: int) -> int:
     """The id of a process's parent; 0 when the process has ended."""
-    return int((_proc_file(process, "stat").rpartition(")")[2].split() or ["", "0"])[1])
+    # In `stat`, the program's name in parentheses is followed by the process's state and its parent's id.
+    fields = _proc_file(process, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 # Seconds after the watchdog's time at which faulthandler ends the process, if the watchdog's thread hangs too:
