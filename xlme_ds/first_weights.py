@@ -38,9 +38,9 @@ SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER
 _TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
 
 
-# First values for a run's model: parameter name -> value; and name of a part of this model, such as `generator` ->
-# settings of the model from which the part starts.
-_Start = tuple[dict[str, Tensor], dict[str, ModelConfig]]
+# (parameter name -> first value, part -> settings of the model from which the part starts). A part is an encoder or a
+# decoder of the run's model, such as `generator`.
+_FirstValues = tuple[dict[str, Tensor], dict[str, ModelConfig]]
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
@@ -81,7 +81,7 @@ def source_folders(config: RunConfig) -> list[Path]:
 
 def _from_encoders(
     folders: Mapping[Path, Path], take: EncoderName, config: RunConfig, vocabulary: Vocabulary
-) -> _Start:
+) -> _FirstValues:
     """First values if `start.take` names an encoder. The embedding and the heads come from the encoder `take`, and each
     part of the run's model starts from the encoder that the objective chooses for it.
 
@@ -104,43 +104,41 @@ def _from_encoders(
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
     for part, origin in objective.weight_sources(config.start, config.model).items():
         folder = Path(origin.folder)
-        part_state, models[part] = state, cfg
-        if (folder, origin.encoder_name) != (main_folder, take):
-            part_state, _, models[part] = read(folder, origin.encoder_name)
+        was_read = (folder, origin.encoder_name) == (main_folder, take)
+        part_state, _, models[part] = (state, heads, cfg) if was_read else read(folder, origin.encoder_name)
         _check_layers(folders[folder], models[part], part, origin)
         encoder_state = origin.convert(without_prefix(part_state, "encoder."))
         values |= {f"{part}.{name}": value for name, value in encoder_state.items()}
     return values, models
 
 
-def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
+def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _FirstValues:
     """Every parameter of the pre-training model in `folder` (`start.take all`)."""
     objective = objective_of(config.objective)
     is_run = "config" in read_config(folder)
-    run = load_run(folder) if is_run else _whole_export(folder, config)
-    parts = objective.weight_sources(config.start, config.model)
-    encoders = " or ".join(objective.encoders)
-    if run.task:
+    source = load_run(folder) if is_run else _whole_export(folder, config)
+    if source.task:
         raise ValueError(
             f"{folder} is a fine-tuning run, but start.take all takes a pre-training model: set start.take to "
-            f"{' or '.join(run.encoders)}"
+            f"{' or '.join(source.encoders)}"
         )
-    their_parts = objective_of(run.objective).weight_sources(config.start, run.model)
-    if run.encoders != objective.encoders or their_parts.keys() != parts.keys():
+    parts = objective.weight_sources(config.start, config.model)
+    their_parts = objective_of(source.objective).weight_sources(config.start, source.model)
+    if source.encoders != objective.encoders or their_parts.keys() != parts.keys():
         raise ValueError(
-            f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
-            f"{config.objective.name}: set start.take to {' or '.join(run.encoders)}"
+            f"{folder} was trained for {source.objective.name}, whose model has other parts than that of "
+            f"{config.objective.name}: set start.take to {' or '.join(source.encoders)}"
         )
-    state, cfg = _with_new_pieces(run.state, run.model, run.vocabulary, vocabulary)
-    _check_start(folder, cfg, config, run.vocabulary, vocabulary)
+    state, cfg = _with_new_pieces(source.state, source.model, source.vocabulary, vocabulary)
+    _check_start(folder, cfg, config, source.vocabulary, vocabulary)
     shape = objective.shape_settings
+    encoders = " or ".join(objective.encoders)
     _require_equal(folder, shape(cfg), shape(config.model), f", or start.take to {encoders}")
     # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
     # other blocks: these do not count as missing.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
-    sizes = parameter_sizes(config.objective, model)
-    tables = "embedding_", "difference_"
-    missing = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(tables)}
+    missing_names = parameter_sizes(config.objective, model).keys() - state.keys()
+    missing = {name.split(".")[0] for name in missing_names if not name.startswith(("embedding_", "difference_"))}
     if missing:
         remedy = "" if is_run else "start.folder to the run that it is an export of, or "
         raise ValueError(
@@ -155,7 +153,7 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     state`)."""
     settings = read_model_settings(folder)
     run, _ = run_and_step(folder)
-    _, step = run_and_step(Path(config.start.folder))
+    _, step = run_and_step(Path(config.start.folder))  # `folder` may have a step that the user did not name
     if step is None:
         raise ValueError(
             f"start.take state continues from a step: name the step as {config.start.folder}@STEP, or give --branch"
@@ -178,12 +176,12 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     _check_start(folder, settings.model, config, old_vocabulary, vocabulary)
     shape = objective_of(config.objective).shape_settings
     _require_equal(folder, shape(settings.model), shape(config.model))
-    # The settings of parameters that only `start.take all` can add.
-    added, our_added = (
+    # Only `start.take all` can add the parameters that these settings give a model.
+    theirs, ours = (
         {name: getattr(model, name) for name in ("relative_bias", "language_embeddings")}
         for model in (settings.model, config.model)
     )
-    _require_equal(folder, added, our_added, ", or start.take to all")
+    _require_equal(folder, theirs, ours, ", or start.take to all")
 
 
 def _source_encoder(folder: Path, which: EncoderName | None) -> tuple[TrainedEncoder, Mapping[str, Tensor]]:
@@ -207,11 +205,11 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     has_generator = (folder / GENERATOR_FOLDER).is_dir()
     exported = read_config(folder).get(WHICH_KEY)  # name of the encoder that was exported, if the file says it
     instead = f"set start.take to {'discriminator or generator' if has_generator else exported or 'encoder'}"
-    missing = [
-        part
-        for part in objective.weight_sources(config.start, config.model)
-        if not (has_generator if part == "generator" else part in objective.encoders and exported in (None, part))
-    ]
+
+    def has(part: str) -> bool:
+        return has_generator if part == "generator" else part in objective.encoders and exported in (None, part)
+
+    missing = [part for part in objective.weight_sources(config.start, config.model) if not has(part)]
     if missing:
         raise ValueError(f"{folder} has no {' and no '.join(missing)}, which start.take all takes: {instead}")
     sources = [_source_encoder(folder, which) for which in objective.encoders]
@@ -225,7 +223,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         state |= head_values
         state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
     # If the model has only one encoder, both names mean it.
-    (discriminator, vocabulary), generator = sources[0][0], sources[-1][0].encoder
+    discriminator, vocabulary = sources[0][0]
+    generator, _ = sources[-1][0]
     layers = generator.cfg.discriminator_layers
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
