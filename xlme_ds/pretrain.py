@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
             _, out_name = take_flag(argv, "--out")
             branch_config = read_branch_config(Path(branch), None if out_name is None else Path(out_name))
         command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
+        if branch_config is not None and command.run.start != branch_config.start:
+            raise ValueError(f"--branch {branch} sets start.*: leave out all options of start, or --branch")
         if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
             parent_step = int(command.run.start.folder.rpartition("@")[2])
             steps = parent_step + command.run.schedule.decay_steps

@@ -268,6 +268,16 @@ def test_a_run_keeps_its_kernels_tilings(
     tiles.use_tilings({})
 
 
+@pytest.mark.parametrize("option", ["--start.folder elsewhere@3", "--start.folder elsewhere", "--start.take all"])
+def test_a_branch_has_one_start(stable: Path, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would begin at another step, or with another run's state."""
+    command = f"--branch {stable}@6 {option} --schedule.name wsd --schedule.decay-steps 4 --data d --out {tmp_path}/new"
+    with pytest.raises(SystemExit, match="2"):
+        pretrain_command(command.split())
+    assert f"--branch {stable}@6 sets start.*: leave out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_branch_may_compute_in_fp32(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
     """The parent's probe has a loss in bf16, which fp32 does not repeat within 1e-5."""
     in_bf16 = replace(config, engine=EngineConfig("deepspeed", precision="bf16"), data=DataConfig(4, 4, 4))
