@@ -24,9 +24,9 @@ from xlme_ds.io.files import errors_naming
 ExampleUnit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "the file was changed after encode wrote it. Delete it and give the encode command again"
 _LARGEST_GAP = 1024  # int32 words (4 KiB): spans with at most this gap between them are read in one call
-_READ_WORDS = 1 << 18  # int32 words (1 MiB): a call reads only spans that begin in one MiB, to bound the call's size
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): a call reads spans that begin in the same MiB, so that no call is huge
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
-_SHORT_SPAN = 32  # int32 words: if the spans' mean length is at most this, index arrays copy faster than slices
+_SHORT_SPAN = 32  # int32 words: up to this mean length of the spans, index arrays copy faster than slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,22 +73,24 @@ class BatchIndex:
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, target_starts: np.ndarray) -> np.ndarray:
-        """For each i, copy the `width` ids that begin at `starts[i]` to `target[target_starts[i]:]`. Returns the number
-        of ids that were copied for each i.
+        """Copy slices of the token stream: for each slice i, the `width` ids from `starts[i]` on, to
+        `target[target_starts[i]:]`. Returns the number of ids of each slice.
 
         `starts` are indices in the token stream, which is the first column's ids of all batches, one after the other.
-        Fewer than `width` ids are copied only at the end of the stream.
+        A slice has fewer than `width` ids only at the end of the stream.
         """
         batch_starts, batch_stops = run_starts(self.id_counts[0]), np.cumsum(self.id_counts[0])
         stops = np.minimum(starts + width, batch_stops[-1])
         first_batch = np.searchsorted(batch_stops, starts, side="right")
-        batch_counts = np.searchsorted(batch_stops, stops) - first_batch + 1  # batches that hold the ids of each i
+        batch_counts = np.searchsorted(batch_stops, stops) - first_batch + 1  # number of batches that each slice is in
+        # The arrays below have one value for each part, which is the ids of one slice in one batch.
         slice_of = np.repeat(np.arange(len(starts)), batch_counts)
         batch = first_batch[slice_of] + run_indices(batch_counts)
         begin = np.maximum(starts[slice_of], batch_starts[batch])
         end = np.minimum(stops[slice_of], batch_stops[batch])
-        positions = self.id_positions[0][batch] + begin - batch_starts[batch]
-        copy_words(self.path, positions, end - begin, target, target_starts[slice_of] + begin - starts[slice_of])
+        positions = self.id_positions[0][batch] + (begin - batch_starts[batch])
+        part_targets = target_starts[slice_of] + (begin - starts[slice_of])
+        copy_words(self.path, positions, end - begin, target, part_targets)
         return stops - starts
 
 
@@ -153,13 +155,14 @@ def copy_words(
     order = np.argsort(starts, kind="stable")
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
     reached = np.maximum.accumulate(starts + counts)  # an earlier span may end after a later one
-    apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # each read covers the spans [first, stop)
+    after_gap = starts[1:] > reached[:-1] + _LARGEST_GAP
+    in_other_mib = starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS
+    first = np.flatnonzero(np.append(True, after_gap | in_other_mib))  # each read covers the spans [first, stop)
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
     data = _read(path, read_starts, sizes)
-    data_starts = starts + np.repeat(run_starts(sizes) - read_starts, stop - first)
+    data_starts = starts + np.repeat(run_starts(sizes) - read_starts, stop - first)  # where each span starts in `data`
     if counts.sum() > _SHORT_SPAN * len(counts):
         for source, count, start in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
             target[start : start + count] = data[source : source + count]
@@ -187,9 +190,9 @@ class EncodedShard:
     """The number of examples of an encoded shard, and where they are. `group` is the shard's language or pair.
 
     `tokens` is the number of tokens of all examples, special tokens included; for slices, the shard's number of ids. If
-    the unit is not slices, most records are one example each. `irregular` has the indices of the exceptions, ascending.
-    `pieces` has the number of examples of each exception: several, or 0 if the record is too long for a row and is left
-    out.
+    the unit is not slices, most records are one example each. `irregular` has the indices of the other records,
+    ascending, and `pieces` the number of examples of each of them: several, or 0 if the record is too long for a row
+    and is left out.
     """
 
     group: str
@@ -209,14 +212,15 @@ class EncodedShard:
         not be called for slices."""
         # An imaginary record -1 of one piece is put first, so that every example has an irregular record before it.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
-        first_examples = irregular + run_starts(pieces - 1)  # index of the first example of each irregular record
-        # Index of the last irregular record whose first example is at or before the example.
+        # The index of each irregular record's first example: one example for each record before it, and the surplus of
+        # the irregular records before it, which is -1 for a record that is left out.
+        first_examples = irregular + run_starts(pieces - 1)
+        # For each example, the last irregular record whose first example is at or before it, as an index in `pieces`.
         latest = np.searchsorted(first_examples, examples, side="right") - 1
-        steps = examples - first_examples[latest]
-        pieces_of_latest = pieces[latest]
+        steps, latest_pieces = examples - first_examples[latest], pieces[latest]
         # The example is piece number `steps` of the irregular record, or else a whole record after it.
-        records = irregular[latest] + np.maximum(steps - pieces_of_latest + 1, 0)
-        return records, np.where(steps < pieces_of_latest, steps, 0)
+        records = irregular[latest] + np.maximum(steps - latest_pieces + 1, 0)
+        return records, np.where(steps < latest_pieces, steps, 0)
 
 
 def scan_shard(

@@ -42,9 +42,9 @@ _BLOCK_SLOTS: dict[ExampleUnit, int] = {
     "documents": 1 << 18,
     "pairs": 1 << 18,
 }
-# A stretch is a run of neighbouring examples of a file, which together have about this many ids at most on each side of
-# a pair; monolingual examples have one side. A stretch is usually inside one block, so that one read gets all its
-# examples.
+# A stretch is a run of neighbouring examples of a language or pair, with about this many ids at most on each side;
+# monolingual examples have one side. The examples of a stretch are usually in one block, so that one read gets all of
+# them.
 _STRETCH_IDS = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
@@ -129,13 +129,13 @@ def run(config: MixConfig) -> None:
     config.validate()
     config = replace(config, into=language_of(config.into) if config.into else "")
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded, vocabulary, languages = _read_inputs(config, list(rows_by_task))
+    encoded, vocabulary_path, languages = _read_inputs(config, list(rows_by_task))
     _check_text_settings(config, encoded)
     for task, rows in rows_by_task.items():
         _mix_task(config, task, rows, encoded[task], languages)
-    model = config.out / "vocab" / MODEL_FILE
-    if not model.exists() or file_sha256(model) != file_sha256(vocabulary):
-        write_file(model, vocabulary.read_bytes(), model.parent)
+    copy = config.out / "vocab" / MODEL_FILE
+    if not copy.exists() or file_sha256(copy) != file_sha256(vocabulary_path):
+        write_file(copy, vocabulary_path.read_bytes(), copy.parent)
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
@@ -167,15 +167,14 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
     """Raise ValueError if vocab/ in --out has another vocabulary, which the copy of --vocab would replace. Raise it
     also if --out has rows of `other_tasks` that training could not read together with the new rows."""
-    copied = config.out / "vocab" / MODEL_FILE
-    if (copied.parent / "manifest.json").exists():  # a folder of `vocab`, whose damaged model may be replaced
-        stored_sha256 = read_manifest(copied.parent).vocabulary_sha256
-    elif copied.exists() and not any((config.out / task / "settings.json").exists() for task in TASKS):
-        stored_sha256 = file_sha256(copied)
-    else:
-        stored_sha256 = vocabulary_sha256
+    copy = config.out / "vocab" / MODEL_FILE
+    stored_sha256 = vocabulary_sha256
+    if (copy.parent / "manifest.json").exists():  # a folder of `vocab`, whose damaged model may be replaced
+        stored_sha256 = read_manifest(copy.parent).vocabulary_sha256
+    elif copy.exists() and not any((config.out / task / "settings.json").exists() for task in TASKS):
+        stored_sha256 = file_sha256(copy)  # `mix` did not make this file: it has begun no task here
     if stored_sha256 != vocabulary_sha256:
-        raise ValueError(f"{copied} is another vocabulary, which would be replaced: choose another --out")
+        raise ValueError(f"{copy} is another vocabulary, which would be replaced: choose another --out")
     for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():
             other = read_manifest(folder)
@@ -193,15 +192,10 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
                     )
 
 
-def _group_names(encoded: Manifest) -> set[str]:
-    """The names of the languages or pairs that have shards."""
-    return {shard.name.split("/")[0] for shard in encoded.shards}
-
-
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     """Raise ValueError if --into, --sentences, --documents or --share does not fit the encoded text."""
-    names = {task: _group_names(manifest) for task, manifest in encoded.items()}
-    all_names = set().union(*names.values())
+    task_names = [_group_names(manifest) for manifest in encoded.values()]
+    all_names = set().union(*task_names)
     pair_languages = encoded["para"].languages if "para" in encoded else ()
     if config.into and config.into not in pair_languages:
         raise ValueError(
@@ -217,8 +211,8 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
             f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
             "encode it without"
         )
-    for group in Sampling(config.alpha, config.share).parse_entries():
-        for name in group:
+    for entry_names in Sampling(config.alpha, config.share).parse_entries():
+        for name in entry_names:
             if name not in all_names:
                 # The other order of the same languages, such as de-en for en-de, is the best suggestion.
                 reversed_pair = [pair for pair in all_names if sorted(pair.split("-")) == sorted(name.split("-"))]
@@ -226,17 +220,15 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
                 first_names = ", ".join(sorted(all_names)[:8]) + (" …" if len(all_names) > 8 else "")
                 hint = f"did you mean {similar[0]!r}?" if similar else f"there are {first_names}"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {hint}")
-        if not any(set(group) <= task_names for task_names in names.values()):
+        if not any(set(entry_names) <= names for names in task_names):
             raise ValueError(
-                f"--share {'+'.join(group)}=… has languages and pairs: give languages and pairs a --share each"
+                f"--share {'+'.join(entry_names)}=… has languages and pairs: give languages and pairs a --share each"
             )
 
 
-def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
-    """The sampling of one task, with the --share values that name the task's languages or pairs."""
-    names = _group_names(encoded)
-    share = [entry for entry in config.share if set(entry.rpartition("=")[0].split("+")) <= names]
-    return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
+def _group_names(encoded: Manifest) -> set[str]:
+    """The names of the languages or pairs that have shards."""
+    return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
 def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
@@ -267,14 +259,15 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     stage.check_settings()
-    plan = None
-    if not (stage.folder / "manifest.json").exists():  # plan before `open`, so that an error leaves no folder
-        plan = _plan(config, task, rows, encoded, languages)
+    make_plan = partial(_plan, config, task, rows, encoded, languages)
+    # A new folder is planned before `open`, so that an error leaves no folder. A folder that has a manifest is usually
+    # complete, and needs no plan.
+    plan = None if (stage.folder / "manifest.json").exists() else make_plan()
     with stage.open():
         if stage.check_finished(config.processes):
             print_stdout(f"{stage.folder} is complete")
         else:
-            _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
+            _write_task(config, stage, rows, encoded, plan or make_plan())
 
 
 def _unit(config: MixConfig, task: str) -> ExampleUnit:
@@ -282,6 +275,49 @@ def _unit(config: MixConfig, task: str) -> ExampleUnit:
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
+
+
+def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
+    """Plan which examples are sampled. If rows are packed, `raise_total` may add examples later."""
+    folder, unit, layout = config.encoded / task, _unit(config, task), LAYOUTS[config.layout]
+    scan = partial(scan_shard, folder, config.row_tokens, layout, encoded.settings.get("max_pair_tokens"), unit)
+    files = [shard.name for shard in encoded.shards]
+    sizes = [shard.bytes for shard in encoded.shards]
+    shards = run_tasks(scan, files, sizes, config.processes, f"survey {task}")
+    too_long = sum(shard.too_long for shard in shards)
+    if not any(shard.examples for shard in shards):
+        if too_long:
+            advice = "raise --row-tokens"
+        elif encoded.settings.get("split") == "heldout":
+            advice = "raise --heldout-share"
+        else:
+            advice = "encode some text first"
+        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {advice}")
+    shards.sort(key=lambda shard: (shard.group, shard.batch_index.path.name))
+    by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
+    examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
+    tokens = tuple(sum(shard.tokens for shard in members) for members in by_group.values())
+    mean_tokens = sum(tokens) / sum(examples)
+    language_indices = tuple(group_languages(group, languages) for group in by_group)
+    max_stretch = max(int(_STRETCH_IDS * len(language_indices[0]) / mean_tokens), 1)
+    quotas = ()  # `with_total` and `with_enough_examples` set them
+    order = SampledOrder(tuple(by_group), examples, quotas, config.seed, task, _BLOCK_SLOTS[unit], max_stretch)
+    into = languages.index(config.into) if config.into in languages else None
+    sampling = _sampling(config, encoded)
+    plan = MixPlan(
+        config.row_tokens, layout, language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
+    )
+    plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
+    if too_long:
+        warn(f"{folder}: {too_long:,} of its {unit} cannot fit a row of {config.row_tokens} tokens")
+    return plan
+
+
+def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
+    """The sampling of one task, with the --share values that name the task's languages or pairs."""
+    names = _group_names(encoded)
+    share = [entry for entry in config.share if set(entry.rpartition("=")[0].split("+")) <= names]
+    return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 
 
 def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
@@ -297,10 +333,11 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, rows, results)
     if "split" in stage.settings and task == "mono":
-        # The unit that `encode --split` never divides: a sentence, or the part of a document that is in one block. For
-        # such a part, the manifest has the size of the blocks if it is not the default.
-        unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
-        counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
+        # `encode --split` never divides a sentence, or the part of a document that is in one block. The manifest names
+        # this unit: "sentences" or the size of the blocks, unless the size is the default.
+        split_unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
+        if split_unit != EncodeConfig.block_bytes:
+            counts["split_of"] = split_unit
     manifest = Manifest(
         "mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts
     )
@@ -309,55 +346,6 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     _print_shares(counts["by_language"], task, _unit(config, task))
     size = f"{rows:,} row{'s' * (rows > 1)} in {len(shards)} shard{'s' * (len(shards) > 1)}"
     print_stdout(f"{stage.folder}: {size}, {100 * counts['fill']:.1f}% of the tokens are not padding")
-
-
-def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled. If rows are packed, `raise_total` may add examples later."""
-    folder, unit, layout = config.encoded / task, _unit(config, task), LAYOUTS[config.layout]
-    scan = partial(scan_shard, folder, config.row_tokens, layout, encoded.settings.get("max_pair_tokens"), unit)
-    files = [shard.name for shard in encoded.shards]
-    sizes = [shard.bytes for shard in encoded.shards]
-    shards = run_tasks(scan, files, sizes, config.processes, f"survey {task}")
-    too_long = sum(shard.too_long for shard in shards)
-    if not any(shard.examples for shard in shards):
-        advice = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
-        if too_long:
-            advice = "raise --row-tokens"
-        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {advice}")
-    shards.sort(key=lambda shard: (shard.group, shard.batch_index.path.name))
-    by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
-    examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
-    tokens = tuple(sum(shard.tokens for shard in members) for members in by_group.values())
-    mean_tokens = sum(tokens) / sum(examples)
-    language_indices = tuple(group_languages(group, languages) for group in by_group)
-    max_stretch = max(int(_STRETCH_IDS * len(language_indices[0]) / mean_tokens), 1)
-    order = SampledOrder(tuple(by_group), examples, (), config.seed, task, _BLOCK_SLOTS[unit], max_stretch)
-    into = languages.index(config.into) if config.into in languages else None
-    sampling = _sampling(config, encoded)
-    plan = MixPlan(
-        config.row_tokens, layout, language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
-    )
-    plan = with_total(plan, rows) if unit == "slices" else with_enough_examples(plan, rows)
-    if too_long:
-        warn(f"{folder}: {too_long:,} of its {unit} cannot fit a row of {config.row_tokens} tokens")
-    return plan
-
-
-def _print_shares(by_language: Mapping[str, Mapping[str, Any]], task: str, unit: ExampleUnit) -> None:
-    """Print the counts of the largest languages or pairs; `xlme prep stats` shows all."""
-    heading = "language" if task == "mono" else "pair"
-    # Documents are counted as items, because each piece of a long document is an example of its own.
-    examples_name = {"slices": "rows", "documents": "items"}.get(unit, unit)
-    largest = sorted(by_language, key=lambda name: (-by_language[name]["available"], name))
-    print_stdout(
-        f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}"
-    )
-    for name in largest[:_TABLE_ROWS]:
-        counts = by_language[name]
-        shares = f"{counts['share_before']:>12.3%} {counts['share_after']:>12.3%} {counts['repeat']:>7.2f}×"
-        print_stdout(f"{name:<12} {counts['available']:>19,} {shares}")
-    if len(largest) > _TABLE_ROWS:
-        print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 
 
 def _counts(plan: MixPlan, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -383,3 +371,20 @@ def _counts(plan: MixPlan, rows: int, results: Sequence[dict[str, Any]]) -> dict
         "examples": sum(used),
         "sampled": order.total,
     }
+
+
+def _print_shares(by_language: Mapping[str, Mapping[str, Any]], task: str, unit: ExampleUnit) -> None:
+    """Print the counts of the largest languages or pairs; `xlme prep stats` shows all."""
+    heading = "language" if task == "mono" else "pair"
+    # Documents are counted as items, because each piece of a long document is an example of its own.
+    examples_name = {"slices": "rows", "documents": "items"}.get(unit, unit)
+    largest = sorted(by_language, key=lambda name: (-by_language[name]["available"], name))
+    print_stdout(
+        f"{heading:<12} {f'{examples_name} available':>19} {'share before':>12} {'share after':>12} {'repeats':>8}"
+    )
+    for name in largest[:_TABLE_ROWS]:
+        counts = by_language[name]
+        shares = f"{counts['share_before']:>12.3%} {counts['share_after']:>12.3%} {counts['repeat']:>7.2f}×"
+        print_stdout(f"{name:<12} {counts['available']:>19,} {shares}")
+    if len(largest) > _TABLE_ROWS:
+        print_stdout(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
