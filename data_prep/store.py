@@ -50,6 +50,7 @@ class Stage:
         make_folder(self.folder / "tasks")
         with lock_folder(self.folder):
             for leftover in self.folder.rglob(".*.tmp"):
+                # A folder in this folder may be another stage's, whose process may still be writing its files.
                 subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
                 in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
                 if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
@@ -88,13 +89,13 @@ class Stage:
         files = [(task, file) for task, result in results.items() if result for file in written_files(result)]
         if manifest is not None:
             in_markers = {file for _, file in files}
-            files += [("", file) for file in manifest.shards if file not in in_markers]
+            files += [("", file) for file in manifest.shards if file not in in_markers]  # "": of no task
         sizes = [file.bytes for _, file in files]
         check, label = partial(is_intact, self.folder), f"check {self.folder.name}"
         intact = run_tasks(check, [file for _, file in files], sizes, processes, label)
-        lost = [file for file, file_is_intact in zip(files, intact, strict=True) if not file_is_intact]
+        lost = [task_and_file for task_and_file, is_whole in zip(files, intact, strict=True) if not is_whole]
         if lost:
-            names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
+            names = ", ".join(file.name for _, file in lost[:8]) + (" …" if len(lost) > 8 else "")
             subject = "file is" if len(lost) == 1 else "files are"
             warn(f"{len(lost)} {subject} missing or damaged in {self.folder}; made again: {names}")
         is_finished = manifest is not None and not damaged and not lost
@@ -176,10 +177,14 @@ class Stage:
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
 
+    def remove_all_markers(self) -> None:
+        """Remove the markers of all tasks."""
+        self.remove_markers(path.stem for path in (self.folder / "tasks").glob("*.json"))
+
     def forget_settings(self) -> None:
         """Remove settings.json and all markers, so that the folder accepts other settings."""
         (self.folder / "settings.json").unlink()
-        self.remove_markers(path.stem for path in (self.folder / "tasks").glob("*.json"))
+        self.remove_all_markers()
 
     def _marker(self, task_name: str) -> Path:
         return self.folder / "tasks" / f"{task_name}.json"
@@ -192,7 +197,7 @@ class Stage:
 
     @cached_property
     def _settings_json(self) -> dict[str, Any]:
-        """The content that settings.json must have."""
+        """The content that settings.json must have, with lists in place of tuples, as JSON is read."""
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
@@ -211,7 +216,7 @@ def is_unfinished(folder: Path, stage: str) -> bool:
 
 
 def mixed_tasks(data: Path) -> list[str]:
-    """The tasks of which stage `mix` has written all rows into `data`. Raises ValueError if there are none."""
+    """The tasks that stage `mix` has completed in `data`. Raises ValueError if there are none."""
     tasks = [task for task in TASKS if (data / task / "manifest.json").exists()]
     if not tasks:
         require_folder(data, "name the folder that `xlme prep mix` wrote")
@@ -284,7 +289,7 @@ class _HashingFile(io.RawIOBase):
     """Writes all bytes to `file`, or raises an error, and hashes them."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # buffered, so after a short write it writes the rest, and a full disk is an error
+        self.file = file  # buffered: when the disk takes only part of the data, it writes the rest or raises an error
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 
@@ -303,5 +308,6 @@ class _HashingFile(io.RawIOBase):
 
 
 def _short(value: Any, limit: int = 120) -> str:
+    """A setting as JSON, cut to `limit` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -18,7 +18,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -34,15 +34,23 @@ from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
 # The candidates are the lines with the N smallest hashes of each language in each input. N is _COUNTED_HASHES +
-# min(_CANDIDATE_FACTOR × the language's quota × the input's share of the language's bytes, largest quota).
+# min(_CANDIDATE_FACTOR × the language's quota × the input's share of the language's bytes, largest quota). The factor
+# leaves a margin, so that the candidates are rarely too few.
 _CANDIDATE_FACTOR = 8
-_COUNTED_HASHES = 1000  # smallest hashes, for each language in each input, from which distinct lines are estimated
+# The number of distinct lines is estimated from this many smallest hashes of each language in each input.
+_COUNTED_HASHES = 1000
 _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 _LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
 _BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
-# By language: the number of distinct lines, the number of chosen lines, and the file of the chosen lines.
-Sample = tuple[dict[str, int], dict[str, int], dict[str, Path]]
+
+
+class Sample(NamedTuple):
+    """By language: the number of distinct lines, the number of chosen lines, and the file of the chosen lines."""
+
+    distinct: dict[str, int]
+    chosen: dict[str, int]
+    files: dict[str, Path]
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -84,32 +92,32 @@ def sample_lines(
 
     The chosen lines of a language are in input order. Raises ValueError if the inputs have no text.
     """
-    task_names = [f"lines-{index:05d}" for index in range(len(inputs))]
-    tasks = {name: index for index, name in enumerate(task_names)}
+    tasks = {f"lines-{index:05d}": index for index in range(len(inputs))}
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
-        read = partial(_read_lines, stage, inputs, candidate_counts, seed)
-        results = stage.run_unfinished(read, tasks, [source.size for source in inputs], processes, "read lines")
+        write = partial(_write_candidates, stage, inputs, candidate_counts, seed)
+        results = stage.run_unfinished(write, tasks, [source.size for source in inputs], processes, "read lines")
         distinct = _distinct_lines(results)
         if not distinct:
             stage.forget_settings()  # the folder must accept inputs with text
             raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quotas = find_quotas(distinct)
         choose = partial(_choose_lines, stage, results, quotas)
-        numbers_chosen, missing = zip(
+        numbers_chosen, to_read_again = zip(
             *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
-        if not any(missing):
+        if not any(to_read_again):
             break
         # In rare cases an input gave too few candidates, or their files are damaged. Read these inputs again.
-        stage.remove_markers(task_names[index] for index in set(chain.from_iterable(missing)))
+        indices = set(chain.from_iterable(to_read_again))
+        stage.remove_markers(name for name, index in tasks.items() if index in indices)
         candidate_counts = [
             {code: max(count, quotas.get(code, 0)) for code, count in by_code.items()} for by_code in candidate_counts
         ]
     for code in chain.from_iterable(source.languages for source in inputs):
         shutil.rmtree(stage.folder / SAMPLE / code, ignore_errors=True)  # the candidates
     chosen = dict(zip(distinct, numbers_chosen, strict=True))
-    return distinct, chosen, {code: stage.folder / SAMPLE / f"{code}.txt" for code in distinct}
+    return Sample(distinct, chosen, {code: stage.folder / SAMPLE / f"{code}.txt" for code in distinct})
 
 
 def _candidate_counts(
@@ -117,14 +125,14 @@ def _candidate_counts(
 ) -> list[dict[str, int]]:
     """One dict per input: for each language, the number of smallest hashes whose lines are candidates. This number
     depends on the quotas, which are estimated from the bytes of the inputs."""
-    sizes = [source.size // len(source.languages) + 1 for source in inputs]
-    total: Counter[str] = Counter()
+    sizes = [source.size // len(source.languages) + 1 for source in inputs]  # bytes of each language of an input
+    total_sizes: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
-        total.update(dict.fromkeys(source.languages, size))
-    quotas = find_quotas(dict(total))  # as if each byte were a line
+        total_sizes.update(dict.fromkeys(source.languages, size))
+    quotas = find_quotas(dict(total_sizes))  # as if each byte were a line
     return [
         {
-            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * quotas[code] * size // total[code], max_quota)
+            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * quotas[code] * size // total_sizes[code], max_quota)
             for code in source.languages
         }
         for source, size in zip(inputs, sizes, strict=True)
@@ -177,7 +185,7 @@ def filtered_lines(source: Input, read_counts: Counts) -> Iterator[tuple[list[st
             yield tuple(list(compress(side, passed)) for side in sides.texts)
 
 
-def _read_lines(
+def _write_candidates(
     stage: Stage, inputs: Sequence[Input], candidate_counts: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
     """Read input `index`, and write its candidates and their hashes. Returns a dict for each language that has lines:
@@ -204,8 +212,8 @@ def _read_lines(
                 line_counts[code] += len(side)
     reader = READERS[source.format]
     read = read_counts.paragraphs_in if reader.task == "mono" else read_counts.units_in
-    lines = reader.lines_cleaned(read, read_counts.dropped)
-    for warning in text_warnings(lines, read_counts.repaired):
+    lines_cleaned = reader.lines_cleaned(read, read_counts.dropped)
+    for warning in text_warnings(lines_cleaned, read_counts.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     results = {}
     for code, line_count in (+line_counts).items():  # `+` leaves out the languages without lines
@@ -222,8 +230,9 @@ def _read_lines(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. BLAKE2b is slow, so
-    the lower half stays 0 where the upper half alone is over `limit`."""
+    """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. Among
+    millions of lines, some have the same CRC-32. BLAKE2b is slow, so the lower half stays 0 where the upper half alone
+    is over `limit`."""
     texts = [line.encode() for line in lines]
     hashes = keyed_hash(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
@@ -239,19 +248,18 @@ def _choose_lines(
     If there are too few candidates, or their files are damaged, writes nothing and returns (0, indices of the inputs to
     read again).
     """
-    result = stage.read_marker(f"chosen-{code}")
-    if result is not None:
-        return result["lines"], []
+    previous = stage.read_marker(f"chosen-{code}")
+    if previous is not None:
+        return previous["lines"], []
     entries = {index: result[code] for index, result in enumerate(results) if code in result}
     files = {index: [Shard(**file) for file in entry["files"]] for index, entry in entries.items()}
     if damaged := [index for index, shards in files.items() if not all(map(partial(is_intact, stage.folder), shards))]:
         return 0, damaged
-    paths = [stage.folder / file.name for file in chain.from_iterable(files.values())]
-    text_paths, hash_paths = paths[::2], paths[1::2]
-    hashes = np.concatenate([np.fromfile(path, np.uint64) for path in hash_paths])
+    text_paths = [stage.folder / text_file.name for text_file, _ in files.values()]
+    hashes = np.concatenate([np.fromfile(stage.folder / file.name, np.uint64) for _, file in files.values()])
     distinct_hashes, first_index = np.unique(hashes, return_index=True)
-    # Up to the smallest limit, all lines of every input are candidates. `distinct_hashes` is sorted, so the first
-    # entries of `eligible` have the smallest hashes.
+    # Up to the smallest limit, all lines of every input are candidates. `eligible` has the indices of these lines, each
+    # distinct line once, by rising hash.
     limits = {index: entry["limit"] for index, entry in entries.items()}
     eligible = first_index[distinct_hashes <= np.uint64(min(limits.values()))]
     limited = [index for index, limit in limits.items() if limit < _MAX_HASH]

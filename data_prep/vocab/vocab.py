@@ -32,7 +32,7 @@ from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 T = TypeVar("T")
 
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
-_LEAST_SIZE = 16  # ids of a vocabulary
+_MIN_IDS = 16  # fewest ids that a vocabulary may have
 CURVES = ".curves"  # folder of the vocabularies on the languages' curves, which `vocap` makes
 
 
@@ -85,8 +85,8 @@ class VocabConfig(TextConfig):
 
 def require_trainable(size: int, character_coverage: float, alpha: float) -> None:
     """Raise ValueError for settings with which no vocabulary can be trained."""
-    if size < _LEAST_SIZE:
-        raise ValueError(f"--size is {size}: at least {_LEAST_SIZE} ids are needed")
+    if size < _MIN_IDS:
+        raise ValueError(f"--size is {size}: at least {_MIN_IDS} ids are needed")
     if not 0.98 <= character_coverage <= 1:
         raise ValueError(f"--character-coverage is {character_coverage}: it must be between 0.98 and 1")
     temperature_shares([1], alpha)  # raises ValueError for a wrong alpha
@@ -100,44 +100,9 @@ def run(config: VocabConfig) -> None:
     else:
         source = Vocabulary(config.model)
         stage = Stage(config.out, "vocab", {"model": source.sha256})
-        copy = partial(finish_vocabulary, stage, source.path.read_bytes())
-        write_once(stage, config.processes, lambda: {}, copy)  # there are no counts by language
+        write_copy = partial(finish_vocabulary, stage, source.path.read_bytes())
+        write_once(stage, config.processes, lambda: {}, write_copy)  # no text is sampled, so no language has counts
     print_size(config.out)
-
-
-def write_once(stage: Stage, processes: int, sample: Callable[[], T], write: Callable[[T], None]) -> None:
-    """Call `write`, which writes a vocabulary, with the text that `sample` returns, unless the folder is complete. Then
-    remove the working files.
-
-    Raises ValueError if the folder has a model that no stage wrote, such as a user's.
-    """
-    path, ours = stage.folder / MODEL_FILE, ("settings.json", "manifest.json")
-    if path.exists() and not any((stage.folder / name).exists() for name in ours):
-        raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
-    with stage.open():
-        if not stage.check_finished(processes):
-            text = sample()
-            try:
-                write(text)
-            except ValueError:  # the text does not allow the settings, such as --size: the folder must accept others
-                stage.forget_settings()
-                _discard_work(stage)
-                raise
-        _discard_work(stage)
-
-
-def _discard_work(stage: Stage) -> None:
-    """Remove the working files of a stage that has ended. The tasks' markers list these files, so the markers are
-    removed first."""
-    stage.remove_markers(path.stem for path in (stage.folder / "tasks").glob("*.json"))
-    for name in (SAMPLE, CURVES):
-        shutil.rmtree(stage.folder / name, ignore_errors=True)
-
-
-def print_size(out: Path) -> None:
-    """Print how many ids the vocabulary in `out` has."""
-    vocabulary = Vocabulary(out)
-    print_stdout(f"{vocabulary.path}: {vocabulary.size:,} ids")
 
 
 def _train(config: VocabConfig) -> None:
@@ -146,8 +111,9 @@ def _train(config: VocabConfig) -> None:
     old = None if config.model is None else Vocabulary(config.model)
     compared = [] if config.compare is None else find_documents(config.compare)
     if old is not None:
-        room_for_pieces(old.path, config.size)
+        room_for_pieces(old.path, config.size)  # raises ValueError if there is no room
         settings |= {"model": old.sha256, "compare": input_names(compared)}
+    stage = Stage(config.out, "vocab", settings)
 
     def find_quotas(lines: dict[str, int]) -> dict[str, int]:
         """The number of lines to sample from each language. A language with m = `lines[code]` distinct lines has a
@@ -167,11 +133,11 @@ def _train(config: VocabConfig) -> None:
             for code, count in distinct.items()
         }
         if old is None:
-            finish_vocabulary(stage, _train_model(read_lines(list(files.values())), config), by_language)
+            model = _train_model(read_lines(list(files.values())), config)
+            finish_vocabulary(stage, model, by_language)
         else:
             _write_extended(stage, config, old, files, compared, by_language)
 
-    stage = Stage(config.out, "vocab", settings)
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
     write_once(stage, config.processes, sample, train)
 
@@ -187,16 +153,16 @@ def _write_extended(
     """Write the extended vocabulary. Print, and store in the manifest, how the old and the extended vocabulary segment
     the sampled lines and the lines of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
-    old_model = old.path.read_bytes()
-    changes = {}
     readers = {code: partial(read_lines, [path]) for code, path in files.items()}
     for code in sorted({source.name for source in compared}):
         of_code = [source for source in compared if source.name == code]
         readers[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
-    for code, read in readers.items():
+    old_model = old.path.read_bytes()
+    changes = {}
+    for name, read in readers.items():
         before, after = segmentation(old_model, read()), segmentation(model, read())
-        changes[code] = {"before": before, "after": after}
-        print_stdout(describe_change(code, before, after))
+        changes[name] = {"before": before, "after": after}
+        print_stdout(describe_change(name, before, after))
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 
@@ -205,25 +171,55 @@ def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
     return (line for source in sources for (side,) in filtered_lines(source, Counts("lines")) for line in side)
 
 
-def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
+def _train_model(lines: Iterator[str], config: VocabConfig) -> bytes:
     """Train a SentencePiece unigram model; returns the bytes of its file. Raises ValueError when the text does not
     allow `config.size`."""
     from data_prep.vocab.unigram import UnigramTrainer  # imported here, because it loads numba, which takes time
 
     other_ids = len(SPECIALS) + 2  # two more for <pad> and <mask>, which are in no SentencePiece file
-    size = config.size - other_ids
-    trainer = UnigramTrainer(count_words(sentences), config.character_coverage, size)
-    trained = trainer.prune_to(size).pieces
-    if trainer.characters > size:
+    piece_count = config.size - other_ids
+    trainer = UnigramTrainer(count_words(lines), config.character_coverage, piece_count)
+    trained = trainer.prune_to(piece_count).pieces
+    if trainer.characters > piece_count:
         raise ValueError(
             f"--size is {config.size}, but the characters alone need {trainer.characters + other_ids}: take "
             "a larger size, or lower --character-coverage"
         )
-    if len(trained) < size:
+    if len(trained) < piece_count:
         allowed = len(trained) + other_ids
-        advice = "lower --size to this number, or add text" if allowed >= _LEAST_SIZE else "add text"
+        advice = "lower --size to this number, or add text" if allowed >= _MIN_IDS else "add text"
         raise ValueError(f"--size is {config.size}, but the sampled text allows no more than {allowed}: {advice}")
-    return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
+    likeliest_first = sorted(trained.items(), key=lambda item: (-item[1], item[0]))
+    return serialize(dict(likeliest_first))
+
+
+def write_once(stage: Stage, processes: int, sample: Callable[[], T], write: Callable[[T], None]) -> None:
+    """Unless the folder is complete, call `sample`, and then `write`, which writes a vocabulary from the sampled text.
+    Then remove the working files.
+
+    Raises ValueError if the folder has a model that no stage wrote, such as a user's.
+    """
+    path = stage.folder / MODEL_FILE
+    if path.exists() and not any((stage.folder / name).exists() for name in ("settings.json", "manifest.json")):
+        raise ValueError(f"{path} is a file that {stage.name} did not write: move it away, or choose another --out")
+    with stage.open():
+        if not stage.check_finished(processes):
+            text = sample()
+            try:
+                write(text)
+            except ValueError:  # the text does not allow the settings, such as --size: the folder must accept others
+                stage.forget_settings()
+                _discard_work(stage)
+                raise
+        _discard_work(stage)
+
+
+def _discard_work(stage: Stage) -> None:
+    """Remove the working files of a stage that has ended. The tasks' markers list these files, so the markers are
+    removed first."""
+    stage.remove_all_markers()
+    for name in (SAMPLE, CURVES):
+        shutil.rmtree(stage.folder / name, ignore_errors=True)
 
 
 def finish_vocabulary(
@@ -250,3 +246,9 @@ def finish_vocabulary(
             {"by_language": by_language} | dict(counts or {}),
         ),
     )
+
+
+def print_size(out: Path) -> None:
+    """Print how many ids the vocabulary in `out` has."""
+    vocabulary = Vocabulary(out)
+    print_stdout(f"{vocabulary.path}: {vocabulary.size:,} ids")
