@@ -48,6 +48,7 @@ _SEED_CHARACTERS = 20_000_000
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
 _ROUNDS = 2  # rounds of expectation maximisation after each pruning
 _MIN_EXPECTED = 0.5  # a longer piece with fewer expected occurrences is dropped
+_CODE_POINTS = 0x110000  # number of Unicode's code points
 
 
 @dataclass
@@ -84,12 +85,12 @@ class _Lattice(NamedTuple):
 class UnigramModel:
     """Pieces with the natural logarithms of their probabilities.
 
-    `score` is the log-probability of the best segmentations of all words, and `tokens` the number of pieces in these
-    segmentations; each word is weighted by its occurrences.
+    `log_likelihood` is the log-probability of the best segmentations of all words, and `tokens` the number of pieces in
+    these segmentations; each word is weighted by its occurrences.
     """
 
     pieces: dict[str, float]
-    score: float
+    log_likelihood: float
     tokens: int
 
 
@@ -112,7 +113,7 @@ class UnigramTrainer:
         longer, occurrences = _seeds(words, max(_SEEDS, _SEEDS_PER_PIECE * largest))
         self._pieces = words.alphabet + longer
         self._lengths = np.array([1, *map(len, self._pieces)], np.uint8)
-        self._counts = words.counts
+        self._word_counts = words.counts
         number_of = {character: number for number, character in enumerate(words.alphabet, 1)}
         characters = np.fromiter((number_of[c] for piece in longer for c in piece), np.int32)  # longer pieces, joined
         starts = _starts(self._lengths[self._first_longer :])
@@ -134,12 +135,13 @@ class UnigramTrainer:
         even if they are more than `size`. At the end, longer pieces with fewer than `min_expected` expected occurrences
         are dropped, so the vocabulary may be smaller than `size`."""
         while self.size > max(size, self.characters):
-            self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
-            self._reestimate(_MIN_EXPECTED if self.size > size else 0.0, size)
+            next_size = max(size, self.characters, int(self.size * _SHRINK))
+            self._prune(next_size, size)
+            self._reestimate(min_size=size)
         if min_expected:
             self._reestimate(min_expected)
         pieces = dict(zip(self._pieces, self._scores[1:].tolist(), strict=True))
-        return UnigramModel(pieces, self._score, int(self._frequencies.sum()))
+        return UnigramModel(pieces, self._log_likelihood, int(self._frequencies.sum()))
 
     def _reestimate(self, min_expected: float = _MIN_EXPECTED, min_size: int = 0) -> None:
         """Set the scores by rounds of expectation maximisation, and find the best segmentations.
@@ -148,28 +150,31 @@ class UnigramTrainer:
         """
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
-            expect(*self._text_lattice, self._counts, self._lengths, self._scores, expected)
+            expect(*self._text_lattice, self._word_counts, self._lengths, self._scores, expected)
             to_keep = expected >= min_expected
             by_expected = np.argsort(-expected[self._first_longer :], kind="stable")
             to_keep[self._first_longer + by_expected[: max(min_size - self.characters, 0)]] = True
             self._keep(to_keep)
-            expected = np.maximum(expected[to_keep][1:], _MIN_EXPECTED)
+            expected = np.maximum(expected[to_keep][1:], _MIN_EXPECTED)  # without the unknown character
             # Digamma instead of the logarithm favours frequent pieces, as in SentencePiece.
             scores = _digamma(expected) - _digamma(expected.sum()[None])
             self._scores = np.append(scores.min() - UNKNOWN_PENALTY, scores)
         self._frequencies = np.zeros(len(self._scores))
-        self._score = segment(*self._text_lattice, self._counts, self._lengths, self._scores, self._frequencies)
+        self._log_likelihood = segment(
+            *self._text_lattice, self._word_counts, self._lengths, self._scores, self._frequencies
+        )
 
     def _prune(self, size: int, min_size: int) -> None:
         """Keep at most `size` pieces: the characters, and the longer pieces whose removal would lower the text's
-        log-probability most.
+        log-likelihood most.
 
-        Pieces whose removal would not lower the log-probability are kept only to reach `min_size` pieces.
+        Pieces whose removal would not lower the log-likelihood are kept only to reach `min_size` pieces.
         """
         losses = find_losses(*self._nested, self._lengths, self._scores, self._frequencies, self._first_longer)
         to_keep = np.zeros(len(self._scores), bool)
         by_loss = np.argsort(-losses, kind="stable")[: size - self.characters]
-        is_needed = (losses[by_loss] > -np.inf) | (np.arange(len(by_loss)) < min_size - self.characters)
+        lowers_likelihood = losses[by_loss] > -np.inf
+        is_needed = lowers_likelihood | (np.arange(len(by_loss)) < min_size - self.characters)
         to_keep[self._first_longer + by_loss[is_needed]] = True
         self._keep(to_keep)
 
@@ -179,13 +184,13 @@ class UnigramTrainer:
         to_keep[: self._first_longer] = True
         if to_keep.all():
             return
-        numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
+        new_numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
         nested, sizes = self._nested, np.diff(self._nested.starts)
         longer_to_keep = to_keep[self._first_longer :]
         characters_to_keep = np.repeat(longer_to_keep, sizes)  # bool for each character of the longer pieces
         arcs = nested.arcs[np.repeat(characters_to_keep, nested.fan)]
         nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[characters_to_keep], arcs)
-        self._nested, self._text_lattice = nested.renumbered(numbers), self._text_lattice.renumbered(numbers)
+        self._nested, self._text_lattice = nested.renumbered(new_numbers), self._text_lattice.renumbered(new_numbers)
         self._pieces = [piece for piece, keep in zip(self._pieces, to_keep[1:].tolist(), strict=True) if keep]
         self._lengths, self._scores = self._lengths[to_keep], self._scores[to_keep]
 
@@ -207,30 +212,32 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(text: WordCounts, coverage: float) -> _Words:
-    """The words, of which there must be one at least, as numbers of characters; SPACE is before each. Words over
+    """The words of `text`, as numbers of characters; SPACE is before each word. At least one word is needed. Words over
     MAX_WORD_LENGTH characters are cut into several, and consecutive unknown characters become a single one.
 
     The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
     space, no_separator = pa.scalar(SPACE, pa.large_string()), pa.scalar("", pa.large_string())
     spaced = pc.binary_join_element_wise(space, text.words, no_separator)
-    utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()]
-    codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
+    utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()]  # all words, one after the other
+    codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)  # the code point of each character
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
     counts = text.counts.astype(np.float64)
-    occurrences = np.bincount(codes, np.repeat(counts, sizes), minlength=0x110000)  # by code point
+    occurrences = np.bincount(codes, np.repeat(counts, sizes), minlength=_CODE_POINTS)
     ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
     before = np.cumsum(occurrences[ranked]) - occurrences[ranked]  # occurrences of all more frequent characters
     alphabet = ranked[before < coverage * occurrences.sum()]
-    number_of = np.zeros(0x110000, np.int32)
+    number_of = np.zeros(_CODE_POINTS, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
+    # Cut the long words.
     parts = -(-sizes // MAX_WORD_LENGTH)  # number of parts that each word is cut into
     last_sizes = sizes - (parts - 1) * MAX_WORD_LENGTH
     sizes = np.full(parts.sum(), MAX_WORD_LENGTH)
     sizes[np.cumsum(parts) - 1] = last_sizes
     counts = np.repeat(counts, parts)
-    to_keep = characters > 0  # keep only the first of consecutive unknown characters
+    # Keep only the first of consecutive unknown characters in a word.
+    to_keep = characters > 0
     to_keep[1:] |= characters[:-1] > 0
     word_starts = _starts(sizes)[:-1]
     to_keep[word_starts] = True

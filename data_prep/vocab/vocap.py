@@ -114,10 +114,11 @@ def run(config: VocapConfig) -> None:
 
     sample = partial(sample_lines, stage, inputs, find_quotas, config.sentences, config.seed, config.processes)
     write_once(stage, config.processes, sample, train)
-    if not (path := config.out / "vocap.svg").exists():
+    plot_path = config.out / "vocap.svg"
+    if not plot_path.exists():  # the manifest does not list the plot, so that a deleted plot is simply made again
         content = read_versioned(config.out / "vocap.json")
         with stage.open():
-            write_file(path, plot(content["curves"], content["by_language"]), config.out)
+            write_file(plot_path, plot(content["curves"], content["by_language"]), config.out)
     print_size(config.out)
 
 
@@ -130,10 +131,11 @@ def _write_curve(stage: Stage, config: VocapConfig, path: Path) -> dict[str, Any
     if len(text.words):
         coverage = config.character_coverage
         try:
-            for point in nested_vocabularies(text, config.largest, config.step, config.shrink, coverage):
-                points.append((len(point.pieces), point.score / text.sentences))
-                file = _curve_file(stage, code, len(point.pieces))
-                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+            for model in nested_vocabularies(text, config.largest, config.step, config.shrink, coverage):
+                size = len(model.pieces)
+                points.append((size, model.log_likelihood / text.sentences))
+                file = write_file(_curve_file(stage, code, size), serialize(model.pieces), stage.folder)
+                files.append(asdict(file))
         except ValueError as error:
             raise ValueError(f"{code}: {error}") from None
     return {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
@@ -162,8 +164,8 @@ def nested_vocabularies(
     exponents = range(math.ceil(math.log(smallest / largest, shrink)) + 1)
     grid = dict.fromkeys(round(largest * shrink**k) for k in exponents)  # without the repeats of small sizes
     for size in [first, *(size for size in grid if smallest <= size < first)]:
-        vocabulary = trainer.prune_to(max(size, trainer.characters))
-        if trainer.size > trainer.characters:
+        vocabulary = trainer.prune_to(size)
+        if trainer.size > trainer.characters:  # else it is the last vocabulary, the characters alone
             yield vocabulary
     yield trainer.prune_to(trainer.characters)
 
@@ -173,8 +175,8 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 
 def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
-    """Allocate pieces to the languages, and write the merged model and vocap.json. `distinct` is the number
-    of distinct lines of each language."""
+    """Allocate pieces to the languages, and write the merged model and vocap.json. `distinct` is the number of distinct
+    lines of each language."""
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
@@ -199,8 +201,9 @@ def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results:
     path = stage.folder / "vocap.json"
     write_versioned(path, {"curves": curves, "by_language": by_language})
     path.with_suffix(".svg").unlink(missing_ok=True)  # a plot of other curves
-    written = Shard(path.name, 0, path.stat().st_size, file_sha256(path))
-    finish_vocabulary(stage, serialize(pool_probabilities(chosen, weights)), by_language, other_files=[written])
+    curves_file = Shard(path.name, 0, path.stat().st_size, file_sha256(path))
+    model = serialize(pool_probabilities(chosen, weights))
+    finish_vocabulary(stage, model, by_language, other_files=[curves_file])
 
 
 def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
@@ -208,8 +211,8 @@ def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _scored_pieces(stage: Stage, code: str, points: Curve, pieces: Sequence[str]) -> Pieces:
-    """Each of `pieces`, the first ones in a language's order, with its log-probability in the smallest vocabulary on
-    the language's curve that has all these pieces."""
+    """Returns `pieces`, the first ones in a language's order, with their log-probabilities. These are taken from the
+    smallest vocabulary on the language's curve that has all the pieces."""
     vocabulary = _read_pieces(stage, code, min(size for size, _ in points if size >= len(pieces)))
     return {piece: vocabulary[piece] for piece in pieces}
 

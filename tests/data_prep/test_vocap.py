@@ -118,11 +118,11 @@ def test_a_curve_is_nested_rises_with_size_and_ends_at_the_characters(lines: dic
         assert sizes[0] <= 100 and len(sizes) > 2 and sizes == sorted(set(sizes), reverse=True)
         for larger, smaller in itertools.pairwise(found):
             assert smaller.pieces.keys() < larger.pieces.keys()
-            assert smaller.score < larger.score
+            assert smaller.log_likelihood < larger.log_likelihood
         words = count_words(texts).words.to_pylist()
         assert found[-1].pieces.keys() == {letter for word in words for letter in f"▁{word}"}
         for point in (found[0], found[-1]):  # of whole lines, by another implementation
-            assert (point.score / len(texts), point.tokens) == pytest.approx(
+            assert (point.log_likelihood / len(texts), point.tokens) == pytest.approx(
                 by_sentencepiece(texts, serialize(point.pieces)), rel=1e-6
             )
 
@@ -132,7 +132,7 @@ def test_rare_characters_are_unknown_and_so_is_a_run_of_them() -> None:
     point = UnigramTrainer(count_words(texts), 0.999).prune_to(30)
     assert not {"Ж", "Ш"} & set("".join(point.pieces))
     alp, tokens = by_sentencepiece(texts, serialize(point.pieces))
-    assert (point.score / len(texts), point.tokens) == (pytest.approx(alp, rel=1e-6), tokens)
+    assert (point.log_likelihood / len(texts), point.tokens) == (pytest.approx(alp, rel=1e-6), tokens)
 
 
 def test_a_long_word_is_cut() -> None:
@@ -140,7 +140,7 @@ def test_a_long_word_is_cut() -> None:
     texts = ["abab ab ba abba " * 50] * 20 + ["abba" * 2500]
     point = UnigramTrainer(count_words(texts), 1.0).prune_to(30)
     alp, tokens = by_sentencepiece(texts, serialize(point.pieces))
-    assert point.score / len(texts) == pytest.approx(alp, rel=0.02)
+    assert point.log_likelihood / len(texts) == pytest.approx(alp, rel=0.02)
     assert tokens <= point.tokens <= tokens + 9
 
 
