@@ -48,13 +48,13 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
 def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The images of `value` under the Feistel network. Each round XORs one half of the bits with a keyed hash of the
     other half. Such a round is its own inverse, so no two values have the same image."""
-    one, low = np.uint64(1), bits >> np.uint64(1)
-    low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
-    left, right = value >> low, value & low_mask
+    one, low_bits = np.uint64(1), bits >> np.uint64(1)
+    low_mask, high_mask = (one << low_bits) - one, (one << (bits - low_bits)) - one
+    left, right = value >> low_bits, value & low_mask
     for network_round in range(0, _ROUNDS, 2):
         left = left ^ (_mix64(right + keyed_hash(keys, network_round)) & high_mask)
         right = right ^ (_mix64(left + keyed_hash(keys, network_round + 1)) & low_mask)
-    return (left << low) | right
+    return (left << low_bits) | right
 
 
 def _mix64(x: np.ndarray) -> np.ndarray:
@@ -86,7 +86,8 @@ class SmallestHashes:
         self._small_count += len(self._small[-1])
         if self._small_count >= 2 * self.count:
             smallest = np.unique(np.concatenate(self._small))[: self.count]
-            self.limit = smallest[-1] if len(smallest) == self.count else self.limit
+            if len(smallest) == self.count:
+                self.limit = smallest[-1]
             self._small, self._small_count = [smallest], len(smallest)
         return is_small
 
@@ -154,9 +155,9 @@ class SampledOrder:
             # slots of the left half, and of the range
             left_slots, slots = (middle - first) * self.block_slots, sum(inside)
             offset = int(keyed_hash(derive_key(self.seed, self.task, "halves"), middle)[0]) % slots
-            # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
-            ends = [(left_slots * end + offset) // slots for end in accumulate(inside)]
-            in_left = [end - begin for begin, end in pairwise([0, *ends])]
+            # rounded sums of the languages' uses in the left half, and each language's uses there
+            sums = [(left_slots * uses + offset) // slots for uses in accumulate(inside)]
+            in_left = [end - begin for begin, end in pairwise([0, *sums])]
             if block < middle:
                 inside, last = in_left, middle
             else:
@@ -165,27 +166,26 @@ class SampledOrder:
                 first = middle
         return before, inside
 
-    def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
+    def examples_of_uses(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
         """The index of each use's example among the examples of its language, int64. `language[i]` is the index of a
         language in `names`, and `use[i]` the number, from 0, of a use of this language."""
-        per_block = [quota * self.block_slots // max(self.total, 1) for quota in self.quotas]
-        stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in per_block])[language]
+        # each language's uses in an average block
+        mean_uses = [quota * self.block_slots // max(self.total, 1) for quota in self.quotas]
+        stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in mean_uses])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([derive_key(self.seed, self.task, name) for name in self.names])[language]
         pass_key, position = keyed_hash(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
         in_stretch = stretch < stretches  # false at the end of a pass, where too few positions are left for a stretch
         # Consecutive uses are often in the same stretch. Only the first of them permutes the stretch's index.
-        is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
-        permuted = permute(
-            np.where(in_stretch, stretch, 0)[is_first], np.maximum(stretches, 1)[is_first], pass_key[is_first]
-        )
-        permuted = np.repeat(permuted, np.diff(np.append(np.flatnonzero(is_first), len(use))))
-        in_pass = np.where(in_stretch, permuted * stretch_size + position % stretch_size, position)
+        first = np.flatnonzero(np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0)))
+        permuted = permute(np.where(in_stretch, stretch, 0)[first], np.maximum(stretches, 1)[first], pass_key[first])
+        permuted_stretch = np.repeat(permuted, np.diff(np.append(first, len(use))))
+        unrotated = np.where(in_stretch, permuted_stretch * stretch_size + position % stretch_size, position)
         # Each pass is rotated by its own random amount. So passes differ in where their stretches begin, and in which
         # examples are the last. The permutation hashes `pass_key` with the counters 0 to 11, so -1 is free.
         rotation = (keyed_hash(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
-        return (in_pass + rotation) % examples
+        return (unrotated + rotation) % examples
 
 
 @lru_cache(maxsize=2)
@@ -195,11 +195,11 @@ def _block(order: SampledOrder, block: int) -> tuple[np.ndarray, np.ndarray]:
     slots = block * order.block_slots + np.arange(sum(inside))
     draws = keyed_hash(derive_key(order.seed, order.task, "slots"), slots)
     language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # NumPy radix-sorts int16
-    language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
+    language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)  # a shuffle by the draws
     by_language = np.argsort(language, kind="stable")  # the block's slots, sorted by language, then by position
     sorted_language, counts = language[by_language], np.array(inside)
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
-    uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
+    uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)  # numbers of uses, by language
     passes = uses // np.array(order.examples)[sorted_language]
     # A portion is all uses of one language in one pass in this block. The portion's slots are sorted by their random
     # draws, and its k-th use takes the k-th of them. The sort key has the portion's number in its upper 24 bits, and
@@ -208,5 +208,5 @@ def _block(order: SampledOrder, block: int) -> tuple[np.ndarray, np.ndarray]:
     portion_and_draw = (portion << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(portion_and_draw, kind="stable")]
     example = np.empty_like(uses)
-    example[slot_of_use] = order.example(sorted_language, uses)
+    example[slot_of_use] = order.examples_of_uses(sorted_language, uses)
     return language, example

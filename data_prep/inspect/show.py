@@ -90,18 +90,23 @@ def _show(config: ShowConfig, task: str) -> str:
             f"{vocabulary.path} is not the vocabulary that {config.data} was made with: put the original file there"
         )
     language = config.language
-    with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
-        language = language and language_of(language)
-    if language is not None and language not in manifest.languages:
-        return f"{folder} has no text in {language}: its languages are {', '.join(manifest.languages)}"
-    row: ShownRow | None = None
+    if language is not None:
+        with suppress(ValueError):  # a name that is no language code stays as it is; the next check reports it
+            language = language_of(language)
+        if language not in manifest.languages:
+            return f"{folder} has no text in {language}: its languages are {', '.join(manifest.languages)}"
+    is_plain = not console.is_terminal  # a file or a pipe, which shows no colours
+    has_row = False
     rows = min(config.rows, manifest.rows)  # `islice` takes no number above sys.maxsize
     for row in islice(rows_from(folder, manifest, config.start, language), rows):
-        for line in _describe(row, task, LAYOUTS[manifest.layout], vocabulary, config, not console.is_terminal):
-            console.print(line, soft_wrap=not console.is_terminal)
+        has_row = True
+        for line in _describe(row, task, LAYOUTS[manifest.layout], vocabulary, config, brackets=is_plain):
+            console.print(line, soft_wrap=is_plain)
+    if has_row:
+        return ""
     rows_name = "row" if manifest.rows == 1 else "rows"
     row_name = f"row in {config.language}" if config.language else "row"
-    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} {rows_name}"
+    return f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows} {rows_name}"
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:

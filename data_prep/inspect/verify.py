@@ -37,7 +37,7 @@ class VerifyConfig:
 def run(config: VerifyConfig) -> None:
     """Check `config.data`. Raises ValueError for the first fault; the error names the file and, for a faulty record,
     the row."""
-    for folder in _stage_folders(config.data):
+    for folder in _task_folders(config.data):
         manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
         _check_listing(folder, manifest)
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
@@ -53,13 +53,15 @@ def _require(passes: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def _stage_folders(data: Path) -> list[Path]:
-    # A folder that holds those of the tasks may also hold a vocabulary, which `vocab` wrote.
+def _task_folders(data: Path) -> list[Path]:
+    """The task folders in `data`, or `data` itself if it is a task folder."""
+    # The task folders come first, because `data` may also be the output folder of `vocab`.
     for folders in ([data / task for task in TASKS], [data]):
-        if of_stages := [
+        found = [
             folder for folder in folders if any((folder / f"{name}.json").exists() for name in ("settings", "manifest"))
-        ]:
-            return of_stages
+        ]
+        if found:
+            return found
     require_folder(data, "name a folder that encode or mix wrote")
     raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
 
@@ -106,7 +108,8 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     """Check a whole shard, and count its records, tokens and items. Raises ValueError for a fault; the error names the
     file and, for a faulty record, the first faulty row."""
     path, is_mixed = folder / shard.name, manifest.stage == "mix"
-    index, rewrite = path.with_suffix(".index"), f"give the command that wrote {folder} again"
+    index_path = path.with_suffix(".index")
+    rewrite = f"give the command that wrote {folder} again"
     _require(path.exists(), f"{path} is missing: {rewrite}")
     size = path.stat().st_size
     _require(size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {rewrite}")
@@ -117,7 +120,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
     if is_mixed:
         from xlme_ds.data.shards import group_checksums, index_bytes  # imported late: it loads numba
 
-        _require(index.exists(), f"{index} is missing: {rewrite}")
+        _require(index_path.exists(), f"{index_path} is missing: {rewrite}")
     schema, faults_of, count = schema_and_checks(folder, manifest)
     counts: RecordCounts = Counter()
     checksums = []
@@ -142,8 +145,8 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts
         ) from None
     if is_mixed:
         _require(
-            index.read_bytes() == index_bytes(path, shard.sha256, checksums),
-            f"{index} is not the index of {path.name}: {_remedy(folder)}",
+            index_path.read_bytes() == index_bytes(path, shard.sha256, checksums),
+            f"{index_path} is not the index of {path.name}: {_remedy(folder)}",
         )
     _require(
         counts["records"] == shard.rows,
@@ -156,12 +159,15 @@ def _check_manifest(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
     """Check that the manifest agrees with the content of the shards, and with the folder's settings and markers."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
-    languages = sorted(settings.get("languages", ()))
-    expected = [f"{number:05d}.arrow" for number in range(len(listed))]
-    if manifest.stage == "encode":
+    if manifest.stage == "mix":
+        expected = [f"{number:05d}.arrow" for number in range(len(listed))]
+        languages = sorted(settings.get("languages", ()))
+        check_counts = _check_mixed_counts
+    else:
+        expected = sorted(listed)
         codes, inputs = sorted({*CC100_LANGUAGES, *manifest.languages}), settings.get("inputs", ())
         languages = sorted({codes[index] for name, *_ in inputs for index in group_languages(name, codes)})
-        expected = sorted(listed)
+        check_counts = _check_encoded_counts
     _require(
         listed == expected, f"{path} lists the shards in another order than that of their names: {_remedy(folder)}"
     )
@@ -169,7 +175,6 @@ def _check_manifest(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
         not languages or list(manifest.languages) == languages,
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_remedy(folder)}",
     )
-    check_counts = _check_mixed_counts if manifest.stage == "mix" else _check_encoded_counts
     check_counts(folder, manifest, shard_counts)
     _check_markers(folder, manifest)
 
@@ -230,10 +235,11 @@ def _check_encoded_counts(folder: Path, manifest: Manifest, shard_counts: Sequen
                 f"the {read} of {name} in {path} are not the sum of those written and {lost}: {_remedy(folder)}",
             )
         paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
+        files_fit = not inputs or counts["files"] == inputs[name]
+        paragraphs_fit = paragraphs >= counts[unit] if is_mono else paragraphs == 2 * counts[unit]
+        bytes_fit = characters <= size <= 4 * characters  # UTF-8 stores a character in 1 to 4 bytes
         _require(
-            (not inputs or counts["files"] == inputs[name])
-            and (paragraphs >= counts[unit] if unit == "documents" else paragraphs == 2 * counts[unit])
-            and characters <= size <= 4 * characters,
+            files_fit and paragraphs_fit and bytes_fit,
             f"{path} counts files, paragraphs, characters or bytes of {name} that its text cannot have: "
             f"{_remedy(folder)}",
         )
@@ -242,15 +248,17 @@ def _check_encoded_counts(folder: Path, manifest: Manifest, shard_counts: Sequen
 def _check_mixed_counts(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> None:
     """Check that the manifest's counts equal those of the rows, and that they follow from alpha and the other settings
     of the sampling."""
-    path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
-    items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})
+    path, counts = folder / "manifest.json", manifest.counts
+    total = sum(shard_counts, Counter[Any]())
+    items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})  # by languages
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
     available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))
-    by_languages: Counter[tuple[int, ...]] = Counter()
+    stated_items: Counter[tuple[int, ...]] = Counter()
     for name, uses in zip(by_name, used, strict=True):
-        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += uses
+        stated_items[tuple(sorted(group_languages(name, manifest.languages)))] += uses
+    # `+` leaves out the languages without items.
     _require(
-        +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
+        +stated_items == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
         f"{path} counts other items of a language, or other tokens, than its shards have: {_remedy(folder)}",
     )
     derived = [

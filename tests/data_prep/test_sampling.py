@@ -154,7 +154,7 @@ def test_every_pass_and_seed_has_its_own_order() -> None:
             passes.append([set(part.tolist()) for part in uses.reshape(17, 59)])
     for one, other in combinations(passes, 2):
         assert sum(len(a & b) for a, b in zip(one, other, strict=True)) < 3 * 1003 / 17
-    last = order.example(
+    last = order.examples_of_uses(
         np.zeros(9, np.int64), np.arange(1, 10) * 1003 - 1
     )  # 1003 is no multiple of 3: the rest of a pass
     assert len(set(last.tolist())) > 5
