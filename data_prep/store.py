@@ -63,6 +63,7 @@ class Stage:
 
     def check_settings(self) -> None:
         """Raise ValueError if a run of another stage or with other settings began the folder."""
+        # The manifest stands in for settings.json if that file is lost or damaged.
         old = _read_or_none(self.folder / "settings.json") or _read_or_none(self.folder / "manifest.json")
         if not old:
             return

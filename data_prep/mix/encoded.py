@@ -107,9 +107,10 @@ def index_batches(path: Path) -> BatchIndex:
             batch.validate()  # not in full, which would read all ids
         if reader.schema not in (DOCUMENTS, PAIRS):
             raise ValueError("it has the columns of neither documents nor pairs")
+        # `columns` has, for each column of the schema, its arrays from all batches.
         columns = [[batch.column(name) for batch in batches if batch.num_rows] for name in reader.schema.names]
         offset_positions, id_positions = (
-            np.array([[_buffer_position(part, index, buffer) for part in column] for column in columns], np.int64)
+            np.array([[_buffer_position(array, index, buffer) for array in column] for column in columns], np.int64)
             for index in (_OFFSETS, _IDS)
         )
     except (pa.ArrowException, OSError, ValueError) as error:  # mmap raises ValueError for an empty file
@@ -118,8 +119,8 @@ def index_batches(path: Path) -> BatchIndex:
         raise ValueError(
             f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
         ) from None
-    record_counts = np.array([len(part) for part in columns[0]], np.int64)
-    id_counts = np.array([[len(part.values) for part in column] for column in columns], np.int64)
+    record_counts = np.array([len(array) for array in columns[0]], np.int64)
+    id_counts = np.array([[len(array.values) for array in column] for column in columns], np.int64)
     return BatchIndex(path, record_counts, id_counts, offset_positions, id_positions)
 
 

@@ -68,8 +68,10 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
 
 
 def input_names(inputs: Iterable[Input]) -> list[Any]:
-    """Names and sizes of the inputs' files, for a stage's settings. Raises ValueError for a named pipe: a vocabulary's
-    text may be read more than once."""
+    """Each input's name, its files' names and sizes, and its corpus if it has one, for a stage's settings.
+
+    Raises ValueError for a named pipe: a vocabulary's text may be read more than once.
+    """
     for path in chain.from_iterable(source.paths for source in inputs):
         if path.is_pipe:
             raise ValueError(f"{path} is a named pipe, but a vocabulary may read its text twice: store it as a file")
