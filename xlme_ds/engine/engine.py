@@ -2,12 +2,12 @@
 global batch, for any micro-batches and number of ranks. `Engine` itself is plain torch on one process: the reference
 with which every other engine is compared."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -38,7 +38,7 @@ class StepStats:
     gradient_norm: float  # over all parameters, before clipping
     learning_rate: float
     applied: bool = True  # false: the step was skipped
-    suspects: tuple[str, ...] = ()  # of a skipped step: the rows of each micro-batch whose loss is not finite
+    suspects: tuple[str, ...] = ()  # if the step was skipped: the rows of each micro-batch whose loss is not finite
 
 
 class Engine:
@@ -70,44 +70,14 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
-        self._reads_ahead = device.type != "cpu"  # whether a step also reads the rows of the next
-        self._ahead: tuple[int, tuple[list[Batch], Tensor]] | None = None  # the next step, and the result of `_read`
-        self._reads_rows = True
-        self._counts_rows = True  # false in a pipeline's later stages: the first stage counts the rows
+        self._reads_ahead = device.type != "cpu"  # whether a step also reads the rows of the next step
+        self._rows_ahead: dict[int, tuple[list[Batch], Tensor]] = {}  # the next step, and the result of `_read` for it
+        self._reads_rows = True  # false in a pipeline's middle stages, which compute from the tensors sent to them
+        self._counts_rows = True  # false in a pipeline's later stages, because the first stage counts the same rows
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
         return self.module.named_parameters()
-
-    def _backward(self, loss: Tensor) -> None:
-        """Compute the gradient of `loss`, this micro-batch's contribution to the step's loss, and add it to the step's
-        gradient."""
-        loss.backward()
-
-    def _update(self, context: StepContext) -> float:
-        """Clip the gradients, take the optimizer step if `_accepts` accepts their norm, and clear the gradients. Sets
-        `context.applied`, and returns the global norm before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
-        context.applied = self._accepts(context, norm)
-        if context.applied:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm
-
-    def _state_shards(self) -> list[StateShard]:
-        """The buffers of weights and optimizer state that this rank owns."""
-        return [StateShard([Piece(name, 0, p.numel(), 0)], self.optimizer, p) for name, p in self.named_parameters()]
-
-    def _sync_module_weights(self) -> None:
-        """Copy the weights from the shards, which `load` has filled, to the module; collective."""
-
-    def _all_reduce(self, values: Tensor) -> Tensor:
-        """Add up `values` over the ranks in place, and return them."""
-        return values
-
-    def full_state(self) -> dict[str, Tensor]:
-        """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
-        return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
     def prepare_step(self, step: int) -> None:
         """Prepare the model to compute step `step`: set the rotary base of its phase."""
@@ -128,8 +98,8 @@ class Engine:
         Raises SharedError when any rank cannot read the rows of `step`.
         """
         self.prepare_step(step)
-        ahead, self._ahead = self._ahead, None
-        batches, counts = ahead[1] if ahead is not None and ahead[0] == step else self._read(step)
+        rows_ahead, self._rows_ahead = self._rows_ahead, {}
+        batches, counts = rows_ahead[step] if step in rows_ahead else self._read(step)
         objective = self.objective.at(step)
         weights = (objective.weights / counts.clamp(min=1)).float()
         if self.device.type != "cpu":
@@ -141,8 +111,8 @@ class Engine:
         return self._stats(context, step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
-        """This rank's micro-batches, and the count of each term in the whole step, float64 [terms]. Raises SharedError
-        when a rank cannot read its rows."""
+        """Returns (this rank's micro-batches, counts): the objective's counts in the global batch, float64 [terms].
+        Raises SharedError when a rank cannot read its rows."""
         batches: list[Batch] = []
         error: Exception | None = None
         start_time = time.perf_counter()
@@ -151,7 +121,7 @@ class Engine:
                 batches = list(self.loader.micro_batches(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # The last element counts failed ranks. The sum is taken on the host, because on a GPU it would have to wait
+        # The last element counts the ranks that failed. The counts are summed on the host: on a GPU the sum would wait
         # until the step before is finished.
         counts = torch.zeros(len(self.objective.terms) + 1, dtype=torch.float64)
         counts[-1] = error is not None
@@ -164,18 +134,40 @@ class Engine:
         return batches, counts[:-1]
 
     def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
-        """Run the forward and backward pass of every micro-batch, perhaps read the rows of `next_step`, and take the
-        update; returns the norm as `_update` does."""
+        """Run the forward and backward pass of every micro-batch, and call `_update`; returns the norm from
+        `_update`. If the engine reads ahead, read the rows of `next_step` before the update."""
         self.module.train()
         for batch in batches:
             self._backward(context.loss(self.module(batch), batch))
-        if self._reads_ahead and next_step is not None:  # `_update` has to wait for the norm anyway
-            with suppress(SharedError):  # step `next_step` reads again, and raises it in its turn
-                self._ahead = next_step, self._read(next_step)
+        if self._reads_ahead and next_step is not None:  # the GPU still computes, and `_update` would wait for the norm
+            with suppress(SharedError):  # step `next_step` will read its rows again, and raise the error
+                self._rows_ahead = {next_step: self._read(next_step)}
         return self._update(context)
 
+    def _backward(self, loss: Tensor) -> None:
+        """Compute the gradient of `loss`, this micro-batch's contribution to the step's loss, and add it to the step's
+        gradient."""
+        loss.backward()
+
+    def _update(self, context: StepContext) -> float:
+        """Clip the gradients, take the optimizer step if `_accepts` accepts their norm, and clear the gradients. Sets
+        `context.applied`, and returns the global norm before clipping."""
+        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
+        context.applied = self._accepts(context, norm)
+        if context.applied:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def _accepts(self, context: StepContext, norm: float) -> bool:
+        """Whether to take a step with the global gradient norm `norm`. DeepSpeed gives −1 for a norm that is not
+        finite."""
+        if not (math.isfinite(norm) and norm >= 0):
+            return False
+        return math.isinf(context.norm_limit) or not self.any_rank(norm > context.norm_limit)
+
     def _totals(self, context: StepContext) -> dict[str, Tensor]:
-        """The sums that `context` gathered, added up over micro-batches and ranks; by name, float64 on the CPU."""
+        """`context.gathered`, added up over micro-batches and ranks; float64 on the CPU, by name."""
         terms = len(self.objective.terms)
         shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "counts": (terms,)}
         shapes["statistics"] = self.objective.statistics_shape
@@ -187,28 +179,26 @@ class Engine:
                 total += micro_batch[name]
         return {name: self._all_reduce(total).cpu() for name, total in totals.items()}
 
-    def _accepts(self, context: StepContext, norm: float) -> bool:
-        """Whether to take a step with the global gradient norm `norm`. DeepSpeed gives −1 for a norm that is not
-        finite."""
-        if not (math.isfinite(norm) and norm >= 0):
-            return False
-        return math.isinf(context.norm_limit) or not self.any_rank(norm > context.norm_limit)
+    def _all_reduce(self, values: Tensor) -> Tensor:
+        """Add up `values` over the ranks in place, and return them."""
+        return values
 
     def _stats(
         self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
     ) -> StepStats:
-        """The result of a step. If it was skipped, the ranks exchange their suspects."""
+        """The result of a step; collective if the step was skipped."""
         group = self.optimizer.param_groups[0]
         rate = float(group["lr"] / group["scale"])
         if context.applied:
             return StepStats(metrics, norm, rate)
-        own_rows = [
+        # A pipeline computes losses from copies of `batches`, so batches are compared by the seeds of their rows.
+        faulty_seeds = [batch.seeds_B for loss, batch in context.losses if not torch.isfinite(loss)]
+        own_suspects = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' seeds are compared
-            if not torch.isfinite(loss) and torch.equal(copy.seeds_B, batch.seeds_B)
+            if any(torch.equal(seeds_B, batch.seeds_B) for seeds_B in faulty_seeds)
         ]
-        suspects = dict.fromkeys(rows for of_rank in all_gather(own_rows) for rows in of_rank)  # each once, in order
+        suspects = dict.fromkeys(itertools.chain(*all_gather(own_suspects)))  # a dict names each once, in order
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
@@ -219,7 +209,8 @@ class Engine:
         assert heldout is not None
         batches = on_all_ranks(lambda: heldout.micro_batches(0))  # every step has the same rows
         languages = max(len(store.languages) for store in heldout.stores.values())
-        return self._evaluate(batches, getattr(heldout, "counted", ()), languages)
+        is_counted = getattr(heldout, "counted", ())  # only `HeldOutLoader` leaves batches out
+        return self._evaluate(batches, is_counted, languages)
 
     @torch.no_grad()
     def effective_ranks(self, rows: int) -> list[float]:
@@ -243,23 +234,23 @@ class Engine:
         number of ranks."""
         batch = self.objective.as_probe(on_all_ranks(self.loader.probe))
         totals = self._evaluate([batch])
-        # Every rank, or every replica of a pipeline, evaluates this batch, so sums and counts have the same extra
-        # factor.
+        # Every rank, or every replica of a pipeline, evaluates this batch. Sums and counts both contain it that many
+        # times, so the means are right.
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
     @torch.no_grad()
     def _evaluate(
-        self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
+        self, batches: Sequence[Batch], is_counted: Sequence[bool] = (), languages: int = 0
     ) -> dict[str, Tensor]:
-        """`_totals` of an evaluation of `batches`. `counted`: a bool for each batch, false to leave it out of the
-        totals; an empty `counted` leaves none out."""
+        """Evaluate `batches`; returns the result of `_totals`. `is_counted`: for each batch whether the totals include
+        it; empty if they include all batches. `languages`: as in `StepContext`."""
         batches = [batch.to(self.device) for batch in batches]
         weights = self.objective.weights.float().to(self.device)
         context = StepContext(self.objective, weights, languages=languages)
         self._forward(context, batches)
-        if counted:
-            context.gathered = list(compress(context.gathered, counted))
+        if is_counted:
+            context.gathered = list(itertools.compress(context.gathered, is_counted))
         return self._totals(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
@@ -275,12 +266,23 @@ class Engine:
     def load(self, reader: StateReader) -> None:
         """Read weights and optimizer state that any engine saved. Raises SharedError if they belong to another
         model."""
-        # Under ZeRO-3 `numel` is not the size of the whole parameter.
+        # ZeRO-3 empties the parameter's own tensor, and keeps the size in `ds_numel`.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
         on_all_ranks(lambda: read_state_shards(self._state_shards(), reader, sizes))
         self._sync_module_weights()
 
+    def _state_shards(self) -> list[StateShard]:
+        """The buffers of weights and optimizer state that this rank owns."""
+        return [StateShard([Piece(name, 0, p.numel(), 0)], self.optimizer, p) for name, p in self.named_parameters()]
+
+    def _sync_module_weights(self) -> None:
+        """Copy the weights from the shards, which `load` has filled, to the module; collective."""
+
+    def full_state(self) -> dict[str, Tensor]:
+        """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
+        return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
+
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
-        # On the host: on a GPU the sum would wait until the step before is finished.
+        # The sum is taken on the host, as in `_read`.
         return bool(self._all_reduce(torch.tensor(float(flag))) > 0)

@@ -1,4 +1,4 @@
-"""The state of a training step or an evaluation: settings of the pass over micro-batches, and the sums so far."""
+"""The loss of each micro-batch in a training step or an evaluation, and the sums that are gathered for the metrics."""
 
 import math
 from dataclasses import dataclass, field
@@ -20,26 +20,25 @@ class StepContext:
     detailed: bool = True  # whether to gather the numbers that are reported
     languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
-    # Sums over each micro-batch, float64: `sums` and `counts` of each term's losses; `statistics`
-    # (`Objective.statistics`); and `by_language`, the losses' sums and counts, [2, terms, languages], if there are
-    # `languages`.
+    # For each micro-batch the objective's `sums`, `counts` and `statistics`, and its `by_language` if there are
+    # `languages`; float64, with the shapes that `Objective` and `Pretraining` describe.
     gathered: list[dict[str, Tensor]] = field(default_factory=list)
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # in training: (loss, batch) by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """Returns the micro-batch's contribution to the step's loss, and gathers its sums if `detailed`. If the loss is
-        not finite, loss and gradient are made NaN, so that all ranks see the fault in the gradient's norm."""
+        """Return the micro-batch's contribution to the step's loss, and gather its sums if `detailed`. If the loss is
+        not finite, make loss and gradient NaN, so that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
-            gathered = {
+            micro_batch_sums = {
                 "sums": sums.detach().double(),
                 "counts": self.objective.counts(batch),
                 "statistics": self.objective.statistics(output, batch),
             }
             if self.languages:
                 objective = cast(Pretraining, self.objective)
-                gathered["by_language"] = objective.by_language(output, batch, self.languages)
-            self.gathered.append(gathered)
+                micro_batch_sums["by_language"] = objective.by_language(output, batch, self.languages)
+            self.gathered.append(micro_batch_sums)
         loss = (self.weights * sums).sum()
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
