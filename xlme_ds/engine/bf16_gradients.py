@@ -3,9 +3,9 @@ by default in float32.
 
 The gradients of a parameter group add up in one flat buffer, in float32 or bf16 (`build.resolve_gradient_precision`).
 DeepSpeed itself would convert every gradient into a new buffer before adding it. Then it would copy all flat buffers
-into one, all-reduce that in bf16 and copy the result back, even on one process. The operating system maps new buffers
-page by page, so filling a new buffer with a Base model's gradients takes as long as computing several layers. The
-largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never exists as one
+into one, all-reduce this buffer in bf16 and copy the result back, even on one process. The operating system maps new
+buffers page by page, so filling a new buffer with a Base model's gradients takes as long as computing several layers.
+The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never exists as one
 tensor. docs/lab/engines.md has the time that each change saves.
 
 A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. A
@@ -26,29 +26,30 @@ from torch import Tensor, nn
 from .state_shards import initial_state
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # renamed in torch 2.13
-_ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds at a time, on the CPU
-# Elements updated at a time: few enough for a CPU's caches, enough to keep a GPU busy.
+_SLICE_SIZE = 2**18  # number of elements that `_accumulate` adds at a time on the CPU
+# Number of elements that are updated at a time: few enough for a CPU's caches, enough to keep a GPU busy.
 _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
 
 def split_param_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
     """Cut the optimizer's groups into smaller ones, which have at most `size` elements or only one parameter. Sort the
-    new groups in the order in which the backward pass completes them: from the last layer to the first.
+    new groups in the order in which the backward pass completes their gradients: from the last layer to the first.
 
     The groups of the vocabulary tables come last and are marked `late`, because the tables get gradients at both ends
     of the model.
     """
     backward_order = {p: index for index, p in enumerate(reversed(list(module.parameters())))}
-    late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
+    prefixes = "embedding_", "difference_"
+    tables = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(prefixes)}
     new_groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        parameters = sorted(group["params"], key=lambda p: (p in late, backward_order[p]))
+        parameters = sorted(group["params"], key=lambda p: (p in tables, backward_order[p]))
         for index, p in enumerate(parameters):
             fits = index > 0 and sum(member.numel() for member in new_groups[-1]["params"]) + p.numel() <= size
-            if fits and new_groups[-1]["late"] == (p in late):
+            if fits and new_groups[-1]["late"] == (p in tables):
                 new_groups[-1]["params"].append(p)
             else:
-                new_groups.append(group | {"params": [p], "late": p in late})
+                new_groups.append(group | {"params": [p], "late": p in tables})
     new_groups.sort(key=lambda group: (group["late"], backward_order[group["params"][-1]]))
     optimizer.param_groups[:] = new_groups
 
@@ -61,19 +62,20 @@ def reduce_in_buffers(engine: Any, bf16_buffers: bool = False) -> None:
     engine's `communication_data_type`.
     """
     optimizer = engine.optimizer
-    if isinstance(optimizer, BF16_Optimizer):
-        if bf16_buffers:
-            _use_bf16_buffers(optimizer)
-        reducer = _GradientReducer(engine)
-        if bf16_buffers or reducer.replicas > 1:
-            optimizer.optimizer.step = partial(_step_in_pieces, optimizer, reducer, optimizer.optimizer.step)
-            optimizer.step = partial(_step, optimizer, reducer)
-        optimizer._update_hp_grad = partial(_add_gradient, optimizer, reducer)
-        optimizer.clear_hp_grads = partial(_mark_gradients_stale, optimizer)
-        engine.buffered_allreduce_fallback = reducer.finish
-        for group, parameters in enumerate(optimizer.bf16_groups):
-            for index, parameter in enumerate(parameters):
-                parameter.gradient_adder = partial(_gradient_adder, optimizer, parameter, group, index)
+    if not isinstance(optimizer, BF16_Optimizer):
+        return
+    if bf16_buffers:
+        _use_bf16_buffers(optimizer)
+    reducer = _GradientReducer(engine)
+    if bf16_buffers or reducer.replicas > 1:  # else DeepSpeed's own `step` reads only the rank's gradients, in float32
+        optimizer.optimizer.step = partial(_step_in_pieces, optimizer, reducer, optimizer.optimizer.step)
+        optimizer.step = partial(_step, optimizer, reducer)
+    optimizer._update_hp_grad = partial(_add_gradient, optimizer, reducer)
+    optimizer.clear_hp_grads = partial(_mark_gradients_stale, optimizer)
+    engine.buffered_allreduce_fallback = reducer.finish
+    for group, parameters in enumerate(optimizer.bf16_groups):
+        for index, parameter in enumerate(parameters):
+            parameter.gradient_adder = partial(_gradient_adder, optimizer, parameter, group, index)
 
 
 class _GradientReducer:
@@ -90,26 +92,30 @@ class _GradientReducer:
         self.engine, self.optimizer = engine, engine.optimizer
         self.dtype, self.replicas = engine.communication_data_type, engine.dp_world_size
         self.parts: list[Any] = list(self.optimizer.fp32_groups_gradient_flat_partition)
-        late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
-        self.early_groups = [*late, True].index(True) if overlaps else 0  # number of groups sent in the backward pass
-        parameters = set(engine.module.parameters())  # without fillers (`zero.py`), which get no gradient
-        groups = (enumerate(group) for group in self.optimizer.bf16_groups)
-        # For each group, the indices of its parameters that get a gradient.
-        self.trained_indices = [{index for index, parameter in group if parameter in parameters} for group in groups]
-        self._begin()
+        # Number of groups sent in the backward pass: all but the `late` ones, which `split_param_groups` puts last.
+        early = [not group.get("late", True) for group in self.optimizer.param_groups]
+        self.early_group_count = sum(early) if overlaps else 0
+        # For each group, the indices of its parameters that get a gradient: all but the fillers (`zero.py`).
+        parameters = set(engine.module.parameters())
+        self.trained_indices = [
+            {index for index, parameter in enumerate(group) if parameter in parameters}
+            for group in self.optimizer.bf16_groups
+        ]
+        self._begin_step()
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         self.sent = 0  # number of groups sent in this step
+        # The running reductions, each with the buffer that it reads, which must not be freed before the reduction ends.
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
         self.missing = [set(group) for group in self.trained_indices]  # by group: parameters without a gradient so far
 
     def mark_arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
-        if self.early_groups and self.engine.is_gradient_accumulation_boundary():
+        if self.early_group_count and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
             self.missing[group].discard(index)
-            while self.sent < self.early_groups and not self.missing[self.sent]:
+            while self.sent < self.early_group_count and not self.missing[self.sent]:
                 self._send()
 
     def _send(self) -> None:
@@ -143,7 +149,7 @@ class _GradientReducer:
         if self.replicas > 1:
             for part in self.parts:
                 part.mul_(1 / self.replicas)
-        self._begin()
+        self._begin_step()
 
     def norm(self) -> Tensor:
         """The norm of all gradients, over the replicas and the pipeline stages; collective."""
@@ -158,7 +164,8 @@ class _GradientReducer:
 
 
 def _use_bf16_buffers(optimizer: BF16_Optimizer) -> None:
-    """Replace the gradients' buffers by bf16 buffers, before the first backward pass."""
+    """Replace the gradients' buffers by bf16 buffers, before the first backward pass. DeepSpeed's names for the buffers
+    say fp32 whatever their type."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
         # The old buffer must be free before the new one is made.
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None
@@ -177,8 +184,8 @@ def _use_bf16_buffers(optimizer: BF16_Optimizer) -> None:
 
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, reducer: _GradientReducer) -> None:
-    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank and, if they are bf16, clip them
-    in bf16 and convert all of them at once."""
+    """Replaces `step` of BF16_Optimizer. DeepSpeed's would read all gradients on every rank and, if they are bf16, clip
+    them in bf16 and convert all of them at once."""
     norm = reducer.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # true for NaN too
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
@@ -192,29 +199,30 @@ def _step(optimizer: BF16_Optimizer, reducer: _GradientReducer) -> None:
 
 
 def _step_in_pieces(optimizer: BF16_Optimizer, reducer: _GradientReducer, take_step: Callable[[], object]) -> None:
-    """Replaces `step` of torch's optimizer: calls the original (`take_step`) for each piece of this rank's part in
-    turn, so that bf16 gradients are converted to float32 one piece at a time. All ranks must call it."""
+    """Replaces `step` of torch's optimizer. Calls the original (`take_step`) for each piece of this rank's part in
+    turn, so that bf16 gradients are converted to float32 one piece at a time; collective."""
     clip_divisor = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
-    if divides := optimizer.optimizer.defaults.get("fused", False):  # torch's fused optimizers divide by `grad_scale`
+    is_fused = optimizer.optimizer.defaults.get("fused", False)
+    if is_fused:  # torch's fused optimizers themselves divide gradients by `grad_scale`
         optimizer.optimizer.grad_scale = clip_divisor
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
-    whole_groups = [group.pop("params") for group in groups]
-    for group_index, group in enumerate(groups):
-        master = optimizer.fp32_groups_flat_partition[group_index]
-        states[master] = states[master] or initial_state(group["kinds"], master)
-        tensors = master.detach(), reducer.parts[group_index], *states[master].values()
-        for any_group in groups:  # `take_step` updates all groups, so only the group of the piece has a parameter
-            any_group["params"] = []
-        for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
-            piece.grad = gradient.float() if divides else gradient.float().div_(clip_divisor)
+    group_parameters = [group["params"] for group in groups]
+    for group in groups:  # `take_step` updates all groups, so only the group of the current piece has a parameter
+        group["params"] = []
+    for group, master, part in zip(groups, optimizer.fp32_groups_flat_partition, reducer.parts, strict=True):
+        state = states[master] = states[master] or initial_state(group["kinds"], master)
+        in_pieces = [_pieces(tensor, master) for tensor in (master.detach(), part, *state.values())]
+        for piece, gradient, *values in zip(*in_pieces, strict=True):
+            piece.grad = gradient.float() if is_fused else gradient.float().div_(clip_divisor)
             group["params"] = [piece]
-            states[piece] = dict(zip(states[master], state, strict=True))
+            states[piece] = piece_state = dict(zip(state, values, strict=True))
             take_step()
             piece.grad = None
             del states[piece]
         # Each piece counted the step in its own copy of the counter; the copies are equal, so the last one is taken.
-        states[master]["step"].copy_(state[list(states[master]).index("step")])
-    for group, parameters in zip(groups, whole_groups, strict=True):
+        state["step"].copy_(piece_state["step"])
+        group["params"] = []
+    for group, parameters in zip(groups, group_parameters, strict=True):
         group["params"] = parameters
     optimizer.update_lp_params()
 
@@ -238,8 +246,8 @@ def _gradient_adder(
     arrived = optimizer.fp32_groups_has_gradients[group]
     is_first = not arrived[index]
     arrived[index] = True
-    parameter._hp_grad = total  # type: ignore[attr-defined]
-    return lambda rows, gradient: _accumulate(total[rows], gradient, is_first)
+    parameter._hp_grad = total  # type: ignore[attr-defined]  # as DeepSpeed's own `_update_hp_grad` does
+    return lambda rows, gradient: _accumulate(total[rows], gradient, overwrite=is_first)
 
 
 @torch.no_grad()
@@ -261,23 +269,23 @@ def _add_gradient(
     reducer.mark_arrived(group, index)
 
 
-def _accumulate(total: Tensor, gradient: Tensor, is_first: bool = False) -> None:
-    """Add a gradient of any type, sparse or dense, to `total`; if it `is_first`, overwrite `total`. On the CPU, bf16 is
+def _accumulate(total: Tensor, gradient: Tensor, overwrite: bool = False) -> None:
+    """Add a gradient of any type, sparse or dense, to `total`, or `overwrite` it with the gradient. On the CPU, bf16 is
     added to float32 slice by slice, because torch would first convert the whole bf16 tensor."""
     if gradient.is_sparse:  # from an embedding lookup
-        if is_first:
+        if overwrite:
             total.zero_()
         # A frequent token's row gets many gradients: they add up in float32, whatever `total` is.
         rows = torch.sparse_coo_tensor(
             gradient._indices(), gradient._values().float(), gradient.shape, check_invariants=False
         ).coalesce()
         total.index_add_(0, rows.indices()[0], rows.values().to(total.dtype))
-    elif is_first:
+    elif overwrite:
         total.copy_(gradient)
     elif total.is_cuda or total.dtype == gradient.dtype:
         total.add_(gradient)
     else:
-        totals, gradients = total.view(-1).split(_ADDED_AT_ONCE), gradient.reshape(-1).split(_ADDED_AT_ONCE)
+        totals, gradients = total.view(-1).split(_SLICE_SIZE), gradient.reshape(-1).split(_SLICE_SIZE)
         for total_slice, gradient_slice in zip(totals, gradients, strict=True):
             total_slice.add_(gradient_slice)
 

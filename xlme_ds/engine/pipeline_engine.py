@@ -115,7 +115,7 @@ class PipelineEngine(ZeroEngine):
         self.engine.module.loss_fn = partial(self._scheduled_loss, context)
         self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
         self._tied_embedding.sync_weights()
-        return self._norm_of(context)
+        return self._gradient_norm(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         for _, of_one_shape in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):

@@ -49,17 +49,17 @@ class ZeroEngine(Engine):
     ):
         with loading_extensions():
             adam = build_optimizer(module, optimizer, objective)
-            zero = ds_config["zero_optimization"]
-            in_bf16 = ds_config["bf16"]["enabled"]
-            # Whether DeepSpeed chooses its BF16_Optimizer for these settings.
-            uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
-            if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
-                split_param_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
-            # The number of ranks among which the optimizer's state of a parameter is divided.
-            ranks = module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
-            _add_fillers(module, adam, ranks, zero["stage"])
+            zero_settings = ds_config["zero_optimization"]
+            stage, in_bf16 = zero_settings["stage"], ds_config["bf16"]["enabled"]
+            world = dist.get_world_size()
+            replicas = module.topology().get_dim("data") if isinstance(module, PipelineModule) else world
+            # DeepSpeed chooses its BF16_Optimizer for these settings.
+            uses_bf16_optimizer = stage == 1 and in_bf16 and "offload_optimizer" not in zero_settings
+            if uses_bf16_optimizer and world > 1 and not isinstance(module, PipelineModule):
+                split_param_groups(adam, module, zero_settings.get("reduce_bucket_size", 5e8))
+            _add_fillers(module, adam, replicas, stage)
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
-            del module.fillers
+            del module.fillers  # so that the module has the parameters of the model only
             reduce_in_buffers(engine, bf16_gradients)
             align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
@@ -69,7 +69,7 @@ class ZeroEngine(Engine):
         # DeepSpeed divides gradients by the numbers of ranks and accumulation steps, so the loss is multiplied by both.
         self._loss_factor = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # the context of the step that is being taken
-        self._norm = 0.0  # the global gradient norm that `_step_if_accepted` has read
+        self._norm = 0.0  # the last global gradient norm that `_step_if_accepted` has read
         # All of DeepSpeed's optimizers call `step` of torch's optimizer, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -80,8 +80,8 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
-        """Replaces `step` of torch's optimizer (`take_step`), which DeepSpeed calls after computing the norm. DeepSpeed
-        itself skips most steps with a norm that is not finite, and then does not call `step`."""
+        """Replaces `step` of torch's optimizer (`take_step`). DeepSpeed calls this function once it has computed the
+        norm, but not if it skips the step itself, as it does for most norms that are not finite."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -93,16 +93,16 @@ class ZeroEngine(Engine):
     def _backward(self, loss: Tensor) -> None:
         self.engine.backward(loss * self._loss_factor)
         if not self.engine.is_gradient_accumulation_boundary():
-            self.engine.step()
+            self.engine.step()  # DeepSpeed counts the micro-batches in `step`; `_update` calls it for the last one
 
     def _update(self, context: StepContext) -> float:
         self._context = context
         self.engine.step()
-        return self._norm_of(context)
+        return self._gradient_norm(context)
 
-    def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients. It is read from DeepSpeed, which waits for the update on the GPU, only if
-        DeepSpeed skipped the step and `_step_if_accepted` has stored no norm."""
+    def _gradient_norm(self, context: StepContext) -> float:
+        """The norm of the step's gradients. If DeepSpeed skipped the step, `_step_if_accepted` has read no norm, and
+        the norm is read from DeepSpeed. At other times this would wait for the update on the GPU."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
@@ -115,7 +115,8 @@ class ZeroEngine(Engine):
         zero = self.optimizer
         if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
             return [
-                _SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in enumerate(zero.fp16_groups)
+                _SubGroupShard(zero, index, _sub_group_pieces(group, names))
+                for index, group in enumerate(zero.fp16_groups)
             ]
         if isinstance(zero, BF16_Optimizer):
             groups, masters = zero.bf16_groups, zero.fp32_groups_flat_partition
@@ -128,7 +129,7 @@ class ZeroEngine(Engine):
 
     def _sync_module_weights(self) -> None:
         if isinstance(self.optimizer, DeepSpeedZeroOptimizer_Stage3):
-            self.optimizer.checkpoint_event_prologue()
+            self.optimizer.checkpoint_event_prologue()  # frees gathered copies of the old weights
             self.optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
         else:
             self.optimizer.update_lp_params()
@@ -143,34 +144,37 @@ class ZeroEngine(Engine):
         return state
 
 
-def _add_fillers(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, zero_stage: int) -> None:
+def _add_fillers(module: nn.Module, optimizer: torch.optim.Optimizer, replicas: int, zero_stage: int) -> None:
     """Add fillers, parameters of zeros, to the optimizer's groups, so that each real parameter is aligned in the
-    buffers of `deepspeed.initialize`. `module` has the fillers as `fillers`, which must be removed afterwards.
+    buffers of `deepspeed.initialize`. DeepSpeed converts only parameters of `module`, so the fillers are also put into
+    `module.fillers`, which must be removed afterwards.
 
     DeepSpeed lays the parameters of an optimizer group end to end, so a parameter of odd size (a gate's scale, a head's
     single bias) shifts all later ones to addresses that are no multiples of 16 bytes. For such addresses cuBLAS and
     layer norm choose kernels without vector loads: a step of Base took 1.2 times as long on an H200
     (docs/results/performance.md).
 
-    Fillers get no gradient. Under ZeRO 1 and 2 each of the `ranks` owns an equal part of a group, so the group's size
-    is made a multiple of `ranks` · _ALIGNMENT. ZeRO-3 on several ranks needs no fillers, because it gathers every
-    parameter into memory of its own, which is aligned.
+    Fillers get no gradient. Under ZeRO 1 and 2 each of the `replicas` owns an equal part of a group, so the group's
+    size is made a multiple of `replicas` · _ALIGNMENT. ZeRO-3 on several ranks needs no fillers, because it gathers
+    every parameter into memory of its own, which is aligned.
     """
     module.fillers = fillers = nn.ParameterList()
-    for group in optimizer.param_groups if zero_stage < 3 or ranks == 1 else ():
+    if zero_stage == 3 and replicas > 1:
+        return
+    for group in optimizer.param_groups:
         parameters, size = group["params"], 0
-        group["params"] = placed = []
-        for count, parameter in enumerate(parameters, start=1):
-            placed.append(parameter)
+        group["params"] = padded = []
+        for parameter in parameters:
+            padded.append(parameter)
             size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 empties the parameter's own tensor
-            gap = -size % (_ALIGNMENT * ranks if count == len(parameters) else _ALIGNMENT)
+            gap = -size % (_ALIGNMENT * replicas if parameter is parameters[-1] else _ALIGNMENT)
             if gap:
                 fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
-                placed.append(fillers[-1])
+                padded.append(fillers[-1])
                 size += gap
 
 
-class _SubGroup(StateShard):
+class _SubGroupShard(StateShard):
     """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: Iterable[Piece]):
@@ -198,12 +202,12 @@ class _SubGroup(StateShard):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> Iterator[Piece]:
-    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one range of the group's joined flat
-    parameters."""
+    """This rank's pieces of a group with ZeRO 1 and 2. The group's parameters are joined into one flat tensor, and the
+    rank owns one range of the elements."""
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # no filler, and in the rank's range
-            in_parameter = parameter._hp_mapping.lp_fragment_address
-            in_buffer = parameter._hp_mapping.hp_fragment_address
+            in_parameter = parameter._hp_mapping.lp_fragment_address  # lp: low precision, the module's weights
+            in_buffer = parameter._hp_mapping.hp_fragment_address  # hp: high precision, the master weights
             yield Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start)
 
 
