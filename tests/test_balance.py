@@ -6,7 +6,7 @@ import pytest
 
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
 from xlme_ds.counting import flops_of
-from xlme_ds.models.pipeline import Flops, describe_balance, pipeline_balance, process_costs, stage_costs
+from xlme_ds.models.pipeline import Flops, describe_balance, part_costs, pipeline_balance, process_costs
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.recipes import RECIPES
 from xlme_ds.validate import validate
@@ -31,7 +31,7 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
 
     def busiest(balance: tuple[int, ...]) -> float:
         flops, checkpointing = counted(model)
-        return max(process_costs(stage_costs(flops, balance, checkpointing), stages))
+        return max(process_costs(part_costs(flops, balance, checkpointing), stages))
 
     ours = pipeline_balance(engine, *counted(model))
     assert sum(ours) == model.discriminator_layers
@@ -42,8 +42,8 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
 def test_costs_of_parts_by_hand() -> None:
     """Forward 1, backward 2; layers under checkpointing and the softmax of a masked head do their forward twice."""
     flops = Flops(3, 1, 10, 100, 1000, head=10_000, first_pass_layer=0.5, first_pass_softmax=50)
-    assert stage_costs(flops, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
-    assert stage_costs(flops, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
+    assert part_costs(flops, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
+    assert part_costs(flops, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
     assert process_costs([1, 10, 100, 1000], 2) == [1 + 1000, 10 + 100]  # DualPipeV: the parts go to and fro
 
 
@@ -87,7 +87,7 @@ def test_recipes_are_balanced(name: str) -> None:
     run = validate(RECIPES[name])
     flops = flops_of(run, run.model.max_positions)
     balance = pipeline_balance(run.engine, flops, run.model.activation_checkpointing)
-    costs = stage_costs(flops, balance, run.model.activation_checkpointing)
+    costs = part_costs(flops, balance, run.model.activation_checkpointing)
     assert max(costs) < 1.15 * sum(costs) / len(costs)
 
 

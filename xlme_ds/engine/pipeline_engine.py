@@ -2,9 +2,10 @@
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 
-If the embedding is tied, the first stage owns it: only its copy has moments, counts in the gradient norm and is in
-checkpoints. After every step the first stage sends the new values to the last stage. After the last backward pass the
-last stage sends its copy's gradient to the first stage, which adds it to its own and reduces the sum over the replicas.
+If the embedding is tied, the first stage owns it: only the first stage's copy has moments, counts in the gradient norm
+and is in checkpoints. After every step the first stage sends the new values to the last stage. After the last backward
+pass the last stage sends its copy's gradient to the first stage. The first stage adds it to its own gradient, and
+reduces the sum over the replicas.
 
 An objective's rows may have open positions, for which the model must first predict a token. With such an objective, a
 first pass over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first
@@ -43,7 +44,7 @@ class _PartSpec(LayerSpec):
     """One part of the model, built on the process that holds the part.
 
     DeepSpeed sees a part as one layer, so that attention mask and relative bias are computed once for all of the part's
-    layers. Arguments: nn.Module, the objective, the model's settings and the part.
+    layers. Arguments: nn.Module, because DeepSpeed needs a class, the objective, the model's settings and the part.
     """
 
     def build(self, log: bool = False) -> nn.Module:
@@ -66,12 +67,12 @@ class PipelineEngine(ZeroEngine):
     ):
         dualpipev = config.engine.pipeline_schedule == "dualpipev"
         specs = [_PartSpec(nn.Module, objective, config.model, part) for part in parts]
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None):  # DeepSpeed prints the parts
             module_class = DualPipeVModule if dualpipev else PipelineModule
             module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
-        # The parts on this process, in the model's order.
+        # The parts on this process, in the model's order. DeepSpeed names each one by its index.
         own_parts: list[Any] = [part for name, part in module.named_children() if name.isdigit()]
-        for part in own_parts:  # gives each parameter the value that it would have in the whole model
+        for part in own_parts:  # each parameter gets the value that it would have in the whole model
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counts_rows = self.engine.is_first_stage()
@@ -90,14 +91,6 @@ class PipelineEngine(ZeroEngine):
         DeepSpeed puts before them."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
-    def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """The loss of a micro-batch, times `_loss_factor`. DeepSpeed calls this function on the last stage."""
-        batch = self._batch(labels)
-        return context.loss(self._last_own_part.output(outputs, batch), batch) * self._loss_factor
-
-    def _batch(self, tensors: Sequence[Tensor]) -> Batch:
-        return Batch.of_tensors(tensors, self._last_own_part.added)
-
     def prepare_step(self, step: int) -> None:
         """As `Engine.prepare_step`. At a phase's first step, also make DeepSpeed forget the activations' shape, because
         the phase may have rows of another length than the phase before."""
@@ -107,25 +100,26 @@ class PipelineEngine(ZeroEngine):
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         batches, counts = super()._read(step)
-        return self._filled(batches, self.engine.gradient_accumulation_steps()), counts
+        return self._fill_open_positions(batches, self.engine.gradient_accumulation_steps()), counts
 
     def _take_step(self, context: StepContext, batches: list[Batch], next_step: int | None) -> float:
-        # Nothing is read ahead: in `_read` the model may fill positions, with the weights after this step.
+        # Nothing is read ahead: in `_read` the model may fill open positions, and needs the weights after this step.
         self._context = context
         self.engine.module.loss_fn = partial(self._scheduled_loss, context)
-        self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
+        tensors = [batch.tensors() for batch in batches]
+        self.engine.train_batch(zip(tensors, tensors, strict=True))  # as inputs and as labels
         self._tied_embedding.sync_weights()
         return self._gradient_norm(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
-        for _, of_one_shape in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
+        for _, group in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
             self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
-            same_shape = list(of_one_shape)
-            for first in range(0, len(same_shape), self._max_micro_batches):
-                chunk = same_shape[first : first + self._max_micro_batches]
+            same_shape = list(group)
+            for start in range(0, len(same_shape), self._max_micro_batches):
+                chunk = same_shape[start : start + self._max_micro_batches]
                 gathered_before = len(context.gathered)
                 micro_batches = max(len(chunk), self._min_micro_batches)
-                filled = self._filled(chunk, micro_batches)
+                filled = self._fill_open_positions(chunk, micro_batches)
                 self._evaluate_by_schedule(filled, micro_batches, partial(self._scheduled_loss, context))
                 del context.gathered[gathered_before + len(chunk) :]  # sums of batches that the schedule repeated
         self.engine.reset_activation_shape()
@@ -136,17 +130,25 @@ class PipelineEngine(ZeroEngine):
         """Run DeepSpeed's evaluation schedule for `micro_batches` micro-batches: `batches`, repeated if there are
         fewer. The last stage calls `loss_function` with the outputs and the tensors of every micro-batch."""
         self.engine.module.loss_fn = loss_function
-        tensors = [batch.tensors() for batch in batches]
+        tensors = itertools.cycle([batch.tensors() for batch in batches])
         self.engine.eval_batch(
-            ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
+            ((batch, batch) for batch in itertools.islice(tensors, micro_batches)),  # as inputs and as labels
             reduce_output=None,
             bcast_loss=False,
             num_micro_batches=micro_batches,
         )
 
-    def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """Returns `batches` unchanged if the model needs one pass. Otherwise returns them with their open positions
-        filled on the process that holds the first part, and without their `added` tensors on the others.
+    def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a micro-batch, times `_loss_factor`. DeepSpeed calls this function on the last stage."""
+        batch = self._batch(labels)
+        return context.loss(self._last_own_part.output(outputs, batch), batch) * self._loss_factor
+
+    def _batch(self, tensors: Sequence[Tensor]) -> Batch:
+        return Batch.of_tensors(tensors, self._last_own_part.added)
+
+    def _fill_open_positions(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
+        """Returns `batches` unchanged if the model needs one pass. Otherwise the process that holds the first part
+        returns them with their open positions filled, and the others return them without their `added` tensors.
 
         `micro_batches`: the number of micro-batches that the schedule runs, equal on all processes. Collective over the
         stages.
@@ -212,14 +214,13 @@ class _TiedEmbedding:
         elif first.ties_embedding and self.owns:
             self.blocks = first.embedding_blocks
         elif first.ties_embedding and last.part.last:
-            like = next(last.parameters())
-            shapes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]
-            self.blocks = last.borrowed = [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
+            weight = next(last.parameters())  # any weight: the copies have its dtype and its device
+            self.blocks = last.borrowed = [weight.new_empty(size, last.cfg.width) for size in block_sizes(last.cfg)]
             self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.blocks]
             for block, gradient in zip(self.blocks, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-        # DeepSpeed calls `_send_gradients`, as a method of its engine, between the last backward pass and the reduction
-        # over the replicas.
+        # DeepSpeed calls `_send_gradients` like a method of its engine, between the last backward pass and the
+        # reduction over the replicas.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._send_gradients}
 
     def sync_weights(self) -> None:

@@ -2,12 +2,14 @@
 operations. Modules and parameters keep the names that they have in the whole model.
 
 The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings; the last stage holds
-the replaced token head. The first stage of `LanguageModel` holds the embedding, the last stage the masked head. B rows,
-T tokens, H heads, D width, M masked positions, W = 2T−1 distances.
+the replaced token head. The first stage of `LanguageModel` holds the embedding, the last stage the masked head.
+
+B rows, T tokens, H heads, D width, M masked positions, W = 2T−1 distances.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,17 +36,16 @@ class PipelineStage(nn.Module):
 
     The tensors that stages send have shapes that do not depend on the number of masked tokens. Floating-point tensors
     come first: DeepSpeed 0.19.8 pairs the n-th gradient with the n-th tensor sent, though integer tensors have no
-    gradient. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
+    gradient. The relative bias, float32 [H, W], is sent too, so that only the first stage holds the table of biases.
 
     The complete model is built from `model_arguments` on the meta device; then everything outside `part` is removed.
     """
 
     encoder_name: str  # name of the encoder whose layers are split
-    # Prefixes of the names of modules and parameters, in the model and in this encoder. Those with a prefix in `before`
-    # are used before the layers, and only the first part holds them. Those with a prefix in `after` are used after the
-    # layers, and only the last part holds them.
-    before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
-    after: tuple[str, ...] = ("output_norm",)
+    # Prefixes of the names of modules and parameters, in the model and in this encoder. Only the first part holds those
+    # that are used before the layers, and only the last part those that are used after the layers.
+    prefixes_before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
+    prefixes_after: tuple[str, ...] = ("output_norm",)
     ties_embedding = False  # whether the last part reads the embedding, which the first part owns
     # The last part's copies of the embedding's blocks, if it `ties_embedding`. The engine puts them here, and sends
     # their gradients to the first part.
@@ -60,9 +61,10 @@ class PipelineStage(nn.Module):
             super().__init__(*model_arguments)
         self.part = part
         encoder = getattr(self, self.encoder_name)
-        for index in [index for index in encoder.layers if int(index) not in part.layers]:
-            del encoder.layers[index]
-        removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
+        for index in list(encoder.layers):
+            if int(index) not in part.layers:
+                del encoder.layers[index]
+        removed_prefixes = (() if part.first else self.prefixes_before) + (() if part.last else self.prefixes_after)
         for module in (self, encoder):
             for name in [*module._parameters, *module._modules]:
                 if name.startswith(removed_prefixes):
@@ -81,7 +83,7 @@ class ElectraStage(PipelineStage, Electra):
     A stage sends these tensors in this order, the generator's only if the model has one:
 
     - the generator's −log p of the original tokens, float32 [B, T], 0 where nothing is masked; the loss needs them;
-    - d, if the model has a relative bias;
+    - the relative bias, if the model has one;
     - the hidden states after its layers, [B, T, D]; the last stage sends the results of `judge` instead, [B, T], in
       reverse order: the discriminator's logits come last;
     - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
@@ -91,8 +93,8 @@ class ElectraStage(PipelineStage, Electra):
 
     encoder_name = "discriminator"
     added = ("random_1",)
-    before = (*PipelineStage.before, "generator", "masked_head")
-    after = (*PipelineStage.after, "replaced_head")
+    prefixes_before = (*PipelineStage.prefixes_before, "generator", "masked_head")
+    prefixes_after = (*PipelineStage.prefixes_after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
@@ -106,7 +108,7 @@ class ElectraStage(PipelineStage, Electra):
         position_bias_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.run_layers(hidden_BTD, segments_BT, position_bias_HW, seeds_B=seeds_B)
         outputs = [hidden_BTD]
-        if self.part.last:  # the targets of a discriminator with a softmax are last in `received`
+        if self.part.last:  # if the discriminator has a softmax, `received` ends with its targets
             outputs = list(reversed(self.judge(hidden_BTD, received[-1], self.embedding_blocks)))
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, seeds_B))
 
@@ -117,25 +119,25 @@ class ElectraStage(PipelineStage, Electra):
         hidden_BTD = self.discriminator.first_layer_input(
             embedded_BTD, batch.positions_BT, batch.languages_BT, batch.seeds_B
         )
-        sent = [hidden_BTD, batch.segments_BT, corrupted_BT]
         position_bias_HW = self.discriminator.bias_by_distance(batch.tokens_BT.shape[1])
-        if position_bias_HW is not None:
-            sent.insert(0, position_bias_HW)
+        relative = () if position_bias_HW is None else (position_bias_HW,)
+        sent: tuple[Tensor, ...] = *relative, hidden_BTD, batch.segments_BT, corrupted_BT
         if self.has_generator:
-            sent.insert(0, scatter(nll_M, batch.masked_M, batch.tokens_BT))
-            sent.append(scatter(predicted_M, batch.masked_M, batch.tokens_BT))
+            nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
+            sent = nll_BT, *sent, scatter(predicted_M, batch.masked_M, batch.tokens_BT)
         return *sent, batch.seeds_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
         _segments_BT, corrupted_BT, *others = tensors[len(floating) :]
-        judged = floating if self.cfg.relative_bias == "none" else floating[1:]  # without d
-        nll_M, predicted_M = torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M]
         if self.has_generator:
-            nll_M, predicted_M = floating[0].flatten()[batch.masked_M], others[0].flatten()[batch.masked_M]
-            judged = judged[1:]
-        return ElectraOutput(nll_M, predicted_M, corrupted_BT, *reversed(judged))
+            nll_M, predicted_M = floating.pop(0).flatten()[batch.masked_M], others[0].flatten()[batch.masked_M]
+        else:
+            nll_M, predicted_M = torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M]
+        if self.cfg.relative_bias != "none":
+            del floating[0]  # now only the results of `judge` are left
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, *reversed(floating))
 
 
 class LanguageModelStage(PipelineStage, LanguageModel):
@@ -143,7 +145,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
 
     A stage sends these tensors in this order:
 
-    - d, if the model has a relative bias;
+    - the relative bias, if the model has one;
     - the hidden states after its layers, [B, T, D];
     - the groups of `Masking`, int64 [B, T];
     - the targets, int64 [B, T], which are the original tokens at masked positions and 0 elsewhere;
@@ -151,7 +153,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     """
 
     encoder_name = "encoder"
-    after = (*PipelineStage.after, "masked_head")
+    prefixes_after = (*PipelineStage.prefixes_after, "masked_head")
     ties_embedding = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -194,10 +196,9 @@ def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
 
 def split_layers(balance: Sequence[int]) -> list[PipelinePart]:
     """The parts of an encoder. `balance` has the number of layers of each part."""
-    ends = torch.tensor(balance).cumsum(0).tolist()
     return [
-        PipelinePart(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
-        for n, (end, layers) in enumerate(zip(ends, balance, strict=True))
+        PipelinePart(range(end - layers, end), first=index == 0, last=index == len(balance) - 1)
+        for index, (end, layers) in enumerate(zip(accumulate(balance), balance, strict=True))
     ]
 
 
@@ -251,7 +252,7 @@ def masked_head_flops(cfg: ModelConfig, mask_fraction: float) -> float:
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
 
-def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
+def part_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
     """Operations per token that each part executes in its forward and backward passes, recomputation included.
     `balance` has the number of layers of each part."""
     # A backward pass counts as two forward passes. In it, softmaxes and checkpointed layers repeat the forward pass.
@@ -268,14 +269,14 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)  # the first part may have no layers
-    for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part whose process is then cheapest
+    for _ in range(flops.layers - sum(balance)):  # add each further layer to the part whose process is then cheapest
 
         def cost_if_added(part_index: int) -> tuple[float, float]:
             """Returns (cost of the part's process, cost of the part) if this part had one layer more."""
             grown_balance = list(balance)
             grown_balance[part_index] += 1
-            costs = stage_costs(flops, grown_balance, checkpointing)
-            process = _process(part_index, engine.pipeline_stages)
+            costs = part_costs(flops, grown_balance, checkpointing)
+            process = _process_of(part_index, engine.pipeline_stages)
             return process_costs(costs, engine.pipeline_stages)[process], costs[part_index]
 
         balance[min(range(len(balance)), key=cost_if_added)] += 1
@@ -284,11 +285,11 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
 
 def process_costs(costs: Sequence[float], stages: int) -> list[float]:
     """The cost of each process of a pipeline, from the cost of each part."""
-    second_parts = reversed(costs[stages:]) if len(costs) > stages else [0.0] * stages  # see `_process`
+    second_parts = reversed(costs[stages:]) if len(costs) > stages else [0.0] * stages  # see `_process_of`
     return [first + second for first, second in zip(costs[:stages], second_parts, strict=True)]
 
 
-def _process(part_index: int, stages: int) -> int:
+def _process_of(part_index: int, stages: int) -> int:
     """The index of the process that holds a part. In DualPipeV process p holds the parts p and 2 · stages − 1 − p, so
     the first process also holds the last part."""
     return part_index if part_index < stages else 2 * stages - 1 - part_index
@@ -303,8 +304,8 @@ def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layer_names = f"layers {first}-{last}" if first < last else f"layer {last}"
-            names_by_process[_process(index, engine.pipeline_stages)].append(layer_names)
-    costs = process_costs(stage_costs(flops, balance, checkpointing), engine.pipeline_stages)
+            names_by_process[_process_of(index, engine.pipeline_stages)].append(layer_names)
+    costs = process_costs(part_costs(flops, balance, checkpointing), engine.pipeline_stages)
     shares = [
         f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)
     ]

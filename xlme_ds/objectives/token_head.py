@@ -55,7 +55,7 @@ class AllTokensStage(ElectraStage, AllTokensModel):
     """The part of `AllTokensModel` that one pipeline stage runs. It sends the tensors of `ElectraStage` and, before the
     seeds, the targets [B, T]."""
 
-    after = (*ElectraStage.after, "token_head")
+    prefixes_after = (*ElectraStage.prefixes_after, "token_head")
     ties_embedding = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:

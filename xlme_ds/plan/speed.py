@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 from ..config import RunConfig
 from ..counting import flops_per_step
-from ..models.pipeline import stage_costs
+from ..models.pipeline import part_costs
 from .activations import stage_transfer_bytes
 from .layout import ParallelLayout
 from .memory import FLOAT32_BYTES, OPTIMIZER_BYTES, reused_weights, uses_bf16_optimizer
@@ -165,7 +165,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     `step`) / peak of all GPUs."""
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(stage.layers) for stage in layout.stages]
-    costs = stage_costs(layout.flops, balance, layout.model.activation_checkpointing)
+    costs = part_costs(layout.flops, balance, layout.model.activation_checkpointing)
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
     seconds = {
         "compute": compute,
