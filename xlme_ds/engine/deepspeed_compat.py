@@ -1,10 +1,10 @@
 """Adapters for DeepSpeed: a check of its version, because we replace private parts of it; the loading of its compiled
 extensions; and the reading of gradients that it keeps on a disk.
 
-While torch compiles or loads an extension, a file `lock` lies next to it, and other processes wait until this file is
-gone. A killed process leaves the file, and then all later processes wait for ever. So our processes compile and load
-extensions one at a time, in our own folder, under a second lock that the system releases when its holder ends. The
-holder may delete a file `lock` in that folder: only a killed process can have left it.
+While torch compiles or loads an extension, it keeps a file `lock` in the extension's folder, and other processes wait
+until this file is gone. A killed process leaves the file, and then all later processes wait for ever. So our processes
+compile and load extensions one at a time, in our own folder, under a second lock that the system releases when its
+holder ends. The holder may delete a file `lock` in that folder: only a killed process can have left it.
 """
 
 import contextlib
@@ -66,7 +66,8 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
         )
     for name, expected in signatures.items():
         try:
-            signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}")))[1:-1]
+            function = pkgutil.resolve_name(f"deepspeed.{name}")
+            signature = str(inspect.signature(function))[1:-1]  # without the parentheses
         except (ImportError, AttributeError):
             signature = "missing"
         if signature != expected:
@@ -76,7 +77,7 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
             )
 
 
-_load = cpp_extension.load  # torch's own, which `loading_extensions` replaces
+_torch_load = cpp_extension.load  # `loading_extensions` replaces it for a time
 # The programs that a build runs.
 _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
 
@@ -85,20 +86,21 @@ _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2
 def loading_extensions() -> Iterator[None]:
     """Context for code that may load an extension: `cpp_extension.load` runs in one process at a time, and DeepSpeed's
     messages stay off stdout."""
-    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks `load` up at each use
+    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed reads `cpp_extension.load` at each use
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        cpp_extension.load = _load
+        cpp_extension.load = _torch_load
 
 
 def _load_alone(name: str, **arguments: Any) -> Any:
     """Take our lock, remove the file `lock` of a killed process, and call torch's `load` with a build folder of this
     environment.
 
-    The folder is below TORCH_EXTENSIONS_DIR, or below torch's folder in the user's cache. Each environment has its own:
-    the build's commands contain torch's path, so environments that shared a folder would compile again at each switch.
+    The folder is below TORCH_EXTENSIONS_DIR, or below torch's folder in the user's cache. Each environment has its own
+    folder: the build's commands contain torch's path, so in a shared folder each change of environment would compile
+    the extension again.
     Raises ValueError if the folder cannot be written or locked.
     """
     parent = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
@@ -125,7 +127,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
         search_path = os.environ.get("PATH", "")
         stack.callback(os.environ.__setitem__, "PATH", search_path)
         os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{search_path}"
-        return _load(name=name, build_directory=str(folder), **arguments)
+        return _torch_load(name=name, build_directory=str(folder), **arguments)
 
 
 def _take_lock(file: IO[str], patience: float = 60.0) -> None:
@@ -150,9 +152,9 @@ def printing_if_slow(message: str, patience: float, prints: bool = True) -> Iter
 
 def _compiler_runs_in(folder: Path) -> bool:
     """Whether a compiler works in `folder`: it may outlive the process that started it and held the lock."""
-    processes = psutil.process_iter(["name", "cwd"])  # the folder of another user's process is None
-    place = str(folder.resolve())
-    return any(process.info["name"] in _COMPILERS and process.info["cwd"] == place for process in processes)
+    processes = psutil.process_iter(["name", "cwd"])  # `cwd` of another user's process is None
+    cwd = str(folder.resolve())
+    return any(process.info["name"] in _COMPILERS and process.info["cwd"] == cwd for process in processes)
 
 
 def align_gradients(optimizer: Any) -> None:
@@ -171,10 +173,12 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients, which begin at `offsets` in their group's buffer, into parts. Returns (parts, the parts'
-    offsets). DeepSpeed writes the aligned part of a gradient to the disk if it is large enough, and keeps the short
-    parts before and after it in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient only at its
-    end."""
+    """Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient only at its end. Cut flat gradients, which begin
+    at `offsets` in their group's buffer, into parts; returns (parts, the parts' offsets).
+
+    DeepSpeed writes the aligned part of a gradient to the disk if this part is large enough, and keeps the short parts
+    before and after it in memory.
+    """
     parts, part_offsets = [], []
     alignment = swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):

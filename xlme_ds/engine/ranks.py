@@ -1,8 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
-translated into torch's. mpiexec sets neither, and each of its processes would silently become a run of its own, so
-`torch_variables` raises an error.
+translated into torch's. mpiexec sets neither torch's nor srun's variables. Each of its processes would silently become
+a run of its own, so `torch_variables` raises an error.
 """
 
 import datetime
@@ -23,6 +23,8 @@ from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
 from ..run_commands import AGENT_STORE, FIRST_PORT, LAUNCHER_VARIABLES, PORT_COUNT, free_port
 
+Result = TypeVar("Result")
+
 # A Slurm job's port is computed from the job's id, so that jobs on one node have different ports.
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
@@ -37,36 +39,10 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
-        missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
-        if missing:
-            raise ValueError(
-                f"RANK is set without {' and '.join(missing)}: set all five variables as a launcher does, or unset RANK"
-            )
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
-            if not environment[name].isdecimal():
-                raise ValueError(f"{name} is {environment[name]!r}: set a number, or unset RANK to run one process")
-        if int(environment["WORLD_SIZE"]) < tasks:
-            raise ValueError(
-                f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
-                "WORLD_SIZE, which srun's own variables replace"
-            )
-        if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
-            raise ValueError(
-                f"RANK is {environment['RANK']}, but WORLD_SIZE is {environment['WORLD_SIZE']}: set RANK to a number "
-                "from 0 to WORLD_SIZE - 1"
-            )
+        _check_torch_variables(environment, tasks)
         return {name: environment[name] for name in LAUNCHER_VARIABLES}
     if tasks > 1:
-        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-        job, step, restarts = (int(environment.get(name) or 0) for name in names)
-        port = FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * restarts) % PORT_COUNT
-        return {
-            "RANK": environment["SLURM_PROCID"],
-            "LOCAL_RANK": environment["SLURM_LOCALID"],
-            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-            "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
-            "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
-        }
+        return _translate_slurm_variables(environment)
     if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
         raise ValueError(
             f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
@@ -80,12 +56,46 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def _check_torch_variables(environment: Mapping[str, str], tasks: int) -> None:
+    """Raise ValueError if one of torch's variables is missing or wrong. `tasks`: the number of processes that srun
+    started."""
+    missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
+    if missing:
+        raise ValueError(
+            f"RANK is set without {' and '.join(missing)}: set all five variables as a launcher does, or unset RANK"
+        )
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not environment[name].isdecimal():
+            raise ValueError(f"{name} is {environment[name]!r}: set a number, or unset RANK to run one process")
+    if int(environment["WORLD_SIZE"]) < tasks:
+        raise ValueError(
+            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
+            "WORLD_SIZE, which srun's own variables replace"
+        )
+    if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
+        raise ValueError(
+            f"RANK is {environment['RANK']}, but WORLD_SIZE is {environment['WORLD_SIZE']}: set RANK to a number "
+            "from 0 to WORLD_SIZE - 1"
+        )
+
+
+def _translate_slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """torch's five variables, from those that srun set."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job, step, restarts = (int(environment.get(name) or 0) for name in names)
+    port = FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * restarts) % PORT_COUNT
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+    }
+
+
 def first_host(nodes: str) -> str:
     """The first node in Slurm's list `nodes`, on which rank 0 runs: gpu-001 of `gpu-[001-004,007],login1`."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
-
-
-Result = TypeVar("Result")
 
 
 class SharedError(ValueError):
@@ -98,6 +108,27 @@ class SharedError(ValueError):
     def __init__(self, message: str, prints: bool = False):
         super().__init__(message)
         self.prints = prints
+
+
+@contextmanager
+def process_group(
+    engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
+) -> Iterator[tuple[int, int]]:
+    """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
+    environment and torch's `linear`, so that it can start another run."""
+    linear = torch.nn.functional.linear
+    variables = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
+    try:
+        yield start_process_group(engine, watchdog_minutes)
+    finally:
+        torch.nn.functional.linear = linear  # ZeRO-3 replaced it by a function that sums in another order
+        for name in LAUNCHER_VARIABLES:  # with them, programs that this process starts would join its group
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        if dist.is_initialized():
+            from deepspeed import comm  # `comm` also destroys groups that the next run of this process must not use
+
+            (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
 def start_process_group(
@@ -130,7 +161,8 @@ def start_process_group(
         waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
             build_shm_op()  # compiled here, so that the timeout below limits only the wait for other processes
-            # The first process of each node prints; every process does if it sees only one GPU (`_gpu_index`).
+            # The first process of each node prints. If each process sees only one GPU, every process prints, because
+            # `_gpu_index` has set its LOCAL_RANK to 0.
             prints = os.environ["LOCAL_RANK"] == "0"
             with printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET_ADVICE}", _SLOW_SECONDS, prints):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
@@ -150,18 +182,11 @@ def start_process_group(
             "(deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
         ) from None
     # If a process is killed, DeepSpeed 0.19.8 leaves the process's shared buffer for reductions on CPUs (69 MB) in
-    # memory, where a run on the same port would find it. After all ranks have opened the buffer, its name is not
-    # needed, and without the name the buffer goes when the processes end.
+    # memory, where a run on the same port would find it. After all ranks have opened the buffer, its file is not
+    # needed, and without the file the system frees the buffer when the processes end.
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
-
-
-def extend_timeout() -> None:
-    """Raise the timeout of collectives to a day, for work that no watchdog guards: one rank may take longer than the
-    others."""
-    if dist.is_initialized():
-        distributed_c10d._set_pg_timeout(_DAY)
 
 
 def _single_process_variables() -> dict[str, str]:
@@ -181,10 +206,29 @@ def _gpu_index() -> int:
     if index >= visible:
         raise SharedError(
             f"a node has more processes than its {visible} visible GPUs: start one process per GPU (--ntasks-per-node)",
-            prints=index == visible,
+            prints=index == visible,  # so that one process of the node prints
         )
     os.environ["LOCAL_RANK"] = str(index)
     return index
+
+
+def extend_timeout() -> None:
+    """Raise the timeout of collectives to a day, for work that no watchdog guards: one rank may take longer than the
+    others."""
+    if dist.is_initialized():
+        distributed_c10d._set_pg_timeout(_DAY)
+
+
+def exit_now() -> NoReturn:
+    """End a process that is done, at once and with exit code 0.
+
+    Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills these threads,
+    and sometimes a thread aborts ("terminate called without an active exception"). The launcher would then report that
+    the run failed, although the run was saved.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def data_parallel_rank_and_size(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
@@ -192,39 +236,6 @@ def data_parallel_rank_and_size(engine: EngineConfig, rank: int, world: int) -> 
     stages of one pipeline have the same share."""
     replicas = world // engine.processes_per_replica
     return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
-
-
-@contextmanager
-def process_group(
-    engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
-) -> Iterator[tuple[int, int]]:
-    """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
-    environment and torch's `linear`, so that it can start another run."""
-    linear = torch.nn.functional.linear
-    variables = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
-    try:
-        yield start_process_group(engine, watchdog_minutes)
-    finally:
-        torch.nn.functional.linear = linear  # ZeRO-3 replaced it by a function that sums in another order
-        for name in LAUNCHER_VARIABLES:  # else programs that this process starts would join its group
-            os.environ.pop(name, None)
-        os.environ.update(variables)
-        if dist.is_initialized():
-            from deepspeed import comm  # also destroys groups that the next run of this process must not use
-
-            (comm if comm.is_initialized() else dist).destroy_process_group()
-
-
-def exit_now() -> NoReturn:
-    """End a process that is done, at once and with exit code 0.
-
-    Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills these threads,
-    and sometimes one aborts ("terminate called without an active exception"). The launcher would then report that a run
-    failed, although it was saved.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def on_gpu() -> bool:
