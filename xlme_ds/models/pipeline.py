@@ -136,7 +136,7 @@ class ElectraStage(PipelineStage, Electra):
         else:
             nll_M, predicted_M = torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M]
         if self.cfg.relative_bias != "none":
-            del floating[0]  # now only the results of `judge` are left
+            del floating[0]  # the relative bias; the results of `judge` remain
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, *reversed(floating))
 
 
