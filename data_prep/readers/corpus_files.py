@@ -112,8 +112,9 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
     be read. Raises ValueError if `folder` is no folder, or if the stage `minhash` was writing it and did not finish.
     """
     system, root = filesystem(folder)
+    is_local = isinstance(system, fs.LocalFileSystem)
     try:
-        if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out broken links
+        if is_local:  # Arrow's own listing leaves out broken links
             names = list(_local_names(root, recursive))
         else:
             infos = system.get_file_info(fs.FileSelector(root, recursive=recursive))
@@ -126,8 +127,8 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
     real = real_path(Path(root))
     # Folders that may be the output folder of `minhash`, which writes documents into its subfolder mono/.
-    stage_folders = [real] * recursive + [real.parent] * (real.name == "mono")
-    for stage_folder in stage_folders if isinstance(system, fs.LocalFileSystem) else ():
+    stage_folders = ([real] if recursive else []) + ([real.parent] if real.name == "mono" else [])
+    for stage_folder in stage_folders if is_local else ():
         if is_unfinished(stage_folder, "minhash"):
             raise ValueError(
                 f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"
@@ -140,8 +141,8 @@ def list_folder(folder: str, recursive: bool = False) -> list[CorpusPath]:
 def _local_names(root: str, recursive: bool) -> Iterator[str]:
     """Yield the names in a local folder and, if `recursive`, in its subfolders, relative to the folder. A link to a
     folder is followed, unless it leads to a folder that contains the link: otherwise the walk would never end."""
-    # folder -> the real paths of the folders from the root down to this folder
-    paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
+    # folder to visit -> the real paths of the folders from the root down to this folder, itself included
+    real_paths: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:
         raise error
@@ -153,12 +154,12 @@ def _local_names(root: str, recursive: bool) -> Iterator[str]:
                     f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
                 )
             yield os.path.relpath(os.path.join(parent, name), root)
-        passed = paths_to.pop(parent)
+        passed = real_paths.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
-        circular = {name for name in folders for path in passed if os.path.commonpath([real[name], path]) == real[name]}
+        circular = {name for name in folders if any(Path(path).is_relative_to(real[name]) for path in passed)}
         # os.walk visits only the folders that stay in this list.
         folders[:] = [name for name in folders if recursive and name[0] != "." and name not in circular]
-        paths_to |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
+        real_paths |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
 
 
 def read_decompressed(path: CorpusPath, member: str | None = None) -> Iterator[bytes]:
@@ -186,8 +187,9 @@ def read_decompressed(path: CorpusPath, member: str | None = None) -> Iterator[b
 
 def check_unchanged(path: CorpusPath) -> None:
     """Raise ValueError for a file whose size changed while it was read."""
-    # A new CorpusPath, because `size` is cached.
-    now = path.size if path.is_pipe else CorpusPath(path.folder, path.name).size
+    if path.is_pipe:  # has no known size
+        return
+    now = CorpusPath(path.folder, path.name).size  # of a new CorpusPath, because `path.size` is cached
     if now != path.size:
         raise ValueError(
             f"{path} had {path.size} bytes before it was read, and has {now} after it: give the command again when "
@@ -245,7 +247,7 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
     for part in chain(parts, [None]):  # None: the text has ended
         buffer += part or b""
         while len(buffer) >= size or (part is None and buffer):
-            match = boundary.search(buffer, size - 1, limit)
+            match = boundary.search(buffer, size - 1, limit)  # a boundary may begin with the last of the `size` bytes
             is_cut = match is None and len(buffer) >= limit
             if match:
                 end = match.end()
@@ -273,8 +275,8 @@ def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
         if others:
             if not is_yielded:
                 yield bytes(line)
-            *whole, last = others
-            yield from whole
+            *whole_lines, last = others
+            yield from whole_lines
             line, is_yielded = bytearray(last), False
         if len(line) > limit:
             yield bytes(line)

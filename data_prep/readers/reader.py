@@ -57,7 +57,7 @@ class Input:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Raw text of documents (one side), or of pairs (two sides with the same number of lines).
+    """Raw text of documents or of a table's rows (one side), or of pairs (two sides with the same number of lines).
 
     `dropped` counts the documents or pairs left out while the block was read, `repaired` the faults repaired, both by
     reason. `is_cut`: the block ends inside a document that is too long for one block.
@@ -134,28 +134,28 @@ class DocumentReader(Reader):
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
         unfinished: list[str] = []  # the paragraphs so far of a document that may continue in the next piece
-        for cleaned, more_follow in _short_lines(block.sides[0], counts.repaired):
+        for cleaned, more_follow in _cleaned_pieces(block.sides[0], counts.repaired):
             lines = unfinished + cleaned
-            sizes = np.fromiter(map(len, lines), np.int64, len(lines))
-            has_text = sizes > 0
-            starts_document = has_text.copy()
-            if not self.line_is_document:
-                starts_document[1:] &= ~has_text[:-1]
             unfinished = []
+            characters = np.fromiter(map(len, lines), np.int64, len(lines))
+            has_text = characters > 0
             if not has_text.any():
                 continue
+            starts_document = has_text.copy()
+            if not self.line_is_document:  # only a line after an empty one starts a document
+                starts_document[1:] &= ~has_text[:-1]
             ends_in_text = bool(has_text[-1])
             if block.is_cut and ends_in_text and not more_follow:
-                counts.repaired["long_document"] += 1
-            lines = list(filter(None, lines))
-            starts = _split_long(np.flatnonzero(starts_document[has_text]), sizes[has_text], counts.repaired)
+                counts.repaired["long_document"] += 1  # the next block has its rest, as another document
+            paragraphs = list(filter(None, lines))
+            starts = _split_long(np.flatnonzero(starts_document[has_text]), characters[has_text], counts.repaired)
             if more_follow and ends_in_text and not self.line_is_document:
-                unfinished = lines[starts[-1] :]
-                lines, starts = lines[: starts[-1]], starts[:-1]
-            if lines:
+                unfinished = paragraphs[starts[-1] :]
+                paragraphs, starts = paragraphs[: starts[-1]], starts[:-1]
+            if paragraphs:
                 counts.units_in += len(starts)
-                counts.paragraphs_in += len(lines)
-                yield Paragraphs(lines, np.diff(starts, append=len(lines)))
+                counts.paragraphs_in += len(paragraphs)
+                yield Paragraphs(paragraphs, np.diff(starts, append=len(paragraphs)))
 
 
 class LineDocuments(DocumentReader):
@@ -165,26 +165,26 @@ class LineDocuments(DocumentReader):
     line_is_document = True
 
 
-def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -> np.ndarray:
+def _split_long(starts: np.ndarray, characters: np.ndarray, repaired: Counter[str]) -> np.ndarray:
     """Split documents over MAX_DOCUMENT characters; returns the index of each document's first paragraph, int64.
 
-    `starts` holds these indices before the split, `sizes` the characters of every paragraph.
+    `starts` holds these indices before the split, `characters` the number of characters of every paragraph.
     """
-    ends = np.append(starts[1:], len(sizes))
-    is_long = np.add.reduceat(sizes, starts) > MAX_DOCUMENT
+    ends = np.append(starts[1:], len(characters))
+    is_long = np.add.reduceat(characters, starts) > MAX_DOCUMENT
     new_starts = []
     for start, end in zip(starts[is_long], ends[is_long], strict=True):
         size = 0
         for index in range(start, end):
-            if size and size + sizes[index] > MAX_DOCUMENT:
+            if size and size + characters[index] > MAX_DOCUMENT:
                 new_starts.append(index)
                 size = 0
-            size += sizes[index]
+            size += characters[index]
     repaired += Counter(long_document=len(new_starts))  # `+=` of a Counter adds no key for a count of 0
     return np.union1d(starts, new_starts).astype(np.int64)
 
 
-def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
+def _cleaned_pieces(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
     """Yield (the cleaned lines of about `_PIECE_BYTES` of `data`, whether more lines follow).
 
     A line over MAX_LINE bytes is cut into several lines, after white space where `cut_point` finds any.
@@ -193,9 +193,8 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
     in_long_line = False  # `begin` is inside a long line, which `repaired` has counted
     while begin < len(data):
         piece = data[begin : begin + _PIECE_BYTES]
-        is_last = begin + len(piece) == len(data)
-        size = piece.rfind(b"\n") + 1 or (len(piece) if is_last else 0)  # bytes of whole lines
-        piece = piece[:size] or piece
+        piece = piece[: piece.rfind(b"\n") + 1] or piece  # whole lines or, if no line ends in it, a part of one line
+        more_follow = begin + len(piece) < len(data)
         raw_lines = piece.removesuffix(b"\n").split(b"\n")
         if max(map(len, raw_lines)) <= MAX_LINE:
             lines = clean_lines(piece, repaired)
@@ -203,9 +202,8 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
             cut_lines = [cut_line(line) for line in raw_lines]
             uncounted = cut_lines[1:] if in_long_line else cut_lines
             repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
-            if size == 0:  # one line is longer than the piece, and its last part may continue in the next piece
-                cut_lines[0].pop()
-                size = sum(map(len, cut_lines[0]))
+            if more_follow and not piece.endswith(b"\n"):  # the last part of the line may continue in the next piece
+                piece = piece.removesuffix(cut_lines[0].pop())
             lines = []
             for parts in cut_lines:
                 # An empty line ends a document, so parts without text are left out. A line without any text stays.
@@ -213,8 +211,8 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
         if in_long_line and not lines[0]:
             del lines[0]  # the rest of a long line has no text; an empty line would end the document
         in_long_line = not piece.endswith(b"\n")
-        begin += size
-        yield lines, begin < len(data)
+        begin += len(piece)
+        yield lines, more_follow
 
 
 class PairReader(Reader):
@@ -265,33 +263,39 @@ class AlignedReader(PairReader):
 
     def scored_pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block, without a score."""
-        a, b = (
-            chain.from_iterable(clean_lines(piece, counts.repaired) for piece in pieces(side)) for side in block.sides
-        )
-        yield from ((line, translation, None) for line, translation in zip(a, b, strict=True))
+
+        def cleaned(side: bytes) -> Iterator[str]:
+            for piece in pieces(side):
+                yield from clean_lines(piece, counts.repaired)
+
+        for a, b in zip(*map(cleaned, block.sides), strict=True):
+            yield a, b, None
 
 
 def in_blocks(
     units: Iterable[tuple[bytes, ...] | str],
-    ends: tuple[bytes, ...],
+    terminators: tuple[bytes, ...],
     size: int,
     repaired: Counter[str],
-    ends_last: bool = True,
+    terminate_last: bool = True,
 ) -> Iterator[TextBlock]:
-    """Yield blocks of about `size` bytes, all sides together. A unit is a text for each side, or the reason to drop it;
-    in the block, each text is followed by its side's entry of `ends`, the last text only if `ends_last` is true.
-    `units` counts its repairs in `repaired`."""
+    """Yield blocks of about `size` bytes, all sides together. A unit is a text for each side, or the reason to drop it.
+    In a block, each text is followed by its side's terminator, the last text only if `terminate_last` is true. `units`
+    counts its repairs in `repaired`."""
     block_units: list[tuple[bytes, ...]] = []
     block_bytes, dropped = 0, Counter[str]()
-    last = [b""] if ends_last else []
+    last = [b""] if terminate_last else []  # `join` puts a terminator before this empty text
     for unit in chain(units, [None]):  # None: the file has ended
         if isinstance(unit, str):
             dropped[unit] += 1
         elif unit is not None:
             block_units.append(unit)
-            block_bytes += sum(map(len, unit + ends))
+            block_bytes += sum(map(len, unit + terminators))
         if block_bytes >= size or (unit is None and (block_units or dropped or repaired)):
-            sides = tuple(end.join([texts[side] for texts in block_units] + last) for side, end in enumerate(ends))
+            sides = tuple(
+                terminator.join([texts[side] for texts in block_units] + last)
+                for side, terminator in enumerate(terminators)
+            )
             block_units, block_bytes = [], 0  # frees the texts, because the use of the block may take long
             yield TextBlock(sides, dropped, Counter(repaired))
             del sides

@@ -276,7 +276,7 @@ class RecordDocuments(DocumentReader):
         """Yield blocks of whole documents in CC-100's format. Empty lines inside a document are removed, because an
         empty line ends a document."""
         repaired = Counter[str]()
-        return in_blocks(self._documents(source, repaired), (b"\n\n",), size, repaired, ends_last=False)
+        return in_blocks(self._documents(source, repaired), (b"\n\n",), size, repaired, terminate_last=False)
 
     def _documents(self, source: Input, repaired: Counter[str]) -> Iterator[tuple[bytes] | str]:
         def remove(empty_lines: re.Match[str]) -> str:

@@ -506,7 +506,7 @@ def test_a_block_is_joined_without_another_copy_of_its_texts() -> None:
     tracemalloc.start()
     try:
         units = ((bytes([65 + number]) * size,) for number in range(count))
-        blocks = in_blocks(units, (b"\n",), count * size, Counter(), ends_last=False)
+        blocks = in_blocks(units, (b"\n",), count * size, Counter(), terminate_last=False)
         block = next(blocks)
         held, peak = tracemalloc.get_traced_memory()
     finally:
