@@ -65,8 +65,9 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
     corpora = read_corpora(text.corpus, text.where)
     sources = {}
-    for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
-        inputs = find(folder) if folder else []
+    folders, finders = (text.mono, text.para), (find_documents, find_pairs)
+    for task, folder, find_inputs in zip(TASKS, folders, finders, strict=True):
+        inputs = find_inputs(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in corpora:
             if corpus.task == task:
@@ -80,6 +81,89 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             # `sorted` is stable: equal names stay in the order given.
             sources[task] = Sources(tuple(sorted(inputs, key=lambda source: source.name)), settings)
     return sources
+
+
+def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
+    """The inputs of a described corpus, found by file names and the listings of zip files. Warns of files in the
+    corpus's folder that are not read.
+
+    Raises ValueError if no file name fits the description, or if a language or pair that it lists has no file. With
+    `allow_missing` such a language or pair only gives a warning.
+    """
+    paths = {path.name: path for path in list_folder(corpus.where, recursive=any("/" in name for name in corpus.files))}
+    wanted = None if corpus.codes is None else [*chain.from_iterable(corpus.codes)]
+    file_names = FileNames(corpus.files, paths, wanted)
+    # For each language or pair to read, its possible spellings.
+    to_read = [[codes] for codes in file_names.wanted] if corpus.codes is None else corpus.codes
+    inputs: list[Input] = []
+    missing = []
+    for spellings in to_read:
+        for codes in spellings:  # the first spelling that has files is taken
+            if names_of_inputs := file_names.files_of(codes):
+                for names in names_of_inputs:
+                    inputs.append(_make_input(corpus, codes, tuple(paths[name] for name in names)))
+                break
+        else:
+            missing.append("-".join(spellings[0]))
+    missing_message = (
+        f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(to_read)} "
+        f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
+    )
+    if missing and not allow_missing:
+        raise ValueError(
+            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
+        )
+    if not inputs:
+        raise ValueError(
+            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
+        )
+    if missing:
+        warn(missing_message)
+    _warn_of_unread(corpus, file_names, inputs)
+    return inputs
+
+
+def _make_input(corpus: CorpusDescription, codes: Codes, paths: tuple[CorpusPath, ...]) -> Input:
+    if corpus.format.startswith("arrow") and paths[0].name.rpartition("/")[2].startswith("cache-"):
+        # `map` and `filter` of Hugging Face's datasets write such a copy of the data into the same folder.
+        raise ValueError(
+            f"{paths[0]} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
+            "data-*.arrow, or save the dataset by save_to_disk and read that folder"
+        )
+    return make_input(
+        codes,
+        paths,
+        corpus.format,
+        corpus=corpus.name,
+        columns=tuple(filled(column, codes) for column in corpus.columns),
+        filters=corpus.filters,
+        line_end=corpus.line_end,
+    )
+
+
+def _warn_of_unread(corpus: CorpusDescription, file_names: FileNames, inputs: Sequence[Input]) -> None:
+    """Warn of the corpus's files that are not read. If no file of a language or pair is read, the warning has its codes
+    in place of the files."""
+    read = {path.name for source in inputs for path in source.paths}
+    languages = {source.languages for source in inputs}
+    other_files, other_codes = [], set[str]()
+    for name, path in file_names.paths.items():
+        if name in read or path.is_folder:
+            continue
+        codes = next(iter(file_names.codes_in(name)), ())
+        if not codes or english_first(languages_of(codes)) in languages:
+            other_files.append(name)
+        else:
+            other_codes.add("-".join(codes))
+    code_label = "language" if corpus.task == "mono" else "pair"
+    for label, unread in (("file", other_files), (code_label, sorted(other_codes))):
+        if unread:
+            count = f"{len(unread)} {label}{'s' * (len(unread) != 1)}"
+            warn(f"{corpus.where} has {count} that {corpus.name} does not read: {_first_few(unread)}")
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
 
 
 def _described_settings(corpus: CorpusDescription, inputs: list[Input]) -> dict[str, Any]:
@@ -120,11 +204,11 @@ def _check_named_once(inputs: list[Input]) -> None:
     """Raise ValueError if a text (files, members, columns and chosen rows) is named twice for one language or pair.
     Raise it too if a text is named for two of them, unless its format marks the language of each text."""
     # text -> each language or pair for which it is named -> the flag or corpus that names it
-    origins_of: dict[tuple[object, ...], dict[str, str]] = {}
+    origins_by_text: dict[tuple[object, ...], dict[str, str]] = {}
     for source in inputs:
         origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         text = (*sorted(map(_file_identity, source.paths)), source.members, *_chosen_part(source))
-        origins = origins_of.setdefault(text, {})
+        origins = origins_by_text.setdefault(text, {})
         first_name = next(iter(origins), source.name)
         if first_name != source.name and not READERS[source.format].has_language_tags:
             raise ValueError(
@@ -172,85 +256,3 @@ def _file_identity(path: CorpusPath) -> str:
         return str(local or path)
     status = local.stat()
     return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(real_path(local))
-
-
-def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a described corpus, found by file names and the listings of zip files. Warns of files in the
-    corpus's folder that are not read.
-
-    Raises ValueError if no file name fits the description, or if a language or pair that it lists has no file. With
-    `allow_missing` such a language or pair only gives a warning.
-    """
-    paths = {path.name: path for path in list_folder(corpus.where, recursive=any("/" in name for name in corpus.files))}
-    wanted = None if corpus.codes is None else [*chain.from_iterable(corpus.codes)]
-    file_names = FileNames(corpus.files, paths, wanted)
-    # Each language or pair to read, as its possible spellings.
-    described = [[codes] for codes in file_names.wanted] if corpus.codes is None else corpus.codes
-    inputs: list[Input] = []
-    missing = []
-    for spellings in described:
-        for codes in spellings:  # the first spelling that has files is taken
-            if files := file_names.files_of(codes):
-                inputs += [_input(corpus, codes, tuple(paths[name] for name in names)) for names in files]
-                break
-        else:
-            missing.append("-".join(spellings[0]))
-    missing_message = (
-        f"{corpus.where} has no file of {corpus.name} for {len(missing)} of {len(described)} "
-        f"{'languages' if corpus.task == 'mono' else 'pairs'} ({_first_few(missing)})"
-    )
-    if missing and not allow_missing:
-        raise ValueError(
-            f"{missing_message}: fetch them, or give --allow-missing, or list fewer in a description of your own"
-        )
-    if not inputs:
-        raise ValueError(
-            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
-        )
-    if missing:
-        warn(missing_message)
-    _warn_of_unread(corpus, file_names, inputs)
-    return inputs
-
-
-def _input(corpus: CorpusDescription, codes: Codes, paths: tuple[CorpusPath, ...]) -> Input:
-    if corpus.format.startswith("arrow") and paths[0].name.rpartition("/")[2].startswith("cache-"):
-        # `map` and `filter` of Hugging Face's datasets write such a copy of the data into the same folder.
-        raise ValueError(
-            f"{paths[0]} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
-            "data-*.arrow, or save the dataset by save_to_disk and read that folder"
-        )
-    return make_input(
-        codes,
-        paths,
-        corpus.format,
-        corpus=corpus.name,
-        columns=tuple(filled(column, codes) for column in corpus.columns),
-        filters=corpus.filters,
-        line_end=corpus.line_end,
-    )
-
-
-def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
-    """Warn of the corpus's files that are not read. If no file of a language or pair is read, the warning has its codes
-    in place of the files."""
-    read = {path.name for source in inputs for path in source.paths}
-    languages = {source.languages for source in inputs}
-    other_files, other_codes = [], set[str]()
-    for name, path in names.paths.items():
-        if name in read or path.is_folder:
-            continue
-        codes = next(iter(names.codes_in(name)), ())
-        if not codes or english_first(languages_of(codes)) in languages:
-            other_files.append(name)
-        else:
-            other_codes.add("-".join(codes))
-    code_label = "language" if corpus.task == "mono" else "pair"
-    for label, unread in (("file", other_files), (code_label, sorted(other_codes))):
-        if unread:
-            count = f"{len(unread)} {label}{'s' * (len(unread) != 1)}"
-            warn(f"{corpus.where} has {count} that {corpus.name} does not read: {_first_few(unread)}")
-
-
-def _first_few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

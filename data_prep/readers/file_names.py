@@ -46,17 +46,16 @@ class FileNames:
     def __init__(self, patterns: Sequence[str], paths: Mapping[str, CorpusPath], wanted: Sequence[Codes] | None):
         self.paths = paths
         wanted_codes = frozenset(chain.from_iterable(wanted or ()))
-        # Pattern -> file name -> every reading of the name; and the codes of the likely readings.
-        self.readings: dict[str, dict[str, list[_Reading]]] = {}
-        self.likely: dict[str, dict[str, list[Codes]]] = {}
+        self.readings: dict[str, dict[str, list[_Reading]]] = {}  # pattern -> file name -> every reading of the name
+        self.likely: dict[str, dict[str, list[Codes]]] = {}  # pattern -> file name -> codes of the likely readings
         for pattern in patterns:
             self.readings[pattern] = {name: _readings(pattern, name, wanted_codes) for name in paths}
-            self.likely[pattern] = {name: _likely_codes(of_name) for name, of_name in self.readings[pattern].items()}
-        self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
+            self.likely[pattern] = {name: _likely_codes(found) for name, found in self.readings[pattern].items()}
+        self.wanted = dict.fromkeys(self._cc100_codes() if wanted is None else wanted)
         self.inputs: dict[str, _Inputs] = {}  # pattern -> its inputs
         taken = set[str]()  # names of files that fit an earlier pattern
         for pattern in dict.fromkeys(patterns):
-            self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._starless(pattern)
+            self.inputs[pattern] = self._with_star(pattern, taken) if "*" in pattern else self._without_star(pattern)
             taken.update(*chain.from_iterable(self.inputs[pattern].values()))
 
     def codes_in(self, name: str) -> list[Codes]:
@@ -71,34 +70,36 @@ class FileNames:
         If a text comes in several compressions, the file that fits the earliest pattern is read. Raises ValueError if
         several files of the text fit that pattern, or if both directions of a pair are wanted and have files.
         """
+        both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
+        # Names without compression -> the first pattern that they fit, and the names that fit it.
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, inputs in self.inputs.items():
             for names in inputs.get(codes, ()):
-                first_pattern, first_names = by_text.setdefault(
-                    tuple(map(without_compression, names)), (pattern, names)
-                )
+                text = tuple(map(without_compression, names))
+                first_pattern, first_names = by_text.setdefault(text, (pattern, names))
                 if first_pattern == pattern and first_names != names:
                     raise ValueError(same_text_error(self.paths[first_names[0]], self.paths[names[0]]))
-                both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
                 reverse = _reversed_names(pattern, names, codes) if both_wanted else names
                 if set(reverse) != set(names) and all(name in self.paths for name in reverse):
                     raise ValueError(same_text_error(self.paths[names[0]], self.paths[reverse[0]]))
         return [names for _, names in by_text.values()]
 
-    def _all_codes(self) -> list[Codes]:
-        all_codes = set[Codes]()
+    def _cc100_codes(self) -> list[Codes]:
+        """The codes of all languages or pairs of CC-100 in the names. Raises ValueError for an ambiguous name."""
+        cc100_codes = set[Codes]()
         for name, path in self.paths.items():
-            codes = self.codes_in(name)
-            cc100 = list(filter(_in_cc100, codes))
-            if cc100 and len(codes) > 1:
+            possible = self.codes_in(name)
+            in_cc100 = list(filter(_in_cc100, possible))
+            if in_cc100 and len(possible) > 1:
                 raise ValueError(
-                    f"{path} may be of {' or of '.join(' and '.join(pair) for pair in codes)}: rename it, or list the "
-                    f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
+                    f"{path} may be of {' or of '.join(' and '.join(codes) for codes in possible)}: rename it, or list "
+                    f'the {"pairs" if len(in_cc100[0]) > 1 else "languages"} in place of "any"'
                 )
-            all_codes.update(cc100)
-        return sorted(all_codes)
+            cc100_codes.update(in_cc100)
+        return sorted(cc100_codes)
 
-    def _starless(self, pattern: str) -> _Inputs:
+    def _without_star(self, pattern: str) -> _Inputs:
+        """The inputs of a pattern without *: its names with the wanted codes, where all files of a name exist."""
         inputs: _Inputs = {}
         for codes in self.wanted:
             names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
@@ -106,28 +107,29 @@ class FileNames:
                 inputs[codes] = [names]
         return inputs
 
-    def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
+    def _with_star(self, pattern: str, taken: Collection[str]) -> _Inputs:
         """The inputs of a pattern with *: one for each file that fits the pattern and is not in `taken`.
 
         If the code in a file's name is a wanted code with more parts, and of the same language, the file belongs to the
         wanted code, unless the longer code is wanted too: `en_US_0` belongs to en.
         """
         # The codes for which the pattern has placeholders -> the wanted languages or pairs that have these codes.
-        wanted: dict[Codes, list[Codes]] = {}
+        wanted_by_name_codes: dict[Codes, list[Codes]] = {}
         for codes in self.wanted:
             name_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
-            wanted.setdefault(name_codes, []).append(codes)
+            wanted_by_name_codes.setdefault(name_codes, []).append(codes)
         inputs: _Inputs = {}
         for name in self.paths:
             if name in taken:
                 continue
             likely = self.likely[pattern][name]
             possible = dict.fromkeys(map(_codes, self.readings[pattern][name]))
-            wanted_in_name = [codes for codes in possible if codes in wanted]
+            wanted_in_name = [codes for codes in possible if codes in wanted_by_name_codes]
             exact = [codes for codes in wanted_in_name if codes in likely]
-            languages = set(map(languages_of, likely))
-            for name_codes in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
-                for codes in wanted[name_codes]:
+            likely_languages = set(map(languages_of, likely))
+            same_language = [codes for codes in wanted_in_name if languages_of(codes) in likely_languages]
+            for name_codes in exact or same_language:
+                for codes in wanted_by_name_codes[name_codes]:
                     inputs.setdefault(codes, []).append((name,))
         return inputs
 
@@ -182,6 +184,7 @@ def _readings(pattern: str, name: str, wanted_codes: frozenset[str]) -> list[_Re
     # They are the keys of a dict, because a dict leaves out repeats and keeps the order.
     states: dict[tuple[int, tuple[tuple[str, _Code], ...]], None] = {(0, ()): None}
     for index in range(len(parts)):
+        # The ends come in rising order, so `reversed` puts the longest codes first.
         states = dict.fromkeys(
             (end, codes + new_codes)
             for start, codes in states
@@ -250,9 +253,11 @@ def _length(codes: Codes) -> int:
 
 
 def _may_be_meant(codes: Codes) -> bool:
-    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100: se_no,
-    but neither foo_br nor plain se. True if `languages_of` spells them differently, and the language part of each code
-    outside CC-100 has two letters."""
+    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100.
+
+    True if `languages_of` spells them differently, and the language part of each code outside CC-100 has two letters.
+    So se_no may be meant, but not foo_br, and not se alone.
+    """
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
