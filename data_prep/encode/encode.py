@@ -100,15 +100,14 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     for kind, sources in sources_by_kind.items():
         settings = _settings(config, kind, sources, vocabulary.sha256, without_sha256)
         stage = Stage(config.out / kind, "encode", settings)
-        for source in sources.inputs:
-            for path in source.paths:
-                parents = real_path(path.local_path).parents if path.local_path else ()
-                if real_path(stage.folder) in parents:
-                    raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
-                if real_path(config.out) in parents[:1]:
-                    raise ValueError(f"{path} is in {config.out}: choose another --out")
+        for path in (path for source in sources.inputs for path in source.paths):
+            parents = real_path(path.local_path).parents if path.local_path else ()
+            if real_path(stage.folder) in parents:
+                raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
+            if real_path(config.out) in parents[:1]:
+                raise ValueError(f"{path} is in {config.out}: choose another --out")
         by_name = groupby(sources.inputs, lambda source: source.name)
-        tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
+        tasks = [EncodeTask(source, index) for _, same_name in by_name for index, source in enumerate(same_name)]
         plans[kind] = stage, tasks
     return vocabulary.size, plans
 
@@ -143,15 +142,15 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     _check_sizes(stage, tasks)
     if stage.check_finished(config.processes):
         return print_stdout(f"{stage.folder} is complete")
-    unfinished = _inputs_to_encode(stage, tasks)
+    unfinished = _tasks_to_do(stage, tasks)
     to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = SharedWork.begin(stage.folder)
-    # The other inputs have only encoded blocks: only their duplicates remain to be removed.
-    open_tasks = tuple(task for task in unfinished if not has_all_blocks(stage, task))
+    # If all blocks of an input are encoded, only its duplicates remain to be removed.
+    to_encode = tuple(task for task in unfinished if not has_all_blocks(stage, task))
     workers = world_size() if world_size() > 1 else config.processes
-    if open_tasks:
-        discard_changed(stage, open_tasks)
-        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
+    if to_encode:
+        discard_changed(stage, to_encode)
+        work = partial(encode_inputs, stage, to_encode, config.vocab, shared, config.without)
         run_tasks(work, range(workers), [1] * workers, config.processes, f"encode {kind}", show_progress=False)
     if to_deduplicate:
         remove_duplicates(stage, to_deduplicate, config.processes)
@@ -163,7 +162,8 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
         result = stage.read_marker(task.name) or stage.read_marker(f"{task.name}.encoded")
-        for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+        files_then = result["inputs"] if result else ()
+        for (name, size), (_, size_then) in zip(task.source.files, files_then, strict=False):
             if size != size_then:
                 raise ValueError(
                     f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: "
@@ -171,19 +171,20 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
                 )
 
 
-def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
+def _tasks_to_do(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
     """Returns the tasks that have work left, in the order of `tasks`. These are the unfinished tasks and, if the
     duplicates of a language or pair must be found again, all of its tasks with the filter `exact_duplicates`. Removes
     the results of finished tasks that are done again."""
-    names = {task.name for task in tasks if stage.read_marker(task.name) is None}
+    unfinished = {task.name for task in tasks if stage.read_marker(task.name) is None}
     filtered = [task for task in tasks if task.filters.exact_duplicates]
-    unfinished = [task for task in filtered if task.name in names and not has_all_blocks(stage, task, ".final")]
-    languages = {task.source.name for task in unfinished}
-    redone = [task for task in filtered if task.source.name in languages and task.name not in names]
+    languages_to_search = {  # languages or pairs whose duplicates must be found again
+        task.source.name for task in filtered if task.name in unfinished and not has_all_blocks(stage, task, ".final")
+    }
+    redone = [task for task in filtered if task.source.name in languages_to_search and task.name not in unfinished]
     discard_blocks(stage, redone)
     stage.remove_markers(task.name for task in redone)
-    names.update(task.name for task in redone)
-    return [task for task in tasks if task.name in names]
+    to_do = unfinished.union(task.name for task in redone)
+    return [task for task in tasks if task.name in to_do]
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
@@ -200,13 +201,14 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         shards += [Shard(**shard) for shard in result["shards"]]
         counts = result["counts"]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), counts)
-        left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
-        if not result["shards"] and not left_out:
+        is_left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
+        if not result["shards"] and not is_left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         read = counts["paragraphs_in" if task.is_mono else "pairs_in"]
         lines = READERS[task.source.format].lines_cleaned(read, counts["dropped"])
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
+    # `removed` counts paragraphs of documents; pairs have only `dropped`.
     held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
     if "without" in stage.settings and not any(held_out):
         warn(f"no text of {stage.folder} is a line of --without: do these files have only sentences, one per line?")

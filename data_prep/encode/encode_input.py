@@ -34,7 +34,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import file_sha256
 
 STAGED = "staged"
-_BLOCK_FILE = re.compile(r"\d+-\d+\..+")
+_BLOCK_FILE = re.compile(r"\d+-\d+\..+")  # <file>-<block>.*
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
         stage.write_marker(f"{task.name}.begun", {"inputs": task.source.files})
     block_count = 0
     try:
-        for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
+        blocks = READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])
+        for number, block in enumerate(blocks):
             block_count = number + 1
             is_encoded = stage.read_marker(task.block_name(number)) is not None
             if not is_encoded and not shared.offer(task.name, number, block):
@@ -140,14 +141,14 @@ def encode_block(
     filters = task.filters
     hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
-    split = partial(in_other_split, settings["split"], settings["heldout_share"]) if "split" in settings else None
-    encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, excluded)
+    in_other = partial(in_other_split, settings["split"], settings["heldout_share"]) if "split" in settings else None
+    encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, in_other, excluded)
     counts = Counts("documents" if task.is_mono else "pairs")
     reader = READERS[task.source.format]
     if isinstance(reader, DocumentReader):
         paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
-            paragraphs = _split_documents(paragraphs, counts)
+            paragraphs = _as_documents(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
         pairs = reader.pairs(task.source, block, counts)
@@ -164,7 +165,7 @@ def encode_block(
     stage.write_marker(task.block_name(number), result)
 
 
-def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
+def _as_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
     """Make every paragraph a document of its own, and add the new documents to `counts`."""
     for lines, paragraph_counts in documents:
         counts.units_in += len(lines) - len(paragraph_counts)
@@ -188,7 +189,8 @@ def discard_blocks(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
             path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
         for path in folder.glob("*/*-*"):
-            if _BLOCK_FILE.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+            task_name = f"{path.parent.name}-{path.name.partition('-')[0]}"
+            if _BLOCK_FILE.fullmatch(path.name) and task_name in names:
                 path.unlink(missing_ok=True)
 
 
@@ -209,15 +211,16 @@ def finished_result(stage: Stage, task_name: str) -> dict[str, Any]:
 
 
 def finish_input(stage: Stage, task: EncodeTask, block_count: int, suffix: str = "") -> None:
-    """Mark an input as finished. Its result has the shards and the summed counts of its blocks, whose results are in
-    the markers of the blocks' names and `suffix`."""
+    """Mark an input as finished. Its result has the shards and the summed counts of its blocks. The name of the marker
+    that has a block's result is the block's name and `suffix`."""
     counts = Counts("documents" if task.is_mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
     for name in map(task.block_name, range(block_count)):
         markers += [name, f"{name}.final"]
         block_result = finished_result(stage, name + suffix)
         counts = add_counts(counts, block_result["counts"])
-        shards += [block_result["shard"]] if block_result["shard"] else []
+        if block_result["shard"]:  # None if the filters left no text
+            shards.append(block_result["shard"])
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
     # Flush a result of several shards before the blocks' markers are removed: if both were lost, all blocks would be
     # encoded again.

@@ -32,10 +32,11 @@ from xlme_ds.io.folders import make_folder
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
     """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs. Inputs of one language or
     pair are neighbours in `tasks`."""
+    block_counts = {task.name: finished_result(stage, f"{task.name}.encoded")["blocks"] for task in tasks}
     find_tasks, find_sizes, write_tasks = {}, [], {}
     for name, inputs in groupby(tasks, lambda task: task.source.name):
         # Each block of the language or pair, in input order: its input, and its number in the input.
-        blocks = [(task, i) for task in inputs for i in range(finished_result(stage, f"{task.name}.encoded")["blocks"])]
+        blocks = [(task, number) for task in inputs for number in range(block_counts[task.name])]
         staged = [stage.folder / STAGED / task.shard_name(number) for task, number in blocks]
         paragraphs = sum(finished_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
         slice_count = number_of_slices(paragraphs)
@@ -48,12 +49,12 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     stage.run_unfinished(operator.call, find_tasks, find_sizes, processes, "find duplicates")
     stage.run_unfinished(operator.call, write_tasks, [1] * len(write_tasks), processes, "remove duplicates")
     for task in tasks:
-        finish_input(stage, task, finished_result(stage, f"{task.name}.encoded")["blocks"], ".final")
+        finish_input(stage, task, block_counts[task.name], ".final")
 
 
 def _write_block(stage: Stage, task: EncodeTask, number: int, index: int, slices: Sequence[Path]) -> dict[str, Any]:
     """Write block `number` of an input without its duplicates. `index` is the block's index among the blocks of the
-    language or pair, and `slices` has the path of each slice's files, without suffix. Returns the task's result."""
+    language or pair, and `slices` has the path of each slice's files, without suffix. Returns the block's result."""
     result = finished_result(stage, task.block_name(number))
     result.pop("files", None)  # files of hashes and lengths, which are removed with the staged shards
     if result["shard"] is not None:
@@ -62,9 +63,9 @@ def _write_block(stage: Stage, task: EncodeTask, number: int, index: int, slices
         keep = np.ones(result["paragraphs"], bool)
         keep[load_duplicates(index, slices)] = False
         if keep.all() and _link_shard(staged, path):
-            result["shard"]["name"] = name
+            result["shard"]["name"] = name  # the staged shard's name began with STAGED
         else:
-            result |= _rewrite(stage, task, staged, path, keep, result["counts"])
+            result |= _rewrite_shard(stage, task, staged, path, keep, result["counts"])
     return result
 
 
@@ -80,7 +81,9 @@ def _link_shard(staged: Path, path: Path) -> bool:
     return True
 
 
-def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
+def _rewrite_shard(
+    stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: dict[str, Any]
+) -> dict[str, Any]:
     """Write the staged shard to `path` with only the paragraphs or pairs to `keep` (bool for each). `counts` are the
     block's counts, duplicates included.
 
@@ -94,10 +97,10 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
         unit, sides, schema, new_batches = "pairs", 2, PAIRS, _filter_pairs(batches, keep)
     shard = write_arrow(path, schema, new_batches, stage.folder) if new_batches else None
     written = sum(map(count_text, new_batches), Counter[str]())
-    removed_lengths, dropped_records = lengths[~keep], counts[unit] - written["records"]
-    reduced = {
+    removed_lengths = lengths[~keep]
+    new_counts = {
         unit: written["records"],
-        "dropped": _add_duplicates(counts["dropped"], dropped_records),
+        "dropped": _add_duplicates(counts["dropped"], counts[unit] - written["records"]),
         "paragraphs": counts["paragraphs"] - len(removed_lengths) * sides,
         "characters": counts["characters"] - int(removed_lengths["characters"].sum(dtype=np.int64)),
         "bytes": counts["bytes"] - int(removed_lengths["bytes"].sum(dtype=np.int64)),
@@ -105,8 +108,8 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
         "unknown": written["unknown"],
     }
     if task.is_mono:
-        reduced["removed"] = _add_duplicates(counts["removed"], len(removed_lengths))
-    return {"shard": shard and asdict(shard), "counts": counts | reduced}
+        new_counts["removed"] = _add_duplicates(counts["removed"], len(removed_lengths))
+    return {"shard": shard and asdict(shard), "counts": counts | new_counts}
 
 
 def _filter_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
@@ -115,9 +118,9 @@ def _filter_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, ke
     A document is dropped if none of its paragraphs to keep has a token; `keep` then becomes False for all of them.
     """
     document_of, tokens = lengths["document"], lengths["tokens"]
-    records = sum(batch.num_rows for batch in batches)
-    old_sizes = np.bincount(document_of, weights=tokens, minlength=records).astype(np.int64)  # ids without `</s>`
-    new_sizes = np.bincount(document_of, weights=tokens * keep, minlength=records).astype(np.int64)
+    documents = sum(batch.num_rows for batch in batches)
+    old_sizes = np.bincount(document_of, weights=tokens, minlength=documents).astype(np.int64)  # ids without `</s>`
+    new_sizes = np.bincount(document_of, weights=tokens * keep, minlength=documents).astype(np.int64)
     has_text = new_sizes > 0
     keep &= has_text[document_of]
     # Bool for each id: those of the paragraphs to keep, and the `</s>` of each document that has text.
@@ -129,7 +132,8 @@ def _filter_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, ke
         if sizes.any():
             new_ids = ids[is_written[first_id : first_id + len(ids)]]
             new_batches.append(pa.record_batch([list_array((new_ids, sizes[sizes > 0] + 1))], schema=DOCUMENTS))
-        first_document, first_id = first_document + batch.num_rows, first_id + len(ids)
+        first_document += batch.num_rows
+        first_id += len(ids)
     return new_batches
 
 

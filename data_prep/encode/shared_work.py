@@ -58,8 +58,8 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Remove killed runs' folders in `parent`, and return a new folder. Only one process calls this, before any
-        worker begins.
+        """Remove the folders of killed runs in `parent`, and make a new folder. Only one process calls this function,
+        before any worker begins. Returns the new folder.
 
         Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """
@@ -118,17 +118,17 @@ class SharedWork:
             taken = self.folder / "taken" / offered.name
             try:
                 os.rename(offered, taken)
-            except FileNotFoundError:
+            except FileNotFoundError:  # another worker took it first
                 continue
             encode(*pickle.loads(taken.read_bytes()))
             taken.unlink()  # not after an error: the input's reader waits for this block until it sees `failed`
             return True
         return False
 
-    def take_until_all_finished(self, inputs: int, encode: EncodeBlock) -> None:
-        """Wait for blocks and encode them, until `inputs` inputs are finished or a worker has failed."""
+    def take_until_all_finished(self, input_count: int, encode: EncodeBlock) -> None:
+        """Wait for blocks and encode them, until all inputs are finished or a worker has failed."""
         (self.folder / "waiting" / str(self.worker)).touch()
-        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, encode)
+        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == input_count, encode)
 
     def drain(self, name: str, encode: EncodeBlock) -> bool:
         """Encode the blocks of input `name` that are still on offer, and wait until other workers have encoded the
@@ -148,20 +148,20 @@ class SharedWork:
                 time.sleep(min(max(_SHORTEST_WAIT, (time.monotonic() - idle_since) / 8), _LONGEST_WAIT))
         return False
 
-    def report(self, encoded_bytes: int, inputs: int, label: str) -> None:
+    def report(self, encoded_bytes: int, input_count: int, label: str) -> None:
         """Add `encoded_bytes` to the bytes of text that this worker has encoded. Worker 0 displays the sum over all
         workers."""
         path = self.folder / f"done-{self.worker}"
         with errors_naming(path):
             path.write_text(str(_read_encoded_bytes(path) + encoded_bytes))
         if self.worker == 0:
-            self.status.show(lambda: self._progress(inputs, label))
+            self.status.show(lambda: self._progress(input_count, label))
 
-    def _progress(self, inputs: int, label: str) -> str:
+    def _progress(self, input_count: int, label: str) -> str:
         total = sum(map(_read_encoded_bytes, self.folder.glob("done-*")))
         finished = len(os.listdir(self.folder / "finished"))
         size = f"{total / 1e9:,.2f} GB" if total >= 1e9 else f"{total / 1e6:,.0f} MB"
-        return f"encode {label}: {size} of text, {finished} of {inputs} inputs finished"
+        return f"encode {label}: {size} of text, {finished} of {input_count} inputs finished"
 
 
 def _read_encoded_bytes(path: Path) -> int:

@@ -60,16 +60,18 @@ class IdEncoder:
                 document_forms = (b"".join(forms[start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.in_other_split(document_forms)[document_of])
             hashes, ((ids, lengths),) = self._filter_and_encode(reasons, Sides((lines,), self.languages), [forms])
-            tokens = np.bincount(document_of, weights=lengths * reasons.passed, minlength=len(stops)).astype(np.int64)
-            has_tokens = tokens > 0  # bool for each document; one without tokens is not written
+            passed_lengths = lengths * reasons.passed
+            document_tokens = np.bincount(document_of, weights=passed_lengths, minlength=len(stops)).astype(np.int64)
+            has_tokens = document_tokens > 0  # bool for each document; one without tokens is not written
             reasons.add("no_token", ~has_tokens[document_of])
             is_written = reasons.passed  # bool for each paragraph
             counts.dropped.update(reasons.count(stops[~has_tokens] - 1))
             counts.removed.update(reasons.count(np.flatnonzero(~is_written)))
             records = counts.units + np.cumsum(has_tokens) - 1  # each written document's index in the shard
             self._add_written(is_written, hashes, (lines,), lengths, records[document_of], counts)
-            record_tokens = tokens[has_tokens]
-            ids = np.insert(ids[np.repeat(is_written, lengths)], np.cumsum(record_tokens), EOS)
+            record_tokens = document_tokens[has_tokens]
+            written_ids = ids[np.repeat(is_written, lengths)]
+            ids = np.insert(written_ids, np.cumsum(record_tokens), EOS)
             counts.units += len(record_tokens)
             counts.tokens += len(ids)
             counts.unknown += int((ids == UNK).sum())
@@ -119,7 +121,7 @@ class IdEncoder:
         Adds to `reasons`, in this order, the reasons of text filters, of exact duplicates, of held-out text and of
         token filters. Returns (hashes, the ids of each side). A line has no ids if the split, a text filter or an equal
         line drops it. `hashes` has the hash of each paragraph or pair, b"" for those that the split or a text filter
-        drops; it is [] if `self.hashes` is None.
+        drops; it is [] if duplicates are not searched.
         """
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
@@ -129,9 +131,9 @@ class IdEncoder:
             reasons.add(EXACT_DUPLICATES, is_repeated)
         is_encoded = reasons.passed
         encoded_sides = []
-        for side in forms:
-            lengths = np.zeros(len(side), np.int64)
-            ids, lengths[is_encoded] = self.vocabulary.encode_normalised(list(compress(side, is_encoded)))
+        for side_forms in forms:
+            lengths = np.zeros(len(side_forms), np.int64)
+            ids, lengths[is_encoded] = self.vocabulary.encode_normalised(list(compress(side_forms, is_encoded)))
             encoded_sides.append((ids, lengths))
             if self.excluded:
                 is_excluded = [digest in self.excluded for digest in digest_lines(ids, lengths)]
@@ -155,24 +157,24 @@ class IdEncoder:
         the shard) have an entry for every paragraph or pair.
         """
         written = [list(compress(side, is_written)) for side in texts]
-        characters, sizes = np.zeros((2, len(written[0])), np.int64)
+        characters, byte_counts = np.zeros((2, len(written[0])), np.int64)
         for side in written:
             characters += np.fromiter(map(len, side), np.int64, len(side))
-            sizes += np.fromiter((len(text.encode()) for text in side), np.int64, len(side))
+            byte_counts += np.fromiter((len(text.encode()) for text in side), np.int64, len(side))
         counts.paragraphs += sum(map(len, written))
         counts.characters += int(characters.sum())
-        counts.bytes += int(sizes.sum())
+        counts.bytes += int(byte_counts.sum())
         if self.hashes is not None:
             written_hashes = list(compress(hashes, is_written))
-            self.hashes.add(written_hashes, tokens[is_written], characters, sizes, records[is_written])
+            self.hashes.add(written_hashes, tokens[is_written], characters, byte_counts, records[is_written])
 
 
 class _Reasons:
     """The first reason to drop each of many paragraphs or pairs. `passed` (bool) is True for those without a reason."""
 
-    def __init__(self, units: int):
+    def __init__(self, count: int):
         self.names: list[str] = []
-        self.codes = np.zeros(units, np.int8)  # 0 without a reason, else 1 + the index of the reason's name
+        self.codes = np.zeros(count, np.int8)  # 0 without a reason, else 1 + the index of the reason's name
 
     @property
     def passed(self) -> np.ndarray:
