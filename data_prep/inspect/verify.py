@@ -190,7 +190,7 @@ def _check_markers(folder: Path, manifest: Manifest) -> None:
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_remedy(folder)}",
             )
-    # `raise_total` raises the number of sampled examples until they fill all rows. Its markers have that number in
+    # `increase_total` raises the number of sampled examples until they fill all rows. Its markers have that number in
     # their names, so several numbers may be found.
     totals = {name.split("-")[1] for name in results if name.startswith("windows-")}
     _require(

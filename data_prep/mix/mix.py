@@ -20,7 +20,7 @@ from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
     WINDOW_SLOTS,
     MixPlan,
-    raise_total,
+    increase_total,
     with_enough_examples,
     with_total,
     write_shard,
@@ -278,7 +278,7 @@ def _unit(config: MixConfig, task: str) -> ExampleUnit:
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled. If rows are packed, `raise_total` may add examples later."""
+    """Plan which examples are sampled. If rows are packed, `increase_total` may add examples later."""
     folder, unit, layout = config.encoded / task, _unit(config, task), LAYOUTS[config.layout]
     scan = partial(scan_shard, folder, config.row_tokens, layout, encoded.settings.get("max_pair_tokens"), unit)
     files = [shard.name for shard in encoded.shards]
@@ -325,7 +325,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     rows_before = None
     if _unit(config, task) != "slices":
-        plan, rows_before = raise_total(stage, plan, rows, config.processes)
+        plan, rows_before = increase_total(stage, plan, rows, config.processes)
     write = partial(write_shard, stage, plan, rows_before)
     sizes = [min(config.rows_per_shard, rows - start) for start in range(0, rows, config.rows_per_shard)]
     tasks = {f"shard-{number:05d}": number for number in range(len(sizes))}

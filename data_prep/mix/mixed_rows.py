@@ -60,8 +60,25 @@ class MixPlan:
         """Group examples by shard; `shard_indices` has the index of each example's shard. Yields (shard, positions in
         `shard_indices` of the shard's examples)."""
         sorted_positions = np.argsort(shard_indices, kind="stable")
-        for positions in np.split(sorted_positions, np.flatnonzero(np.diff(shard_indices[sorted_positions])) + 1):
+        next_shards = np.flatnonzero(np.diff(shard_indices[sorted_positions])) + 1  # where another shard begins
+        for positions in np.split(sorted_positions, next_shards):
             yield self.shards[int(shard_indices[positions[0]])], positions
+
+
+class SampledItems(NamedTuple):
+    """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
+
+    `starts` and `lengths` are [sides, items]: one side, or the two sides of pairs in their order in the row. `starts`
+    are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `languages` [items, sides] has the
+    language index of each side. `tokens` is the number of tokens of each item, special tokens included.
+    """
+
+    groups: np.ndarray
+    shards: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    languages: np.ndarray
+    tokens: np.ndarray
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
@@ -101,8 +118,8 @@ def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     return with_total(plan, total)
 
 
-def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
-    """Raise the plan's total until its examples pack into at least `rows` rows.
+def increase_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
+    """Increase the plan's total until its examples pack into at least `rows` rows.
 
     Returns (plan, rows_before). `rows_before` has the number of rows before each window, int64 [windows + 1]. Raises
     ValueError if --max-repeats allows too few examples.
@@ -117,7 +134,7 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before
-        # Raise the total by the ratio of the rows wanted to the rows made, and by 0.2% more, so that one more round is
+        # Multiply the total by the ratio of the rows wanted to the rows made, and add 0.2%, so that one more round is
         # nearly always enough.
         try:
             plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
@@ -129,22 +146,6 @@ def raise_total(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple
 def _count_rows(plan: MixPlan, windows: tuple[int, int]) -> dict[str, Any]:
     """Count the rows of each of the `windows` [first, end)."""
     return {"rows": [len(rows) for _, _, packed in packed_windows(plan, *windows) for rows in packed]}
-
-
-class SampledItems(NamedTuple):
-    """Where the ids of sampled items are. `groups` and `shards` are the indices of each item's group and shard.
-
-    `starts` and `lengths` are [sides, items]: one side, or the two sides of pairs in their order in the row. `starts`
-    are positions in the shard's file, in int32 words; `lengths` are numbers of ids. `languages` [items, sides] has the
-    language index of each side. `tokens` is the number of tokens of each item, special tokens included.
-    """
-
-    groups: np.ndarray
-    shards: np.ndarray
-    starts: np.ndarray
-    lengths: np.ndarray
-    languages: np.ndarray
-    tokens: np.ndarray
 
 
 def write_shard(stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, shard_number: int) -> dict[str, Any]:
@@ -184,7 +185,8 @@ def _cut_rows(plan: MixPlan, start: int, stop: int, used: np.ndarray) -> Iterato
     A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
     slice is left out.
     """
-    rows_at_once = min(plan.order.block_slots, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+    batches_in_memory = max(_IDS_IN_MEMORY // (plan.row_tokens * BATCH_ROWS), 1)
+    rows_at_once = min(plan.order.block_slots, batches_in_memory * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.language_indices])
     for first in range(start, stop, rows_at_once):
         groups, shards, examples = plan.locate(np.arange(first, min(first + rows_at_once, stop)))
@@ -209,8 +211,9 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
         text_starts = plan.row_tokens * indices + 1  # indices in the flattened ids
         lengths[indices] = shard.batch_index.copy_stream(examples[indices] * width, width, ids.ravel(), text_starts)
     ids[:, 0], ids[:, -1] = plan.layout.opening, EOS
-    shorter = (lengths < width) | (ids[:, 1] == EOS) | (ids[np.arange(len(ids)), lengths] == EOS)
-    for i in np.flatnonzero(shorter).tolist():
+    first_ids, last_ids = ids[:, 1], ids[np.arange(len(ids)), lengths]  # of each text, which begins in column 1
+    is_shorter = (lengths < width) | (first_ids == EOS) | (last_ids == EOS)
+    for i in np.flatnonzero(is_shorter).tolist():
         text = ids[i, 1 : 1 + lengths[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
@@ -228,9 +231,9 @@ def _packed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows [start, stop) of the packed windows as record batches, and add the number of items of each group to
     `used`."""
-    first = int(np.searchsorted(rows_before, start, side="right")) - 1
-    end = int(np.searchsorted(rows_before, stop))
-    for window, sampled, packed in packed_windows(plan, first, end):
+    first_window = int(np.searchsorted(rows_before, start, side="right")) - 1
+    end_window = int(np.searchsorted(rows_before, stop))
+    for window, sampled, packed in packed_windows(plan, first_window, end_window):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(packed))[max(start - before, 0) : stop - before]
         used += np.bincount(sampled.groups[np.concatenate(rows)], minlength=len(used))
@@ -247,6 +250,7 @@ def packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, S
     windows_at_once = int(min(plan.order.block_slots, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW_SLOTS or 1
     key = derive_key(plan.order.seed, plan.order.task, "rows")
     while first < end:
+        # A chunk ends at a multiple of `windows_at_once`: if this is a block of the order, the chunk is in one block.
         stop = min(first - first % windows_at_once + windows_at_once, end)
         sampled = _locate_items(plan, np.arange(first * WINDOW_SLOTS, min(stop * WINDOW_SLOTS, plan.order.total)))
         packed = []
@@ -346,8 +350,8 @@ def _assemble_rows(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarr
     flat[item_starts + lengths - 1] = EOS
     target_starts = np.stack([item_starts + 1, separator_starts + len(plan.layout.between)])[: len(side_starts)]
     for shard, indices in plan.by_shard(sampled.shards[items]):
-        starts, counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
-        copy_words(shard.batch_index.path, starts, counts, flat, target_starts[:, indices].ravel())
+        starts, id_counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
+        copy_words(shard.batch_index.path, starts, id_counts, flat, target_starts[:, indices].ravel())
     languages = sampled.languages[items].ravel()
     return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages)
 
