@@ -55,10 +55,3 @@ class Rows(NamedTuple):
         """The ids of every text, row after row, without special tokens. A text is not empty; a pair is two texts."""
         places = np.flatnonzero(self.tokens >= UNK)  # smaller ids are of `<s>`, `<pad>` and `</s>`, which end texts
         return np.split(self.tokens.ravel()[places], np.flatnonzero(np.diff(places) > 1) + 1)
-
-
-def concatenated(pieces: Sequence[Rows]) -> Rows:
-    """The rows of all `pieces`, in order."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -33,7 +33,7 @@ from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
 from .compiled import HALF, LOW, Array, compiled, readonly
-from .rows import PAD, Rows, concatenated
+from .rows import PAD, Rows
 from .schema import Manifest, Shard, read_manifest
 
 _MAX_OPEN_SHARDS = 16
@@ -328,3 +328,10 @@ def _is_valid(
     for language in languages:
         ok &= (language >= 0) & (language < language_count)
     return ok
+
+
+def concatenated(pieces: Sequence[Rows]) -> Rows:
+    """The rows of all `pieces`, in order."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))

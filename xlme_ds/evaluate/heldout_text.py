@@ -21,8 +21,8 @@ import torch
 
 from ..cli import progress
 from ..data.collate import collate
-from ..data.rows import TASKS, UNK, Rows, concatenated
-from ..data.shards import RowStore
+from ..data.rows import TASKS, UNK, Rows
+from ..data.shards import RowStore, concatenated
 from ..data.unigram import unigram_nll_by_id
 from ..data.vocabulary import Vocabulary
 from ..io.argument_types import check_argument_types
