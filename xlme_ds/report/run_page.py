@@ -28,7 +28,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report page of the run in `folder` to the file `out`, by default `report.html` in that folder.
     Returns the path of the page. Raises ValueError if a file of the run is damaged (see `RunFiles`)."""
     run = RunFiles(folder)
-    settings: dict[str, Any] = build_from("config.json", lambda: {} | run.settings)
+    settings: dict[str, Any] = build_from("config.json", lambda: {} | run.settings)  # raises TypeError for another type
     quantities = build_from("config.json", lambda: run.objective["quantities"])
     # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
     loss_titles = build_from(
@@ -50,7 +50,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         name=settings.get("name"),
         task=settings.get("task"),
         started=started_line(run.config_json),
-        going_on=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
+        progress=build_from("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=run.objective["description"],
         cards=build_from("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
         losses={title: panel for title, panel in panels.items() if title in loss_titles},
@@ -79,20 +79,6 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def started_line(config: Mapping[str, Any]) -> str:
-    """A line with the time at which the run was started, and its command; empty if `config` has no such time."""
-    command = f": {config['command']}" if config.get("command") else ""
-    return f"Started {config['started']} UTC{command}" if config.get("started") else ""
-
-
-def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a fine-tuned model's scores: a row for each language, then the mean."""
-    metrics = list(scores["metric"])
-    rows = {code: [values[metric] for metric in metrics] for code, values in scores["languages"].items()}
-    mean = [scores["mean"][metric] for metric in metrics] if rows else []
-    return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
-
-
 def build_from(file: str, build: Callable[[], Any]) -> Any:
     """Returns what `build` returns. If `build` fails because of the content of `file`, raises ValueError that names the
     file."""
@@ -106,31 +92,21 @@ def build_from(file: str, build: Callable[[], Any]) -> Any:
         ) from None
 
 
+def started_line(config: Mapping[str, Any]) -> str:
+    """A line with the time at which the run was started, and its command; empty if `config` has no such time."""
+    command = f": {config['command']}" if config.get("command") else ""
+    return f"Started {config['started']} UTC{command}" if config.get("started") else ""
+
+
 def _progress(run: RunFiles, train_settings: Mapping[str, int]) -> dict[str, int] | None:
     """The progress of an unfinished run: `step`, the newest step; `steps`, the number of steps of the whole run; and
     `shown`, the step of the sentences on the page, 0 if there are none yet. None if the run is finished, has logged its
-    last step, or has no `steps` in `train_settings`, its settings in `train`."""
+    last step, or has no `steps` in `train_settings` (the run's settings `train.*`)."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= train_settings.get("steps", 0):
         return None
     shown = run.samples[0].get("step", 0) if run.samples else 0
     return {"step": max(step, shown), "steps": train_settings["steps"], "shown": shown}
-
-
-def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a file -> text that lists the steps whose record is missing, although the settings ask for it. Files that
-    miss no record are left out."""
-    last = max((record["step"] for record in (*run.metrics, *run.heldout)), default=0)
-    gaps = {}
-    for file, records, setting in (
-        ("metrics.jsonl", run.metrics, "log_every"),
-        ("heldout.jsonl", run.heldout, "eval_every"),
-    ):
-        if records and (every := settings.get("train", {}).get(setting, 0)):
-            gaps[file] = describe_missing_steps(
-                (record["step"] for record in records), every, last, first_step(settings)
-            )
-    return {file: steps for file, steps in gaps.items() if steps}
 
 
 def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
@@ -147,9 +123,8 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             label = quantity["title"] + (", pairs" if quantity["task"] == "para" else "")
             baseline = f"unigram model {unigram[-1]:.2f}" if len(unigram) else "no unigram value logged"
             yield label, f"{values[-1]:.2f} nats", f"held-out text; {baseline}"
-    (steps, tokens), (_, skipped), (_, rate), (_, flops) = (
-        points(run.metrics, key) for key in ("tokens", "skipped_steps", "tokens_per_s", "flops_per_s")
-    )
+    steps, tokens = points(run.metrics, "tokens")
+    skipped, rate, flops = (points(run.metrics, key)[1] for key in ("skipped_steps", "tokens_per_s", "flops_per_s"))
     if len(tokens):
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
         yield "Tokens seen", format_number(tokens[-1]), note
@@ -178,6 +153,29 @@ def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
     data, default = settings.get("data", {}), settings.get("objective", {}).get("mask_fraction", 0.0)
     starts = list(accumulate(data.get("phase_steps", []), initial=0))
     return list(zip(starts, data.get("phase_mask_fractions") or [default] * len(starts), strict=True))
+
+
+def _format_flops(flops_per_s: float) -> str:
+    """A rate of operations as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
+    if flops_per_s >= 1e12:
+        return f"{format_number(flops_per_s / 1e12)} TFLOP/s"
+    return f"{format_number(flops_per_s / 1e9)} GFLOP/s"
+
+
+def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a file -> text that lists the steps whose record is missing, although the settings ask for it. Files that
+    miss no record are left out."""
+    last = max((record["step"] for record in (*run.metrics, *run.heldout)), default=0)
+    gaps = {}
+    for file, records, setting in (
+        ("metrics.jsonl", run.metrics, "log_every"),
+        ("heldout.jsonl", run.heldout, "eval_every"),
+    ):
+        if records and (every := settings.get("train", {}).get(setting, 0)):
+            gaps[file] = describe_missing_steps(
+                (record["step"] for record in records), every, last, first_step(settings)
+            )
+    return {file: steps for file, steps in gaps.items() if steps}
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,10 +218,10 @@ def _dumbbells(
     """
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low
-    width = (max(values, default=0.0) - start) or 1.0
+    length = (max(values, default=0.0) - start) or 1.0  # of the axis; not 0, as it divides
 
     def position(by_code: Mapping[str, float], code: str) -> float | None:
-        return round(100 * (by_code[code] - start) / width, 1) if code in by_code else None
+        return round(100 * (by_code[code] - start) / length, 1) if code in by_code else None
 
     return [
         {"code": code, "before": position(before, code), "after": position(after, code), "text": texts[code]}
@@ -233,8 +231,8 @@ def _dumbbells(
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     """The section on retrieval from `values`, the content of retrieval.json: a figure by layer, a figure by language,
-    and one row per language with its accuracies before and after training. The accuracies before training are those of
-    the layer with the best mean accuracy then; so are those after training, perhaps of another layer."""
+    and one row per language with its accuracies before and after training. Both times they are those of the layer that
+    had the best mean accuracy at that time, so the two layers may differ."""
     overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best_layers = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     best_means = {when: overall[when][layer] for when, layer in best_layers.items()}
@@ -247,8 +245,8 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         code: " → ".join(percent(means[code]) for means in by_language.values() if code in means) for code in after
     }
     rows = []
-    for code, pairs in sorted(values["pairs"].items()):
-        row = {"language": code, "pairs": pairs}
+    for code, pair_count in sorted(values["pairs"].items()):
+        row = {"language": code, "pairs": pair_count}
         for when, layer in best_layers.items():
             scores = values[when]["languages"].get(code, {})
             row[when] = {direction: by_layer[layer] for direction, by_layer in scores.items()}
@@ -260,6 +258,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         "candidates": values["candidates"],
         "best": {when: values["layers"][layer] for when, layer in best_layers.items()},
         "mean": best_means,
+        # Better than before training, and better than chance.
         "learnt": best_means.get("after", 0) > max(best_means.get("before", 0), 1 / values["candidates"]),
     }
 
@@ -269,15 +268,15 @@ def best_retrieval(values: Mapping[str, Any]) -> float:
     return float(max(_mean_of_directions(values["after"]["overall"])))
 
 
-def _mean_of_directions(scores: Mapping[str, list[float]]) -> Any:
+def _mean_of_directions(scores: Mapping[str, list[float]]) -> np.ndarray:
     """The mean accuracy of both directions at each layer, float64 [layers]."""
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
 def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
     """The section of sentences: each has the model's tokens in the masked positions and, if the model judges tokens,
-    its verdict on every token. English comes first, then German, then the languages with the largest shares in
-    `languages`.
+    its verdict on every token. English comes first, then German, then the other languages by their share in
+    `languages`, the largest first.
 
     A token is flagged if its score is at least the `threshold`: the N-th highest score of all samples, where N is the
     count of replaced tokens. So every model, good or bad, flags as many tokens as were replaced (more if scores are
@@ -302,15 +301,16 @@ def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
     """The sort key of a sentence on the page. A pair with English is sorted as its other language. `shares`: the entry
     of the sentence's task in languages.json."""
     sides = language.split("–")
-    codes = [code for code in sides if code != "en"] or ["en"]
     # languages.json names each pair in one order, but a row may begin with either side.
-    share = next((shares[key]["share"] for key in ("-".join(sides), "-".join(sides[::-1])) if key in shares), 0.0)
-    return {"en": 0, "de": 1}.get(codes[0], 2), -share
+    names = "-".join(sides), "-".join(reversed(sides))
+    share = next((shares[name]["share"] for name in names if name in shares), 0.0)
+    main_language = next((code for code in sides if code != "en"), "en")
+    return {"en": 0, "de": 1}.get(main_language, 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """A sample for the page: `sides` has a (writing direction, BCP 47 tag, tokens) for each sentence of a pair or
-    document of a row, `counts` the number of tokens with each verdict."""
+    """A sample for the page. `sides` has (writing direction, BCP 47 tag, tokens) for each sentence of a pair, or each
+    document of a row. `counts` has the number of tokens with each verdict."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":
@@ -337,11 +337,11 @@ def _verdict(token: Mapping[str, Any], threshold: float) -> str:
     """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one. Without a score: `miss` if
     replaced, `restored` if masked and predicted right, else `passed`."""
     score, replaced, masked = token["score"], token["replaced"], token["masked"]
-    if score is None:
-        return "miss" if replaced else "restored" if masked else "passed"
+    if score is not None and score >= threshold:
+        return "hit" if replaced else "alarm"
     if replaced:
-        return "hit" if score >= threshold else "miss"
-    return "alarm" if score >= threshold else "passed"
+        return "miss"
+    return "restored" if masked and score is None else "passed"
 
 
 def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
@@ -350,8 +350,9 @@ def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
 
 
-def _format_flops(flops_per_s: float) -> str:
-    """A rate of operations as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
-    if flops_per_s >= 1e12:
-        return f"{format_number(flops_per_s / 1e12)} TFLOP/s"
-    return f"{format_number(flops_per_s / 1e9)} GFLOP/s"
+def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a fine-tuned model's scores: a row for each language, then the mean."""
+    metrics = list(scores["metric"])
+    rows = {code: [values[metric] for metric in metrics] for code, values in scores["languages"].items()}
+    mean = [scores["mean"][metric] for metric in metrics] if rows else []
+    return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
