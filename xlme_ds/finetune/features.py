@@ -83,19 +83,20 @@ def _sentence_features(
     layout: Layout,
 ) -> list[Feature]:
     """The inputs made from a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
-    flat, sizes = vocabulary.encode_lines(sentence.words)
-    subwords = np.split(flat, np.cumsum(sizes)[:-1])
+    ids_of_all, sizes = vocabulary.encode_lines(sentence.words)
+    ids_of_words = np.split(ids_of_all, np.cumsum(sizes)[:-1])
+    room = max_tokens - 2  # without <s> and </s>
     # (subwords, labels, positions of the words' first subwords) for each input. The first label is that of the opening
     # special token.
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
-    for ids, tag in zip(subwords, sentence.tags, strict=True):
-        word = ids[: max_tokens - 2].tolist() or [UNK]  # a word of white space alone has no subwords
-        if len(inputs[-1][0]) + len(word) + 2 > max_tokens:
+    for ids, tag in zip(ids_of_words, sentence.tags, strict=True):
+        subwords = ids[:room].tolist() or [UNK]  # a word of white space alone has no subwords
+        if len(inputs[-1][0]) + len(subwords) > room:
             inputs.append(([], [IGNORED], []))
         tokens, token_labels, word_starts = inputs[-1]
         word_starts.append(1 + len(tokens))
-        token_labels += [label_ids[tag]] + [IGNORED] * (len(word) - 1)
-        tokens += word
+        token_labels += [label_ids[tag]] + [IGNORED] * (len(subwords) - 1)
+        tokens += subwords
     return [
         Feature(layout.item(np.array(tokens)), np.array([*token_labels, IGNORED]), index, word_starts=np.array(starts))
         for tokens, token_labels, starts in inputs
@@ -106,7 +107,7 @@ def _pair_feature(
     pair: TextPair, index: int, label_ids: Mapping[str, int], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
     """The input of a pair. If it would have more than `max_tokens` tokens, the end of one text or of both is cut off. A
-    text that has at most half of the tokens that fit, special ones apart, stays whole."""
+    text stays whole if it needs at most half of the room, which is `max_tokens` less the special tokens."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
@@ -129,7 +130,7 @@ def _question_features(
         answer_tokens = np.flatnonzero((end > answer_begin) & (begin < answer_begin + len(text)))
         answer = (int(answer_tokens[0]), int(answer_tokens[-1])) if len(answer_tokens) else None
     features = []
-    # The last window is the first that reaches the end of the context.
+    # The last window is the first one that reaches the end of the context.
     for start in range(0, max(len(context_ids) - room, 0) + tuning.stride, tuning.stride):
         ids = layout.item(question_ids, context_ids[start : start + room])
         labels = np.zeros(2, np.int64)  # both point at the input's first token unless the window has the whole answer
@@ -160,12 +161,14 @@ class TaskBatch(NamedTuple):
 
 def collate_features(features: Sequence[Feature], kind: TaskKind, seeds: Sequence[int] = ()) -> TaskBatch:
     """A batch of `features`, padded to the longest of them. `seeds`: one seed of dropout for each feature, or none."""
-    tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
-    labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
+    ids = [torch.from_numpy(feature.ids).long() for feature in features]
+    tokens_BT = pad_sequence(ids, batch_first=True, padding_value=PAD)
     positions_BT, segments_BT = positions_and_segments(tokens_BT)
     languages_BT = torch.tensor([feature.language for feature in features])[:, None] * segments_BT
-    seeds_B = torch.tensor(seeds or [0] * len(features))
+    labels_of_features = [torch.from_numpy(feature.labels) for feature in features]
+    labels = pad_sequence(labels_of_features, batch_first=True, padding_value=IGNORED)
     labels = labels[:, 0] if kind == "pair" else labels
+    seeds_B = torch.tensor(seeds or [0] * len(features))
     return TaskBatch(tokens_BT, positions_BT, segments_BT, languages_BT, labels, seeds_B)
 
 
@@ -202,23 +205,6 @@ class TaskLoader:
                 digest.update(str(feature.language).encode())
         return {"features": digest.hexdigest()}
 
-    def _feature(self, draw: int) -> Feature:
-        epoch, index = divmod(draw, len(self.features))
-        if epoch not in self._orders:
-            shuffle = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            self._orders = {epoch: shuffle.permutation(len(self.features))}
-        return self.features[self._orders[epoch][index]]
-
-    def _draws(self, step: int, micro_batch: int | None) -> list[tuple[int, Feature]]:
-        """(draw, feature) for each draw in a micro-batch of this rank or, if `micro_batch` is None, in the whole step,
-        over all ranks. Short features come first."""
-        rows = self.plan.step_rows(step, 0)
-        draws = sorted(((draw, self._feature(draw)) for draw in rows), key=lambda pair: len(pair[1].ids))
-        if micro_batch is None:
-            return draws
-        indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - rows.start
-        return draws[indices[0] : indices[-1] + 1]
-
     def micro_batches(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
         batches = []
@@ -236,3 +222,21 @@ class TaskLoader:
     def probe(self) -> TaskBatch:
         """A batch of the first feature alone. It is the same on every rank, whatever the number of ranks."""
         return collate_features(self.features[:1], self.kind)
+
+    def _draws(self, step: int, micro_batch: int | None) -> list[tuple[int, Feature]]:
+        """(draw, feature) for each draw in a micro-batch of this rank or, if `micro_batch` is None, in the whole step,
+        over all ranks. Short features come first."""
+        rows = self.plan.step_rows(step, 0)
+        draws = sorted(((draw, self._feature(draw)) for draw in rows), key=lambda drawn: len(drawn[1].ids))
+        if micro_batch is None:
+            return draws
+        indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - rows.start  # without gaps
+        return draws[indices[0] : indices[-1] + 1]
+
+    def _feature(self, draw: int) -> Feature:
+        """The feature that a draw takes. Only one epoch's order is kept in memory."""
+        epoch, index = divmod(draw, len(self.features))
+        if epoch not in self._orders:
+            shuffle = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+            self._orders = {epoch: shuffle.permutation(len(self.features))}
+        return self.features[self._orders[epoch][index]]

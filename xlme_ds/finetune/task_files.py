@@ -70,8 +70,8 @@ class TaskSets(NamedTuple):
 
     train: list[TaskFile]
     test: list[TaskFile]  # files to score: the test sets, or the dev sets on request and if no language has a test set
-    # Files by which settings are chosen: the dev sets of the languages that are trained on. If `held_out` is True, the
-    # training files serve instead.
+    # Files by which settings are chosen: the dev sets of the languages that are trained on or, if `held_out` is True,
+    # the training files.
     dev: list[TaskFile]
     held_out: bool  # whether a tenth of each training file is left out of training, to serve as dev set
     has_dev: bool  # whether the task has dev sets of its own
@@ -101,7 +101,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
             paths += visible_paths(searched)
     for path, (pattern, own_dataset) in product(paths, patterns):
         if match := re.fullmatch(pattern, path.name):
-            groups = {"language": "en", "split": ""} | match.groupdict()
+            groups = {"language": "en", "split": ""} | match.groupdict()  # not every pattern has both
             language = _CONLL_LANGUAGES.get(groups["language"], groups["language"])
             split = _SPLITS.get(groups["split"], groups["split"])
             source = TaskFile(path, language, split, own_dataset)
@@ -144,17 +144,47 @@ def choose_sets(
             f"no {'dev' if split == 'dev' else 'test or dev'} set of {name} in the data: add the folder that has one"
         )
     train_languages = {source.language for source in train}
-    dev = {
+    dev_files = {
         source.language: source
-        # The task's own come last, to replace others.
-        for source in sorted(sources, key=lambda source: source.own_dataset)
+        for source in sorted(sources, key=lambda source: source.own_dataset)  # the task's own replace the others
         if source.split == "dev" and source not in test and source.language in train_languages
     }
-    held_out = tuning.held_out or (several_settings and not dev)
-    scored = {source.language for source in test} | (set() if held_out else dev.keys())
-    dev_only = sorted({source.language for source in own_dev} - scored)
-    chosen_by = train if held_out else [dev[language] for language in sorted(dev)]
-    return TaskSets(train, test, chosen_by, held_out, bool(own_dev), dev_only)
+    held_out = tuning.held_out or (several_settings and not dev_files)
+    dev = train if held_out else [dev_files[language] for language in sorted(dev_files)]
+    used_languages = {source.language for source in test} | (set() if held_out else dev_files.keys())
+    dev_only = sorted({source.language for source in own_dev} - used_languages)
+    return TaskSets(train, test, dev, held_out, bool(own_dev), dev_only)
+
+
+def training_examples(
+    source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
+) -> list[Example]:
+    """The examples of a training file that a run trains on; if `held_out`, the tenth that the run does not train on.
+
+    Questions on one context are either all held out or all trained on. Without `tuning.held_out` none is held out.
+    Raises ValueError if there are too few to hold out a tenth.
+    """
+    examples = read_examples(source, task)[: tuning.train_examples or None]  # 0: all
+    if not tuning.held_out:
+        return examples
+    # The questions on one context are a group; any other example is a group of its own.
+    groups: dict[object, int] = {}
+    group_of = [
+        groups.setdefault(example.context if isinstance(example, Question) else index, len(groups))
+        for index, example in enumerate(examples)
+    ]
+    if len(groups) < HELD_OUT_EVERY:
+        kind = "contexts" if task.kind == "span" else "examples"
+        limit = ", or raise tuning.train_examples" if tuning.train_examples else ""
+        raise ValueError(
+            f"{source.path} gives {len(groups)} {kind}, too few to hold out every tenth: add a dev set to the data"
+            + limit
+        )
+    return [
+        example
+        for example, group in zip(examples, group_of, strict=True)
+        if (group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
+    ]
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
@@ -175,46 +205,30 @@ def have_labels(examples: Sequence[Example]) -> bool:
     return bool(first.answers) if isinstance(first, Question) else first.label != NO_LABEL
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, without line ends. A file other than .tsv is read as Latin-1 if most of its non-ASCII
-    lines are not valid UTF-8."""
-    content = path.read_bytes()
-    refuse_carriage_returns(content, path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # The original files of CoNLL-2002 and 2003 are Latin-1. If most non-ASCII lines are UTF-8, the file is damaged.
-        beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
-        are_utf8 = [line.decode("utf-8", "ignore").encode() == line for line in beyond_ascii]
-        if path.suffix == ".tsv" or 2 * sum(are_utf8) >= len(beyond_ascii):
-            number = error.object.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
-        text = content.decode("latin-1")
-    return [line.rstrip("\r") for line in text.split("\n")]
-
-
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     """The sentences of a file with one word and its tag per line. A test set may have words without tags."""
     path, lines = source.path, _lines(source.path)
     full_lines = [line for line in lines if line.strip()]
-    tagged = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # The published PAN-X has the language before every word (de:Berlin); XTREME's scripts remove it.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
     # The majority of the lines decides whether words are bare, because a few bare words may end like a tag: Malcolm X.
-    bare = source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * tagged < len(full_lines)
+    tagged = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
+    has_tabs = any("\t" in line for line in full_lines)
+    bare = source.may_lack_labels and not has_tabs and 2 * tagged < len(full_lines)
     if bare and tagged > max(1, len(full_lines) / 20):
         raise ValueError(f"{path} has a tag in {tagged} of {len(full_lines)} lines: give all words a tag, or none")
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*lines, ""], start=1):  # the added empty line ends the last sentence
-        # In a file without tags, a no-break space or the like may be a word, so a line that has only that is not empty.
-        if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
+        # In a file without tags, a word may be white space of another kind, such as a no-break space.
+        is_empty = not (line.strip(" \t") if bare else line.strip())
+        if is_empty or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
                 words, tags = [], []
             continue
-        columns = [line, NO_LABEL] if bare else line.split("\t") if "\t" in line else line.split(" ")
+        columns = [line, NO_LABEL] if bare else line.split("\t" if "\t" in line else " ")
         if len(columns) < 2:
             raise ValueError(f"{path}, line {number}: a word without a tag")
         if columns[-1] not in task.labels and not bare:
@@ -243,7 +257,26 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         yield TextPair(*columns)
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, without line ends. A file other than .tsv is read as Latin-1 if most of its non-ASCII
+    lines are not valid UTF-8."""
+    content = path.read_bytes()
+    refuse_carriage_returns(content, path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # The original files of CoNLL-2002 and 2003 are Latin-1. If most non-ASCII lines are UTF-8, the file is damaged.
+        non_ascii = [line for line in content.split(b"\n") if not line.isascii()]
+        utf8_count = sum(line.decode("utf-8", "ignore").encode() == line for line in non_ascii)
+        if path.suffix == ".tsv" or 2 * utf8_count >= len(non_ascii):
+            number = error.object.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {number} is not UTF-8: convert the file") from None
+        text = content.decode("latin-1")
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
 def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
+    """The questions of a file in SQuAD's JSON. A test set may have questions without answers."""
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
@@ -283,34 +316,3 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
         if start < 0 or context[start : start + len(text)] != text:
             raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
     return question
-
-
-def training_examples(
-    source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
-) -> list[Example]:
-    """The examples of a training file that a run trains on; if `held_out`, the tenth that the run does not train on.
-
-    Questions on one context are either all held out or all trained on. Without `tuning.held_out` none is held out.
-    Raises ValueError if there are too few to hold out a tenth.
-    """
-    examples = read_examples(source, task)[: tuning.train_examples or None]
-    if not tuning.held_out:
-        return examples
-    # The questions on one context are a group; any other example is a group of its own.
-    groups: dict[object, int] = {}
-    group_of = [
-        groups.setdefault(example.context if isinstance(example, Question) else index, len(groups))
-        for index, example in enumerate(examples)
-    ]
-    if len(groups) < HELD_OUT_EVERY:
-        kind = "contexts" if task.kind == "span" else "examples"
-        limit = ", or raise tuning.train_examples" if tuning.train_examples else ""
-        raise ValueError(
-            f"{source.path} gives {len(groups)} {kind}, too few to hold out every tenth: add a dev set to the data"
-            + limit
-        )
-    return [
-        example
-        for example, group in zip(examples, group_of, strict=True)
-        if (group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
-    ]
