@@ -87,19 +87,23 @@ class MachineTranslation(MaskedLanguageModelling):
         language to translate each sentence into if back-translation is trained."""
         if len(self.terms) == 1:
             return super().collate_for(rows, purpose)
-        points = self._weight_points if purpose == "train" else dict.fromkeys(self._weight_points, _ALWAYS)
-        if purpose == "show" and "ae" in points:  # the page shows one prediction of each token
-            points["bt"] = ()
-        mask = rows.manifest.vocabulary_size - 1
-        return SentenceInputs(points.get("ae", ()), points.get("bt", ()), languages_of_text(rows), mask)
+        points = self._weight_points if purpose == "train" else dict.fromkeys(self.terms, _ALWAYS)
+        denoising, back_translation = points.get("ae", ()), points.get("bt", ())
+        if purpose == "show" and denoising:  # the page shows one prediction of each token
+            back_translation = ()
+        mask_id = rows.manifest.vocabulary_size - 1
+        return SentenceInputs(denoising, back_translation, languages_of_text(rows), mask_id)
 
     def as_probe(self, batch: Batch) -> Batch:
-        """`batch` for the probe loss: without back-translation, unless that is its only term. The sources of
+        """`batch` for the probe loss: without back-translation, unless the batch has no other term. The sources of
         back-translation may differ between devices: if two tokens are almost equally likely, rounding decides which one
         the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
-        rest = {name: value_BT for name, value_BT in batch.added.items() if name != "target_languages_BT"}
-        return batch._replace(added=rest) if "noised_BT" in batch.added or has_pairs else batch
+        if not has_pairs and "noised_BT" not in batch.added:
+            return batch
+        return batch._replace(
+            added={name: value_BT for name, value_BT in batch.added.items() if name != "target_languages_BT"}
+        )
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
@@ -156,22 +160,20 @@ class MachineTranslation(MaskedLanguageModelling):
         """Raise ValueError if the weight of a term is 0 in all steps of the run, or if a step that reads no pairs has
         weight 0 for both denoising and back-translation.
 
-        Only the steps that the settings name, and the last step, are checked. Between two of them a weight changes
-        linearly and is never negative, so it can be 0 there only if it is 0 at both.
+        Only the steps that the settings name, and the last step, are checked. Between two such steps a weight changes
+        linearly and is never negative, so it is 0 there only if it is 0 in both.
         """
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
-        checked_steps = [*(step for step in steps if step < run.train.steps), run.train.steps - 1]
+        named_steps = [step for step in steps if step < run.train.steps]
         for name, points in points_of.items():
-            if points and not any(weight_at(points, step) for step in checked_steps):
+            if points and not any(weight_at(points, step) for step in (*named_steps, run.train.steps - 1)):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
-        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # whether some steps read no pairs
+        has_steps_without_pairs = not run.data.para_rows or run.data.alternate
         empty_steps = [
-            step
-            for step in steps
-            if step < run.train.steps and not any(weight_at(points, step) for points in points_of.values())
+            step for step in named_steps if not any(weight_at(points, step) for points in points_of.values())
         ]
-        if reads_sentences_alone and empty_steps and any(points_of.values()):
+        if has_steps_without_pairs and empty_steps and any(points_of.values()):
             raise ValueError(
                 f"objective.denoising and objective.back_translation are both 0 in step {empty_steps[0]}, so this step "
                 "would train nothing on its sentences: raise one of the two, or lower train.steps"
@@ -180,16 +182,16 @@ class MachineTranslation(MaskedLanguageModelling):
     def weight_sources(self, start: StartConfig, cfg: ModelConfig) -> dict[str, WeightSource]:
         """The parameters that encoder and decoder start from, as `start.into` and `start.decoder` choose."""
         for_encoder = super().weight_sources(start, cfg)
-        for_decoder = WeightSource(
-            start.decoder or start.folder,
-            None if start.decoder else for_encoder["encoder"].encoder_name,
-            decoder_depth(cfg),
-            "lower model.decoder_layers, or set start.into to encoder",
-            partial(decoder_from_encoder, cfg=cfg),
-        )
-        if start.into == "decoder":
-            return {"decoder": for_decoder}
-        return for_encoder if start.into == "encoder" else for_encoder | {"decoder": for_decoder}
+        for_decoder = {
+            "decoder": WeightSource(
+                start.decoder or start.folder,
+                None if start.decoder else for_encoder["encoder"].encoder_name,
+                decoder_depth(cfg),
+                "lower model.decoder_layers, or set start.into to encoder",
+                partial(decoder_from_encoder, cfg=cfg),
+            )
+        }
+        return {"encoder": for_encoder, "decoder": for_decoder, "both": for_encoder | for_decoder}[start.into]
 
     def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
         """The settings that `shape_settings` has for every objective, and the decoder's form and number of layers."""
@@ -212,8 +214,9 @@ class MachineTranslation(MaskedLanguageModelling):
         # `pass_tokens`: number of tokens that a network reads in one pass.
         rows_read, pass_tokens = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         depth = decoder_depth(cfg)
-        # Each layer of XLM's decoder has both attentions, each layer of the interleaved decoder has one of them.
-        cross_attentions = depth if cfg.decoder == "xlm" else 0  # those in a layer that also has self-attention
+        # A layer of XLM's decoder has self-attention and cross-attention, a layer of the interleaved decoder has one of
+        # them. Here the cross-attentions of layers that have both are counted.
+        cross_attentions = depth if cfg.decoder == "xlm" else 0
         attention = 4 * cfg.width**2 + 2 * pass_tokens * cfg.width  # self or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((depth + cross_attentions) * attention + depth * feed_forward)
@@ -247,13 +250,11 @@ class MachineTranslation(MaskedLanguageModelling):
     def counts(self, batch: Batch) -> Tensor:
         """Number of target tokens of each term, float64 [terms]."""
         in_sentences, in_pairs = sum_by_task(target_mask(batch).sum(1), batch.task_B)
+        # A term has no target tokens in sentences if its weight is 0, so that the batch lacks the term's tensor.
         counts = [
             in_pairs if term == "mt" else in_sentences * (TENSOR_OF_TERM[term] in batch.added) for term in self.terms
         ]
         return torch.stack(counts).double()
-
-    def _term_indices(self, output: TranslationOutput) -> Tensor:
-        return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """The summed losses, float32 [terms]; carries the gradient."""
@@ -267,9 +268,14 @@ class MachineTranslation(MaskedLanguageModelling):
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """Returns float64 [2, terms, languages]: the summed losses and the numbers of target tokens, by the language of
         the target."""
-        language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
+        language_M = batch.languages_BT.flatten()[output.places_M]
+        counted_M = torch.ones_like(output.nll_M)  # every target token counts
         term_M = self._term_indices(output)
         return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
+
+    def _term_indices(self, output: TranslationOutput) -> Tensor:
+        """The index into `self.terms` of each target token's term, int64 [M]."""
+        return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     @staticmethod
     def tokens_and_probabilities(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
