@@ -40,20 +40,21 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     """Losses on the first `rows` rows of each task in the data folder `data`, overall and by language, with masks
     drawn from `seed`. `help(xlme.evaluate)` explains the other arguments, the errors and what is returned."""
     folder = Path(data)
-    tasks = [task for task in TASKS if (folder / task).is_dir()]
     check_seed_and_counts(seed, rows=rows)
     require_folder(folder, "name a data folder that `xlme prep mix` wrote")
+    tasks = [task for task in TASKS if (folder / task).is_dir()]
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     predictors = load_predictors(models, random)
-    stores_of_models = [_open_stores(model, folder, tasks) for model in predictors]
+    # For all models before the first is scored, so that an error comes early.
+    stores_of_predictors = [_open_stores(predictor, folder, tasks) for predictor in predictors]
     results = []
-    for model, stores in zip(predictors, stores_of_models, strict=True):
-        metadata = model.metadata
+    for predictor, stores in zip(predictors, stores_of_predictors, strict=True):
+        metadata = predictor.metadata
         for store in stores.values():
-            metadata |= trained_on_entry(model, store)
-        weighted_terms = dict(zip(model.objective.terms, model.objective.weights.tolist(), strict=True))
-        results.append(metadata | {"terms": weighted_terms} | _losses(model, stores, rows, seed))
+            metadata |= trained_on_entry(predictor, store)
+        weight_of_term = dict(zip(predictor.objective.terms, predictor.objective.weights.tolist(), strict=True))
+        results.append(metadata | {"terms": weight_of_term} | _losses(predictor, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": results}
 
 
@@ -75,14 +76,15 @@ def perplexity(
     explains the other arguments, the errors and what is returned.
     """
     check_seed_and_counts(seed, passes=passes, limit=limit)
-    store, predictors = open_monolingual(Path(data)), load_predictors(models, random)
-    model_stores = []
-    for model in predictors:
-        quantity = model.objective.quantities[model.objective.terms[0]]
-        if quantity.task == "para" or not model.objective.reads_whole_rows:
-            raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
-        require_readable(model, store)
-        model_stores.append(open_monolingual(Path(data), model.cfg.language_embeddings))
+    store = open_monolingual(Path(data))
+    predictors = load_predictors(models, random)
+    stores_of_predictors = []  # the same rows, with each model's own indices of the languages
+    for predictor in predictors:
+        quantity = predictor.objective.quantities[predictor.objective.terms[0]]
+        if quantity.task == "para" or not predictor.objective.reads_whole_rows:
+            raise ValueError(f"{predictor.folder} predicts no tokens of monolingual text: use `evaluate losses`")
+        require_readable(predictor, store)
+        stores_of_predictors.append(open_monolingual(Path(data), predictor.cfg.language_embeddings))
     rows, tokens_per_character, characters = text_statistics(store, predictors[0].vocabulary, limit)
     unigram_results = []
     if unigram is not None:
@@ -92,19 +94,21 @@ def perplexity(
         metadata = {"model": "unigram", "folder": str(unigram), "term": "counted"}
         unigram_results = [metadata | perplexities(unigram_nlls(train, store, limit), tokens_per_character)]
     results = []
-    for model, model_store in zip(predictors, model_stores, strict=True):
-        nlls = mean_nlls(summed_nlls(model, model_store, seed, sum(rows.values()), passes, limit))
-        metadata = model.metadata | {"term": model.objective.terms[0]} | trained_on_entry(model, store)
-        rate = tokens_per_character
-        if model.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
-            rate = {language: count / passes / characters[language] for language, (_, count) in nlls.items()}
-        results.append(metadata | perplexities(nlls, rate))
+    for predictor, predictor_store in zip(predictors, stores_of_predictors, strict=True):
+        nlls = mean_nlls(summed_nlls(predictor, predictor_store, seed, sum(rows.values()), passes, limit))
+        metadata = predictor.metadata | {"term": predictor.objective.terms[0]} | trained_on_entry(predictor, store)
+        predicted_per_character = tokens_per_character
+        if predictor.objective.mask_fraction == 1.0:  # the `</s>` between two documents of a row are predicted, too
+            predicted_per_character = {
+                language: count / passes / characters[language] for language, (_, count) in nlls.items()
+            }
+        results.append(metadata | perplexities(nlls, predicted_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": results + unigram_results}
 
 
 def check_seed_and_counts(seed: int, **counts: int | None) -> None:
-    """Raise ValueError for a count below 1, and for a seed that is negative or not below 2^63: cut to 64 bits, it could
-    act as another seed."""
+    """Raise ValueError for a count below 1, and for a seed that is negative or not below 2^63, because such a seed, cut
+    to 64 bits, could act as another seed."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name} {count} leaves nothing to read: it must be at least 1")
@@ -132,29 +136,30 @@ def require_readable(predictor: ComparedPredictor, store: RowStore) -> None:
         )
 
 
-def _open_stores(model: ComparedPredictor, folder: Path, tasks: Sequence[str]) -> dict[str, RowStore]:
+def _open_stores(predictor: ComparedPredictor, folder: Path, tasks: Sequence[str]) -> dict[str, RowStore]:
     """The rows of those `tasks` that the model was trained to predict, by task. Raises ValueError if there are none, if
     the model cannot read the rows of one of the `tasks`, and if its objective cannot."""
-    stores = {task: RowStore(folder / task, model.cfg.language_embeddings) for task in tasks}
+    stores = {task: RowStore(folder / task, predictor.cfg.language_embeddings) for task in tasks}
     for store in stores.values():
-        require_readable(model, store)
-    predicted_tasks = {model.objective.quantities[term].task for term in model.objective.terms}
+        require_readable(predictor, store)
+    predicted_tasks = {predictor.objective.quantities[term].task for term in predictor.objective.terms}
     predicted_stores = {task: store for task, store in stores.items() if task in predicted_tasks}
     if not predicted_stores:
         raise ValueError(
-            f"{folder} has no rows that {model.folder} was trained to predict "
-            f"({', '.join(model.objective.terms)}): name other data"
+            f"{folder} has no rows that {predictor.folder} was trained to predict "
+            f"({', '.join(predictor.objective.terms)}): name other data"
         )
     for store in predicted_stores.values():
-        model.objective.check_rows(store, "compare")
+        predictor.objective.check_rows(store, "compare")
     return predicted_stores
 
 
 @torch.no_grad()
-def _losses(model: ComparedPredictor, stores: Mapping[str, RowStore], rows: int, seed: int) -> dict[str, Any]:
+def _losses(predictor: ComparedPredictor, stores: Mapping[str, RowStore], rows: int, seed: int) -> dict[str, Any]:
     """Returns {"overall": the values that a run reports, over all rows; "languages": the loss of each term, by
-    language}. The argument `stores` has the rows of each task."""
-    objective, device = model.objective, next(model.model.parameters()).device
+    language}. `stores` has the rows of each task; the first `rows` of each are read."""
+    objective, model = predictor.objective, predictor.model
+    device = next(model.parameters()).device
     max_languages = max(len(store.languages) for store in stores.values())
     sums = torch.zeros(len(objective.terms), dtype=torch.float64)
     counts = torch.zeros_like(sums)
@@ -162,12 +167,13 @@ def _losses(model: ComparedPredictor, stores: Mapping[str, RowStore], rows: int,
     by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
         make_batch = objective.collate_for(store, "compare")
-        starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)
-        for start in progress(starts, len(starts), f"batches of {task}", model.name):
-            records = np.arange(start, min(start + _ROWS_PER_BATCH, rows, store.rows))
+        total = min(rows, store.rows)
+        starts = range(0, total, _ROWS_PER_BATCH)
+        for start in progress(starts, len(starts), f"batches of {task}", predictor.name):
+            records = np.arange(start, min(start + _ROWS_PER_BATCH, total))
             task_rows = [(TASKS.index(task), store.read(records), records)]
             batch = make_batch(task_rows, seed, objective.mask_fraction, 0).to(device)
-            output = model.model(batch)
+            output = model(batch)
             sums += objective.sums(output, batch).double().cpu()
             counts += objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
@@ -176,6 +182,7 @@ def _losses(model: ComparedPredictor, stores: Mapping[str, RowStore], rows: int,
     for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
         task = objective.quantities[term].task
         if task in stores:
+            # Not strict: the sums have `max_languages` entries, and the task may have fewer languages.
             losses_by_term[term] = {
                 language: float(loss_sum / count)
                 for language, loss_sum, count in zip(stores[task].languages, loss_sums, token_counts, strict=False)
@@ -194,7 +201,7 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
     for term in dict.fromkeys(term for model in models for term in model["languages"]):
         losses_by_model = [model["languages"].get(term, {}) for model in models]
-        languages = sorted({language for of_model in losses_by_model for language in of_model})
+        languages = sorted(set().union(*losses_by_model))
         tables.append(_table(f"{term} by language", "language", languages, losses_by_model, names))
     tables[0].notes += [
         "losses in nats a token",
@@ -223,27 +230,6 @@ def open_monolingual(folder: Path, languages: Sequence[str] = ()) -> RowStore:
             f"{store.folder} was mixed with --{unit}, so a row may have several languages: use `evaluate losses`"
         )
     return store
-
-
-def rows_by_language(
-    store: RowStore, limit: int | None = None, rows_per_batch: int = 16
-) -> Iterator[tuple[str, Rows, np.ndarray]]:
-    """Yield (language, rows, record numbers) for batches of up to `rows_per_batch` rows of one language. Together they
-    are the first `limit` rows of every language, read in one pass over the store."""
-    pending: dict[str, dict[int, Rows]] = defaultdict(dict)  # by language and record number
-    rows_left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
-    for record in range(store.rows):
-        row = store.read(np.array([record]))
-        language = store.languages[int(row.languages[0])]
-        if rows_left[language] == 0:
-            continue
-        rows_left[language] -= 1
-        pending[language][record] = row
-        if len(pending[language]) == rows_per_batch:
-            rows = pending.pop(language)
-            yield language, concatenated(list(rows.values())), np.array(list(rows))
-    for language, rows in pending.items():
-        yield language, concatenated(list(rows.values())), np.array(list(rows))
 
 
 def text_statistics(
@@ -294,14 +280,36 @@ def summed_nlls(
     """Yield (language, a model's sum of −log p, number of predicted tokens) for batches of the first `limit` rows of
     each language. The masks depend only on (seed, pass, row), so they are the same for all models. `total_rows`: the
     number of rows, which the lines of progress show."""
-    objective, device = predictor.objective, next(predictor.model.parameters()).device
+    objective, model = predictor.objective, predictor.model
+    device = next(model.parameters()).device
     batches = rows_by_language(store, limit)
     for language, rows, records in progress(batches, total_rows, "rows", predictor.name, lambda batch: len(batch[2])):
         for pass_index in range(passes):  # each pass has its own record numbers, so its own masks, as in training
             numbers = records + pass_index * store.rows
             batch = collate([(TASKS.index("mono"), rows, numbers)], seed, objective.mask_fraction).to(device)
-            sums = objective.sums(predictor.model(batch), batch)
-            yield language, float(sums[0]), float(objective.counts(batch)[0])
+            loss_sums, counts = objective.sums(model(batch), batch), objective.counts(batch)
+            yield language, float(loss_sums[0]), float(counts[0])  # of the first term, the −log p of tokens
+
+
+def rows_by_language(
+    store: RowStore, limit: int | None = None, rows_per_batch: int = _ROWS_PER_BATCH
+) -> Iterator[tuple[str, Rows, np.ndarray]]:
+    """Yield (language, rows, record numbers) for batches of up to `rows_per_batch` rows of one language. Together the
+    batches are the first `limit` rows of every language, read in one pass over the store."""
+    pending: dict[str, dict[int, Rows]] = defaultdict(dict)  # by language and record number
+    rows_left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
+    for record in range(store.rows):
+        row = store.read(np.array([record]))
+        language = store.languages[int(row.languages[0])]
+        if rows_left[language] == 0:
+            continue
+        rows_left[language] -= 1
+        pending[language][record] = row
+        if len(pending[language]) == rows_per_batch:
+            rows = pending.pop(language)
+            yield language, concatenated(list(rows.values())), np.array(list(rows))
+    for language, rows in pending.items():
+        yield language, concatenated(list(rows.values())), np.array(list(rows))
 
 
 def mean_nlls(batches: Iterable[tuple[str, float, float]]) -> MeanNlls:
@@ -312,11 +320,6 @@ def mean_nlls(batches: Iterable[tuple[str, float, float]]) -> MeanNlls:
     return {
         language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
     }
-
-
-def _exp(nll: float) -> float:
-    """e ** `nll`; infinity if `nll` is NaN, as after training that diverged, or the result too large for a float."""
-    return math.exp(nll) if nll < 709 else math.inf
 
 
 def perplexities(nlls: MeanNlls, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
@@ -338,6 +341,11 @@ def perplexities(nlls: MeanNlls, tokens_per_character: Mapping[str, float]) -> d
         "overall": {"nll": nll, "perplexity": _exp(nll), "bits_per_character": bits},
         "languages": languages,
     }
+
+
+def _exp(nll: float) -> float:
+    """e ** `nll`; infinity if `nll` is NaN, as after training that diverged, or the result too large for a float."""
+    return math.exp(nll) if nll < 709 else math.inf
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:

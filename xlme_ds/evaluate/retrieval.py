@@ -36,7 +36,8 @@ EnglishPair = tuple[str, np.ndarray, np.ndarray]
 
 ENGLISH = "en"
 DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
-CENTRED = "_centred"  # suffix of a direction's key if each side's mean vector is subtracted; the papers subtract none
+# Suffix of a direction's key if the mean vector of each side was subtracted. The papers subtract no mean.
+CENTRED = "_centred"
 FEWEST_PAIRS = 5  # a language with fewer pairs is left out, because an accuracy over so few means nothing
 
 # ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Other languages keep the three letters.
@@ -51,7 +52,7 @@ LANGUAGE_SETS = {  # languages over which the papers average; the key is their n
     "36": tuple(XTREME_CODES.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
-_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
+_HIDDEN_MEMBER = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
 # X.en-de.en, X.en-de.de or the archive X.en-de.txt.zip, languages in either order; `X.` may be absent.
 _PAIR_FILE = re.compile(
     rf"(.*\.)?({ENGLISH}-(?P<after>[^.]+)|(?P<before>[^.]+)-{ENGLISH})"
@@ -104,7 +105,7 @@ def pairs(
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     compared = load_encoders(models, layer, random, which)
-    bitexts_of_models = []
+    bitexts_of_models = []  # of all models before the first is scored, so that an error comes early
     for model in compared:
         all_bitexts = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
         bitexts = {
@@ -170,16 +171,23 @@ def stored_pairs(store: RowStore) -> Iterator[EnglishPair]:
             ids_of = dict(pair)
             english = ids_of.pop(ENGLISH, None)
             if english is not None and ids_of:  # not a pair of two English sides
-                yield *ids_of.popitem(), english
+                language, other = ids_of.popitem()
+                yield language, other, english
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:
+    """Yield the pairs with English of a folder of line-aligned text."""
     require_folder(folder, "name a data folder with para/, or a folder of text")
     names = [path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     matches = [match for name in names if (match := _PAIR_FILE.fullmatch(name))]
+    if not matches:
+        raise ValueError(
+            f"{folder} holds no pairs with {ENGLISH}: put X.{ENGLISH}-de.{ENGLISH} and X.{ENGLISH}-de.de or "
+            f"{ENGLISH}-de.txt.zip there, or name a data folder that has para/"
+        )
     for match in matches:
         path, language = folder / match[0], match["after"] or match["before"]
-        if match["side"] is None:
+        if match["side"] is None:  # an archive
             sides = _zipped_sides(path, language)
         else:
             paths = [path.with_suffix(f".{code}") for code in (ENGLISH, language)]
@@ -194,11 +202,6 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:
         for english_line, other_line in zip(english, other, strict=True):
             if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
                 yield language, vocabulary.encode(other_line), vocabulary.encode(english_line)
-    if not matches:
-        raise ValueError(
-            f"{folder} holds no pairs with {ENGLISH}: put X.{ENGLISH}-de.{ENGLISH} and X.{ENGLISH}-de.de or "
-            f"{ENGLISH}-de.txt.zip there, or name a data folder that has para/"
-        )
 
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
@@ -208,8 +211,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for code in (ENGLISH, language):
-                listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
-                names = [name for name in listed if name.rpartition(".")[2] == code]
+                visible = (name for name in archive.namelist() if not _HIDDEN_MEMBER.match(name))
+                names = [name for name in visible if name.rpartition(".")[2] == code]
                 if not names:
                     raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
                 if len(names) > 1:
@@ -229,17 +232,76 @@ def group_by_language(english_pairs: Iterable[EnglishPair], fewest: int = FEWEST
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
     """
-    bitexts: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
+    # By language: (English sentence, translation) by the bytes of the English sentence.
+    kept_pairs: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     translations: dict[str, set[bytes]] = defaultdict(set)
     for language, other, english in english_pairs:
-        if english.tobytes() not in bitexts[language] and other.tobytes() not in translations[language]:
-            bitexts[language][english.tobytes()] = (english, other)
+        if english.tobytes() not in kept_pairs[language] and other.tobytes() not in translations[language]:
+            kept_pairs[language][english.tobytes()] = (english, other)
             translations[language].add(other.tobytes())
     return {
-        language: ([english for english, _ in bitext.values()], [other for _, other in bitext.values()])
-        for language, bitext in sorted(bitexts.items())
-        if len(bitext) >= fewest
+        language: ([english for english, _ in kept.values()], [other for _, other in kept.values()])
+        for language, kept in sorted(kept_pairs.items())
+        if len(kept) >= fewest
     }
+
+
+def retrieval_scores(encoder: TextEncoder, bitexts: Bitexts, name: str) -> dict[str, Any]:
+    """The result of `retrieval_accuracies`, with three more keys. `sets`: for each of the papers' sets of languages,
+    means over the set's languages that the test has, their number (`found`), and the number of languages in the set
+    (`of`). `cut`: the number of sentences too long for the model. `pairs`: the number of pairs of each language."""
+    scores = retrieval_accuracies(encoder, bitexts, centred=True, name=name)
+    longest = encoder.cfg.max_positions - 2  # without <s> and </s>
+    sentences = (sentence for bitext in bitexts.values() for side in bitext for sentence in side)
+    sets = {}
+    for set_name, codes in LANGUAGE_SETS.items():
+        if tested := [code for code in codes if code in bitexts]:
+            sets[set_name] = mean_over(scores["languages"], tested) | {"found": len(tested), "of": len(codes)}
+    return scores | {
+        "sets": sets,
+        "cut": sum(len(sentence) > longest for sentence in sentences),
+        "pairs": {language: len(english) for language, (english, _) in bitexts.items()},
+    }
+
+
+def retrieval_accuracies(
+    encoder: TextEncoder, bitexts: Bitexts, centred: bool = False, name: str = ""
+) -> dict[str, Any]:
+    """Returns a dict of retrieval scores. `languages` has, for each language and direction, a list of accuracies, one
+    per layer. `overall` has, for each direction, a list of their means over the languages, one per layer.
+
+    `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank in each
+    layer. Lines of progress begin with `name`.
+    """
+    vectors = (
+        (code, sentence_vectors(encoder, [*english, *other], languages=[ENGLISH] * len(english) + [code] * len(other)))
+        for code, (english, other) in progress(bitexts.items(), len(bitexts), "languages", name)
+    )
+    return accuracies_of_vectors(vectors, centred)
+
+
+def accuracies_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
+    """The result of `retrieval_accuracies`, computed from each language's vectors [L, 2N, D]: first the N English
+    sentences, then their N translations."""
+    languages: dict[str, dict[str, list[float]]] = {}
+    products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
+    for language, vectors_LND in vectors:
+        half = vectors_LND.shape[1] // 2
+        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}  # by suffix of the directions' keys
+        if centred:
+            variants[CENTRED] = [(english - english.mean(0), other - other.mean(0)) for english, other in variants[""]]
+            new_products = [english.T @ english + other.T @ other for english, other in variants[CENTRED]]
+            products = list(map(np.add, products, new_products)) if products else new_products
+        languages[language] = {}
+        for suffix, sides_by_layer in variants.items():
+            accuracies_by_layer = [accuracy_at_1(english, other) for english, other in sides_by_layer]
+            # `accuracy_at_1` returns the directions in the order of DIRECTIONS.
+            for direction, accuracies in zip(DIRECTIONS, zip(*accuracies_by_layer, strict=True), strict=True):
+                languages[language][direction + suffix] = list(accuracies)
+    scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
+    if centred:
+        scores["dimensions"] = [effective_rank(sum_DD) for sum_DD in products]
+    return scores
 
 
 def accuracy_at_1(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
@@ -263,68 +325,11 @@ def accuracy_at_1(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 102
     return float((nearest_other == partner).mean()), float((nearest_english == partner).mean())
 
 
-def retrieval_accuracies(
-    encoder: TextEncoder, bitexts: Bitexts, centred: bool = False, name: str = ""
-) -> dict[str, Any]:
-    """Returns a dict of retrieval scores. `languages` has, for each language and direction, a list of accuracies, one
-    per layer. `overall` has, for each direction, the means over the languages.
-
-    `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank in each
-    layer. Lines of progress begin with `name`.
-    """
-    vectors = (
-        (code, sentence_vectors(encoder, [*english, *other], languages=[ENGLISH] * len(english) + [code] * len(other)))
-        for code, (english, other) in progress(bitexts.items(), len(bitexts), "languages", name)
-    )
-    return accuracies_of_vectors(vectors, centred)
-
-
-def accuracies_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
-    """The result of `retrieval_accuracies`, computed from each language's vectors [L, 2N, D]: first the N English
-    sentences, then their N translations."""
-    languages: dict[str, dict[str, list[float]]] = {}
-    products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
-    for language, vectors_LND in vectors:
-        half = vectors_LND.shape[1] // 2
-        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
-        if centred:
-            variants[CENTRED] = [(english - english.mean(0), other - other.mean(0)) for english, other in variants[""]]
-            new_products = [english.T @ english + other.T @ other for english, other in variants[CENTRED]]
-            products = list(map(np.add, products, new_products)) if products else new_products
-        languages[language] = {}
-        for suffix, sides_by_layer in variants.items():
-            accuracies = [accuracy_at_1(english, other) for english, other in sides_by_layer]
-            for index, direction in enumerate(DIRECTIONS):
-                languages[language][direction + suffix] = [of_layer[index] for of_layer in accuracies]
-    scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
-    if centred:
-        scores["dimensions"] = [effective_rank(sum_DD) for sum_DD in products]
-    return scores
-
-
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
     """The unweighted mean of the scores of the `chosen` languages: for each direction a list, one mean per layer."""
     return {
         direction: np.mean([languages[language][direction] for language in chosen], axis=0).tolist()
         for direction in languages[chosen[0]]
-    }
-
-
-def retrieval_scores(encoder: TextEncoder, bitexts: Bitexts, name: str) -> dict[str, Any]:
-    """The result of `retrieval_accuracies`, with three more keys. `sets`: for each of the papers' sets of languages,
-    means over its languages in the test, the number of these (`found`), and the number of languages in the set (`of`).
-    `cut`: the number of sentences too long for the model. `pairs`: the number of pairs of each language."""
-    scores = retrieval_accuracies(encoder, bitexts, True, name)
-    longest = encoder.cfg.max_positions - 2  # without <s> and </s>
-    sentences = (sentence for bitext in bitexts.values() for side in bitext for sentence in side)
-    sets = {}
-    for set_name, codes in LANGUAGE_SETS.items():
-        if tested := [code for code in codes if code in bitexts]:
-            sets[set_name] = mean_over(scores["languages"], tested) | {"found": len(tested), "of": len(codes)}
-    return scores | {
-        "sets": sets,
-        "cut": sum(len(sentence) > longest for sentence in sentences),
-        "pairs": {language: len(english) for language, (english, _) in bitexts.items()},
     }
 
 
