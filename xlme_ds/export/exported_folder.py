@@ -54,9 +54,9 @@ class ExportedModel:
     """One encoder with the head that was trained on it, or with the decoder and the head of a translation model.
 
     `architecture`: the class in `remote/` that loads the export. `state`: the head's parameters, under the names of
-    that class (`head.weight`, …); other entries are ignored. `labels`: the labels that the head predicts.
-    `separators`: number of `</s>` between two texts, 2 for XLM-R; 0: as in the model's layout. `which`: the encoder's
-    name in the pre-trained model.
+    that class (`head.weight`, …), and under GDES the `difference_n`; other entries are ignored. `labels`: the labels
+    that the head predicts. `separators`: number of `</s>` between two texts, 2 for XLM-R; 0: as in the model's layout.
+    `which`: the encoder's name in the pre-trained model.
     """
 
     encoder: TextEncoder
@@ -102,7 +102,8 @@ def write_folder(
             (partial / GENERATOR_FOLDER).mkdir()
             _write_encoder(partial / GENERATOR_FOLDER, generator, vocabulary)
             # The difference between the discriminator's and the generator's embedding (GDES), if the model has one.
-            blocks = [main.state[name] for n in range(len(main.state)) if (name := f"difference_{n}") in main.state]
+            block_names = (f"difference_{n}" for n in range(len(main.state)))
+            blocks = [main.state[name] for name in block_names if name in main.state]
             if blocks:
                 save_weights({DIFFERENCE: torch.cat(blocks).float()}, partial / DIFFERENCE_FILE)
         if onnx:
@@ -110,6 +111,8 @@ def write_folder(
 
 
 def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary) -> None:
+    """Write the tokenizer, the settings and the weights of `model` into `folder`. The metadata of the weights have
+    checksums of the other files."""
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
@@ -128,11 +131,11 @@ def _write_encoder(folder: Path, model: ExportedModel, vocabulary: Vocabulary) -
     without_checksum = CONFIG_FILE, REPLACED_HEAD_FILE
     files = (path for path in folder.iterdir() if path.name not in without_checksum and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
+    # Without the settings that name classes: they do not change what the weights mean.
     settings = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
     metadata = {FILES_KEY: checksums, SETTINGS_KEY: settings}
-    _write_state(
-        state, folder / WEIGHTS_FILE, {name: json.dumps(content, sort_keys=True) for name, content in metadata.items()}
-    )
+    metadata_json = {key: json.dumps(content, sort_keys=True) for key, content in metadata.items()}
+    _write_state(state, folder / WEIGHTS_FILE, metadata_json)
 
 
 def _as_xlme(folder: Path, model: ExportedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -165,6 +168,7 @@ def _head(model: ExportedModel) -> dict[str, Tensor]:
 
 
 def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a file of weights in float32, as transformers reads it."""
     state = {name: value.float().contiguous() for name, value in state.items()}
     save_weights(state, path, {"format": "pt", **(metadata or {})})
 
@@ -189,28 +193,29 @@ def _common_settings(model: ExportedModel) -> dict[str, Any]:
 
 
 def _xlme_settings(model: ExportedModel) -> dict[str, Any]:
+    """Settings for the classes in `remote/`."""
     cfg = model.encoder.cfg
-    # The classes that can load this folder: all classes for fine-tuning, because their heads may start untrained, but a
+    # The classes that can load this folder: every class for fine-tuning, because its head may start untrained, but a
     # class of pre-training only if its head is in the folder.
     auto_map = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
     for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":
             auto_map[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
-    config = {theirs: getattr(cfg, ours) for ours, theirs in EXPORTED_SETTINGS.items()}
+    if model.has_decoder:
+        auto_map["AutoModelForSeq2SeqLM"] = f"modeling_xlme_translation.{model.architecture}"
+    config = {their_name: getattr(cfg, our_name) for our_name, their_name in EXPORTED_SETTINGS.items()}
     config |= {
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
         "auto_map": auto_map,
         "mask_token_id": cfg.vocabulary - 1,
     }
-    if model.has_decoder:
-        auto_map["AutoModelForSeq2SeqLM"] = f"modeling_xlme_translation.{model.architecture}"
-        config |= decoder_settings(cfg)
-    return config
+    return config | decoder_settings(cfg) if model.has_decoder else config
 
 
 def _write_sentence_transformers(folder: Path, model: ExportedModel) -> None:
-    # With these files sentence-transformers takes the mean of the last hidden states as a sentence's vector.
+    """Write the files with which sentence-transformers takes the mean of the last hidden states as a sentence's
+    vector."""
     modes = {f"pooling_mode_{mode}": mode == "mean_tokens" for mode in ("cls_token", "mean_tokens", "max_tokens")}
     files = {
         "modules.json": [

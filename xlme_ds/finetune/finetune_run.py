@@ -70,10 +70,11 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     """
     if any(all_gather(stop.received is not None)):
         return None
-    task, weights = DOWNSTREAM_TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
-    doing = "reading the examples and building the model"
+    task = DOWNSTREAM_TASKS[job.command.task]
+    weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
+    activity = "reading the examples and building the model"
     with (
-        closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
+        closing(Watchdog(job.command.train.watchdog_minutes, rank, activity)) as watchdog,
         closing(RunFolder(job.out, root=rank == 0)) as folder,
     ):
         job = replace(job, command=replace(job.command, engine=with_shared_precision(job.command.engine)))
@@ -87,7 +88,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         )
         # A user may have removed both model and checkpoints to save room; a damaged model is never passed over.
         was_removed = not weights.exists() and not checkpoints_of(job.out)
-        if broadcast(earlier is not None and (was_removed or (has_model and has_predictions))):
+        is_done = earlier is not None and (was_removed or (has_model and has_predictions))
+        if broadcast(is_done):
             if rank == 0:
                 print(f"{job.scores_file} exists already: nothing to do", flush=True)
             # The earlier call may have been killed before it wrote finished.json, so this call writes the file.
@@ -108,7 +110,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        scores_of_rank = on_all_ranks(lambda: _scores(model, inputs, job, rank, world, stop))
+        scores_of_rank = on_all_ranks(lambda: _score_share(model, inputs, job, rank, world, stop))
         scores = {key: metrics for of_rank in all_gather(scores_of_rank) for key, metrics in of_rank.items()}
         if len(scores) < len(sets.test) + len(sets.dev):  # after a request to stop
             return None
@@ -123,7 +125,8 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
     check_processes(engine, world)
     require_scorer(task)
     validate(Training(command.task, engine=engine))
-    initial, sources = load_encoder(command.model), find_task_files(task, list(command.data))
+    initial = load_encoder(command.model)
+    sources = find_task_files(task, list(command.data))
     cfg = initial.encoder.cfg
     if command.random:
         initial = initial._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
@@ -132,7 +135,8 @@ def _read_inputs(job: Job, folder: RunFolder, rank: int, world: int) -> TuningIn
     features: list[Feature] = []
     examples_before = 0
     for source in sets.train:
-        examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
+        examples = training_examples(source, task, tuning)
+        language = language_index(cfg, source.language)
         features += featurise(
             examples, task, initial.vocabulary, tuning, LAYOUTS[cfg.layout], language, examples_before
         )
@@ -193,9 +197,10 @@ def _earlier_scores(job: Job, sets: TaskSets) -> dict[str, Any] | None:
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[str]) -> None:
     """Print which files are not scored, and whether settings are chosen on held-out training examples."""
     if names := [source.path.name for source in sets.test if source.language in unlabelled]:
+        predictions_folder = (job.out / predictions_file(task, "test", "xx")).parent  # the same for every language
         print(
             f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): they get no "
-            f"scores; their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
+            f"scores; their predictions go to {predictions_folder} in the form "
             f"that XTREME evaluates{'; --split dev scores the dev sets instead' if sets.has_dev else ''}",
             flush=True,
         )
@@ -221,18 +226,18 @@ def _train(
     watchdog: Watchdog,
 ) -> bool:
     """Train the model and write it into `model_folder`; after a request to stop, return False. Collective."""
-    initial, _, config, loader, _ = inputs
+    initial, config, loader = inputs.initial, inputs.config, inputs.loader
     require_engine(config)
     engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
     tokens = loader.row_tokens
     forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
     parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
-    # 3: the forward pass, and the backward pass, which costs twice as much.
+    # 3: one for the forward pass, and two for the backward pass, which costs twice as much.
     info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
     if not Trainer(engine, config, folder, info).train(stop, watchdog):
         return False
-    to_write = model_folder, config.model, engine.full_state(), initial.vocabulary.path
-    on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
+    state = engine.full_state()  # collective, so outside of the function that only rank 0 runs
+    on_all_ranks(lambda: write_model(model_folder, config.model, state, initial.vocabulary.path) if rank == 0 else None)
     return True
 
 
@@ -247,18 +252,19 @@ def _initialise(
     )
 
 
-def _scores(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
+def _score_share(model: TaskModel, inputs: TuningInputs, job: Job, rank: int, world: int, stop: StopRequest) -> Scores:
     """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
     Returns the scores; after a request to stop, only the scores so far."""
     vocabulary, sets, config = inputs.initial.vocabulary, inputs.sets, inputs.config
     task, cfg, tuning = DOWNSTREAM_TASKS[config.task], config.model, config.tuning
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
+    share = files[rank::world]
     scores: Scores = {}
-    for count, (purpose, source) in enumerate(files[rank::world], start=1):
+    for count, (purpose, source) in enumerate(share, start=1):
         if stop.received is not None:
             break
         if rank == 0:
-            print(f"{job.out}: scoring {source.path.name}, {count} of {len(files[::world])}", flush=True)
+            print(f"{job.out}: scoring {source.path.name}, {count} of {len(share)}", flush=True)
         held_out = source.split == "train"  # then a tenth of this training file is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
         features = featurise(
@@ -280,16 +286,16 @@ def _write_scores(
 ) -> dict[str, Any]:
     """Write scores.json, mark the run finished, and return the content of scores.json."""
     task, split = DOWNSTREAM_TASKS[config.task], sets.test[0].split
-    by_key = sorted(scores.items())
-    languages = {code: metrics for (purpose, code), metrics in by_key if purpose == "test" and metrics is not None}
-    dev = {code: metrics for (purpose, code), metrics in by_key if purpose == "dev" and metrics is not None}
+    in_order = sorted(scores.items())
+    languages = {code: metrics for (purpose, code), metrics in in_order if purpose == "test" and metrics is not None}
+    dev = {code: metrics for (purpose, code), metrics in in_order if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
         "task": config.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(config.tuning), "settings": job.tuning_count, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
-            code: str(predictions_file(task, split, code)) for (_, code), metrics in by_key if metrics is None
+            code: str(predictions_file(task, split, code)) for (_, code), metrics in in_order if metrics is None
         },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip

@@ -26,8 +26,8 @@ from .model import TranslationModel
 
 _ROWS_PER_READ = 4096  # of training data in which lines are searched
 _MAX_PENALTY = 10  # powers of lengths then stay well within the range of floats
-_STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
-COMPRESSED = (".gz", *_STREAMS)  # suffixes of files that are uncompressed
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
+COMPRESSED = (".gz", *_DECOMPRESSORS)  # suffixes of the files that are uncompressed when they are read
 
 
 class Translator(NamedTuple):
@@ -51,8 +51,9 @@ class Translator(NamedTuple):
 def load_translator(folder: Path) -> Translator:
     """The model and vocabulary of a run, a checkpoint (RUN@STEP) or an export. The model is in evaluation mode, on a
     GPU if there is one. Raises ValueError for a folder whose model has no decoder."""
-    advice, run = "name a run of objective.name mt", load_whole_export(folder)
-    if run is None and "config" not in read_config(folder):
+    advice = "name a run of objective.name mt"
+    run = load_whole_export(folder)
+    if run is None and "config" not in read_config(folder):  # only a run has this key
         raise ValueError(f"{folder} is an export without a decoder: {advice}")
     run = run or load_run(folder)
     if run.task or run.objective.name != "mt":
@@ -75,7 +76,7 @@ def read_lines(path: Path) -> list[str]:
             "and .bz2 are read as they are)"
         ) from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, not of gzip or bz2
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
     refuse_carriage_returns(data, path)
@@ -86,13 +87,14 @@ def read_lines(path: Path) -> list[str]:
 def _uncompressed(path: Path) -> bytes:
     """The uncompressed bytes of all streams of a file. A damaged stream raises an error, while `lzma.open` and
     `bz2.open` would silently leave out the rest of the file."""
-    data, parts = path.read_bytes(), []
+    data = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(data)
-    if path.suffix not in _STREAMS:
+    if path.suffix not in _DECOMPRESSORS:
         return data
+    parts = []
     while data:
-        stream = _STREAMS[path.suffix]()
+        stream = _DECOMPRESSORS[path.suffix]()
         parts.append(stream.decompress(data))
         if not stream.eof:
             raise EOFError("it ends inside of a stream")
@@ -126,7 +128,8 @@ def translate_lines(
     not_empty = [index for index, source in enumerate(sources) if len(source)]
     cut_sources: list[np.ndarray] = [sources[index][:longest] for index in not_empty]
     translations = [""] * len(lines)
-    for index, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
+    outputs = translate(model, cut_sources, languages, beam, length_penalty)
+    for index, tokens in zip(not_empty, outputs, strict=True):
         translations[index] = vocabulary.decode(tokens)
     return translations, [index + 1 for index in not_empty if len(sources[index]) > longest]
 
@@ -158,9 +161,9 @@ def leak_report(
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
     by_source, by_reference = seen_lines(folders, sides, translator.vocabulary)
-    seen, named = len(by_source | by_reference), " ".join(map(str, folders))
+    seen = len(by_source | by_reference)
     return (
-        f"{source}: {seen} of {len(lines)} lines ({seen / len(lines):.1%}) are in {named}, "
+        f"{source}: {seen} of {len(lines)} lines ({seen / len(lines):.1%}) are in {' '.join(map(str, folders))}, "
         f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
     )
 
@@ -185,14 +188,16 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[bytes]:
     one side of a pair, or a sentence."""
     stores = [RowStore(folder / task) for task in TASKS if (folder / task).is_dir()]
     # Monolingual rows that were mixed without --sentences do not hold single lines.
-    unsplit = [store for store in stores if store.folder.name == "mono" and store.manifest.packed_unit != "sentences"]
-    if len(unsplit) == len(stores):
+    unsearched = [
+        store for store in stores if store.folder.name == "mono" and store.manifest.packed_unit != "sentences"
+    ]
+    if len(unsearched) == len(stores):
         raise ValueError(
             f"{folder} has neither pairs nor rows that were mixed with --sentences, in which lines could be found: "
             "name data that a translation model is trained on"
         )
     for store in stores:
-        if store in unsplit:
+        if store in unsearched:
             note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
             continue
         if store.manifest.vocabulary_sha256 != vocabulary.sha256:
