@@ -61,13 +61,13 @@ def run(config: MinhashConfig) -> None:
         results = stage.run_unfinished(write, languages, sizes, config.processes, "minhash")
         shutil.rmtree(stage.folder / _WORK, ignore_errors=True)
         by_language = dict(zip(languages, results, strict=True))
-        if not finished:  # `encode` refuses a folder without the manifest
+        if not finished:
             files = tuple(file for result in results for file in written_files(result))
             counts = {
                 name: {key: result[key] for key in ("documents", "removed")} for name, result in by_language.items()
             }
             manifest = Manifest(stage.name, stage.settings, 0, "", tuple(languages), files, {"by_language": counts})
-            write_manifest(stage.folder, manifest)
+            write_manifest(stage.folder, manifest)  # `encode` refuses a folder without it
     for name, result in by_language.items():
         print_stdout(f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed")
 

@@ -106,6 +106,8 @@ def run_tasks(
     order is raised.
     """
     assert len(tasks) == len(sizes)
+    if processes < 1:
+        raise UserError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         job = function, tasks, sizes, label, show_progress
         communicator().bcast(job)

@@ -193,7 +193,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
             path.unlink()  # the marker of a slice, or of a block from a process that outlived its killed run
-    shutil.rmtree(stage.folder / STAGED, ignore_errors=True)
+    if (stage.folder / STAGED).exists():
+        shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
     for task in tasks:

@@ -250,7 +250,7 @@ def packed_windows(plan: MixPlan, first: int, end: int) -> Iterator[tuple[int, S
     windows_at_once = int(min(plan.order.block_slots, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW_SLOTS or 1
     key = derive_key(plan.order.seed, plan.order.task, "rows")
     while first < end:
-        # A chunk ends at a multiple of `windows_at_once`: if this is a block of the order, the chunk is in one block.
+        # A chunk ends at a multiple of `windows_at_once`. If that many windows are a block, the chunk is in one block.
         stop = min(first - first % windows_at_once + windows_at_once, end)
         sampled = _locate_items(plan, np.arange(first * WINDOW_SLOTS, min(stop * WINDOW_SLOTS, plan.order.total)))
         packed = []

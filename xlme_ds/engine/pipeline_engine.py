@@ -44,7 +44,7 @@ class _PartSpec(LayerSpec):
     """One part of the model, built on the process that holds the part.
 
     DeepSpeed sees a part as one layer, so that attention mask and relative bias are computed once for all of the part's
-    layers. Arguments: nn.Module, because DeepSpeed needs a class, the objective, the model's settings and the part.
+    layers. Arguments: nn.Module (DeepSpeed needs a class), the objective, the model's settings, and the part.
     """
 
     def build(self, log: bool = False) -> nn.Module:

@@ -131,6 +131,11 @@ def process_group(
             (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
+def _is_not_cpu_warning(record: logging.LogRecord) -> bool:
+    """False for the warning, at DeepSpeed's import, that there is no GPU: a run's first line names the CPU."""
+    return "Setting accelerator to CPU" not in record.getMessage()
+
+
 def start_process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> tuple[int, int]:
@@ -143,8 +148,7 @@ def start_process_group(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
-    # A run's first line names the CPU, so DeepSpeed's import need not warn that there is no GPU.
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+    logging.getLogger("DeepSpeed").addFilter(_is_not_cpu_warning)
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
