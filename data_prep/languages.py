@@ -15,8 +15,8 @@ import numpy as np
 
 # CC-100's code of each language, then its other spellings, in lower case with `_`: those in file names of CC-100, OPUS,
 # WikiMatrix and CCAligned, and the language's codes in ISO 639-3 and 639-2: the current code, the bibliographic code
-# (ger), and for a macrolanguage (ara) the code of its main member (arb). Other members are left out: prs is not fa, nno
-# is not no.
+# (ger), and for a macrolanguage (ara) the code of its main member (arb). Other members are left out unless such names
+# have them (ckb): prs is not fa, nno is not no.
 _SPELLINGS = """
 af afr, am amh, ar ara arb, as asm, az az_latn aze azj, be bel, bg bul, bn ben, bn_rom bn_latn, br bre, bs bos, ca cat,
 cs ces cze, cy cym wel, da dan, de deu ger, el ell gre, en eng, eo epo, es es_es spa, et est ekk, eu eus baq,

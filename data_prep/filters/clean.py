@@ -257,7 +257,7 @@ class Filters:
 
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
-    """Make the filters that a corpus description's tables set, for text of `task` (mono or para), except `column`.
+    """Make the filters, except `column`, that a corpus description's tables set for text of `task` (mono or para).
 
     Raises ValueError for a wrong name or setting; the message begins with `where`.
     """

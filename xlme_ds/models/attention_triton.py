@@ -459,7 +459,7 @@ def _tiling_on_device(kernel: Any, head_size: int, dtype: torch.dtype, device: t
     return tiling_of(kernel.__name__, head_size, dtype.itemsize, capability)
 
 
-def _launch(kernel: Any, *tensors: Any, near: int = 0, tiling: Tiling | None = None) -> None:
+def _launch(kernel: Any, *tensors: Any, near: int | None = None, tiling: Tiling | None = None) -> None:
     """Run `kernel`. `tensors` are the kernel's, in its order; the first seven are the arguments of `_outputs`. `near`:
     see `near_tiles`; only two of the backward kernels need it. `tiling` is by default that of `_tiling_for_input`."""
     qkv, update, _, _, skewed, *_ = tensors
@@ -478,6 +478,7 @@ def _launch(kernel: Any, *tensors: Any, near: int = 0, tiling: Tiling | None = N
         assert max(tiling.queries, tiling.keys) <= options["SIDE"], "a tile is near or far as a whole"
         scalars.insert(0, near)
     if kernel is _backward_distances:
+        assert near is not None
         grid = 2 * near + 1, heads, triton.cdiv(rows, SUMMED_ROWS)
         options["SUMMED_ROWS"] = SUMMED_ROWS
     options["EVEN"] = tokens % tiling.queries == tokens % tiling.keys == 0

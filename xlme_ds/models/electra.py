@@ -49,8 +49,8 @@ class Electra(EmbeddingModel):
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings, [B, T, D]. They are the generator's embeddings or, under
         gradient-disentangled sharing, a copy of these without gradient plus a difference."""
-        # With a generator the gradient is sparse: it is added to the dense gradient that the masked head gives the
-        # embedding.
+        # With a generator, on a CPU, the gradient is sparse: it is added to the dense gradient that the masked head
+        # gives the embedding.
         shared = lookup(ids_BT, self.embedding_blocks, sparse=self.has_generator)
         if self.cfg.embedding_sharing == "tied":
             return shared

@@ -86,8 +86,8 @@ class ElectraStage(PipelineStage, Electra):
     - the relative bias, if the model has one;
     - the hidden states after its layers, [B, T, D]; the last stage sends the results of `judge` instead, [B, T], in
       reverse order: the discriminator's logits come last;
-    - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
-      likely tokens, which are 0 where nothing is masked;
+    - int64 [B, T]: the segments, the tokens after replacement, and the generator's most likely tokens, which are 0
+      where nothing is masked;
     - the seeds of dropout, int64 [B].
     """
 

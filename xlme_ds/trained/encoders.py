@@ -1,4 +1,5 @@
-"""Loads encoders from any folder that holds a model: a run, one of its checkpoints, or an export."""
+"""Loads encoders from any folder that holds a model: a run, one of its checkpoints, or an export; and whole exports
+that have a decoder."""
 
 from dataclasses import replace
 from pathlib import Path
