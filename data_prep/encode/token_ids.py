@@ -5,7 +5,7 @@ line each.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress, pairwise
 
@@ -53,13 +53,14 @@ class IdEncoder:
             document_of = np.repeat(np.arange(len(document_sizes)), document_sizes)  # each paragraph's document
             stops = np.cumsum(document_sizes)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
-            forms = self.vocabulary.normalise(lines)
+            forms: dict[int, list[bytes]] = {}  # side -> the normal forms that the split needs
             # All paragraphs of a document, unfiltered, decide its split, because the paragraphs that remain after
             # filtering may depend on other documents.
             if self.in_other_split is not None:
-                document_forms = (b"".join(forms[start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
+                forms[0] = self.vocabulary.normalise(lines)
+                document_forms = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.in_other_split(document_forms)[document_of])
-            hashes, ((ids, lengths),) = self._filter_and_encode(reasons, Sides((lines,), self.languages), [forms])
+            hashes, ((ids, lengths),) = self._filter_and_encode(reasons, Sides((lines,), self.languages), forms)
             passed_lengths = lengths * reasons.passed
             document_tokens = np.bincount(document_of, weights=passed_lengths, minlength=len(stops)).astype(np.int64)
             has_tokens = document_tokens > 0  # bool for each document; one without tokens is not written
@@ -91,8 +92,9 @@ class IdEncoder:
             texts: tuple[list[str], list[str]] = ([a for a, _, _ in batch], [b for _, b, _ in batch])
             scores = np.array([np.nan if score is None else score for _, _, score in batch])
             reasons = _Reasons(len(batch))
-            forms = [self.vocabulary.normalise(lines) for lines in texts]
+            forms: dict[int, list[bytes]] = {}  # side -> the normal forms that the split needs
             if self.in_other_split is not None:
+                forms[split_side] = self.vocabulary.normalise(texts[split_side])
                 reasons.add(OTHER_SPLIT, self.in_other_split(forms[split_side]))
             hashes, sides = self._filter_and_encode(reasons, Sides(texts, self.languages, scores), forms)
             (_, source_lengths), (_, target_lengths) = sides
@@ -114,9 +116,9 @@ class IdEncoder:
                 yield pa.record_batch(columns, schema=PAIRS)
 
     def _filter_and_encode(
-        self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]
+        self, reasons: "_Reasons", sides: Sides, known_forms: Mapping[int, list[bytes]]
     ) -> tuple[list[bytes], list[Ragged]]:
-        """Encode the lines that are not dropped yet. `forms` has the normal forms of each side's lines.
+        """Encode the lines that are not dropped yet. `known_forms` has the normal forms of the lines of some sides.
 
         Adds to `reasons`, in this order, the reasons of text filters, of exact duplicates, of held-out text and of
         token filters. Returns (hashes, the ids of each side). A line has no ids if the split, a text filter or an equal
@@ -125,6 +127,9 @@ class IdEncoder:
         """
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
+        forms = [
+            known_forms.get(side) or self._normalise(lines, reasons.passed) for side, lines in enumerate(sides.texts)
+        ]
         hashes: list[bytes] = []
         if self.hashes is not None:
             is_repeated, hashes = self.hashes.find_repeats(forms, reasons.passed)
@@ -141,6 +146,11 @@ class IdEncoder:
         for name, token_filter in self.filters.tokens:
             reasons.add(name, token_filter([lengths for _, lengths in encoded_sides]))
         return hashes, encoded_sides
+
+    def _normalise(self, lines: Sequence[str], is_needed: np.ndarray) -> list[bytes]:
+        """The normal forms of the lines that are needed (bool for each line), b"" for the others."""
+        needed_forms = iter(self.vocabulary.normalise(list(compress(lines, is_needed))))
+        return [next(needed_forms) if needed else b"" for needed in is_needed.tolist()]
 
     def _add_written(
         self,

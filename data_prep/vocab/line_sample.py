@@ -232,9 +232,9 @@ def _write_candidates(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. Among
-    millions of lines, some have the same CRC-32. BLAKE2b is slow, so the lower half stays 0 where the upper half alone
-    is over `limit`."""
+    """uint64 hash of each line: its upper half from `key` and CRC-32, its lower half from BLAKE2b. The lower half is
+    needed because some of millions of lines have the same CRC-32. BLAKE2b is slow, so this half stays 0 where the upper
+    half alone is over `limit`."""
     texts = [line.encode() for line in lines]
     hashes = keyed_hash(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():

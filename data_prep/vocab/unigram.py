@@ -299,8 +299,8 @@ def _seeds(words: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
 
 
 def _reach_in_frequent_words(words: _Words) -> Numbers:
-    """`words.reach` with 0 for the characters of rare words. The others are the most frequent words, as many as
-    together have at most _SEED_CHARACTERS characters."""
+    """`words.reach`, but 0 for the characters of rare words: of all words but the most frequent ones that together have
+    at most _SEED_CHARACTERS characters."""
     sizes = np.diff(words.starts)
     ranked = np.argsort(-words.counts, kind="stable")
     is_frequent = np.zeros(len(sizes), bool)

@@ -56,8 +56,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
     from ..trained.runs import pin_step
 
     try:
-        for section, prefix in ((command, ""), (command.tuning, "tuning."), (command.train, "train.")):
-            check_ranges(section, prefix)
+        check_ranges(command)
     except ValueError as error:  # every rank raises it
         raise SharedError(str(error)) from None
     # All runs share one process group, so that the ranks need to find each other only once.

@@ -96,8 +96,9 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
     }
     for name, theirs in _parameter_names(encoder.cfg).items():
         parts = ours[name].chunk(len(theirs))
-        # Copied, because safetensors refuses tensors that share memory, as the thirds of `qkv` do.
-        state |= {their_name: part.clone() for their_name, part in zip(theirs, parts, strict=True)}
+        if len(parts) > 1:  # safetensors refuses tensors that share memory, as the thirds of `qkv` do
+            parts = tuple(part.clone() for part in parts)
+        state |= zip(theirs, parts, strict=True)
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
     head_state = {their_name: head[name] for their_name, name in _HEADS[ending].items()}
