@@ -93,9 +93,9 @@ def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     Raises ValueError if --max-repeats allows too few examples.
     """
     order = plan.order
-    # (index, number of tokens, number of examples) of each group with text
-    groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if examples]
     shares = plan.sampling.shares(order.names, order.examples)
+    # (index, number of tokens, number of examples) of each group that is sampled: `--share` may give a group 0
+    groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if shares[j]]
     limits = plan.sampling.limits(order.examples)  # the most examples that may be sampled from each group
     if limits is not None:
         possible_rows = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
@@ -111,7 +111,7 @@ def with_enough_examples(plan: MixPlan, rows: int) -> MixPlan:
         mean_tokens = sum(float(shares[j]) * tokens / examples for j, tokens, examples in groups)
         # Nearly always enough: packing leaves gaps, so these examples take more than `rows` rows.
         previous, total = total, int(rows * plan.row_tokens / mean_tokens) + 1
-        total = min(total, sum(limits)) if limits is not None else total
+        total = min(total, sum(limits[j] for j, _, _ in groups)) if limits is not None else total
         if total == previous:
             break
         shares = plan.sampling.shares(order.names, order.examples, total)

@@ -257,6 +257,24 @@ def test_the_rows_that_pairs_fill_within_a_bound(corpus: Corpus, tmp_path: Path)
     assert max(counts["repeat"] for counts in read_manifest(tmp_path / "para").counts["by_language"].values()) <= 2.5
 
 
+def test_pairs_that_share_leaves_out_do_not_count_under_a_bound(corpus: Corpus, tmp_path: Path) -> None:
+    """In rows of 16, 100 pairs of 16 tokens and 10 of 8 tokens fill 105 rows. 90 of 8 tokens are left out."""
+    folder, shards = tmp_path / "encoded/para", []
+    for name, size, number in (("de-fr", 8, 90), ("en-de", 16, 100), ("en-fr", 8, 10)):
+        columns = [pa.array([ids] * number, pa.list_(pa.int32())) for ids in ([4] * (size - 5), [4, 4])]
+        batch = pa.record_batch(columns, schema=PAIRS)
+        shards.append(write_arrow(folder / name / "00000.arrow", PAIRS, [batch], folder))
+    _manifest(folder, shards, file_sha256(corpus.vocab), ("de", "en", "fr"))
+    config = corpus.config(tmp_path / "out", para_rows=105, max_repeats=1, share=("de-fr=0",), alpha=0)
+    config = replace(config, encoded=tmp_path / "encoded")
+    with pytest.raises(ValueError, match="the pairs fill 105 rows without gaps"):
+        run(replace(config, para_rows=106))
+    run(config)
+    counts = read_manifest(tmp_path / "out/para").counts["by_language"]
+    assert [entry["used"] for entry in counts.values()] == [0, 100, 10]
+    run_verify(VerifyConfig(tmp_path / "out"))
+
+
 def test_a_folder_accepts_another_bound_after_one_under_which_pairs_fill_too_few_rows(
     corpus: Corpus, tmp_path: Path
 ) -> None:
