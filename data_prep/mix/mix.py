@@ -131,8 +131,22 @@ def run(config: MixConfig) -> None:
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded, vocabulary_path, languages = _read_inputs(config, list(rows_by_task))
     _check_text_settings(config, encoded)
+    stages = {task: _stage(config, task, rows, encoded[task], languages) for task, rows in rows_by_task.items()}
+    # New folders are planned before any is written, so that an error comes before hours of work, and leaves no folder.
+    # A folder that has a manifest is usually complete, and needs no plan.
+    plans = {
+        task: _plan(config, task, rows, encoded[task], languages)
+        for task, rows in rows_by_task.items()
+        if not (stages[task].folder / "manifest.json").exists()
+    }
     for task, rows in rows_by_task.items():
-        _mix_task(config, task, rows, encoded[task], languages)
+        stage = stages[task]
+        with stage.open():
+            if stage.check_finished(config.processes):
+                print_stdout(f"{stage.folder} is complete")
+            else:
+                plan = plans.get(task) or _plan(config, task, rows, encoded[task], languages)
+                _write_task(config, stage, rows, encoded[task], plan)
     copy = config.out / "vocab" / MODEL_FILE
     if not copy.exists() or file_sha256(copy) != file_sha256(vocabulary_path):
         write_file(copy, vocabulary_path.read_bytes(), copy.parent)
@@ -231,8 +245,8 @@ def _group_names(encoded: Manifest) -> set[str]:
     return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
-def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
-    """Write the folder of one task, unless it is complete."""
+def _stage(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> Stage:
+    """The stage of one task. Raises ValueError if its folder was begun with other settings."""
     unit, sampling = _unit(config, task), _sampling(config, encoded)
     settings = {
         "task": task,
@@ -259,15 +273,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     stage.check_settings()
-    make_plan = partial(_plan, config, task, rows, encoded, languages)
-    # A new folder is planned before `open`, so that an error leaves no folder. A folder that has a manifest is usually
-    # complete, and needs no plan.
-    plan = None if (stage.folder / "manifest.json").exists() else make_plan()
-    with stage.open():
-        if stage.check_finished(config.processes):
-            print_stdout(f"{stage.folder} is complete")
-        else:
-            _write_task(config, stage, rows, encoded, plan or make_plan())
+    return stage
 
 
 def _unit(config: MixConfig, task: str) -> ExampleUnit:

@@ -309,7 +309,7 @@ def test_a_folder_accepts_another_bound_after_one_under_which_pairs_fill_too_few
         ({"share": ("de+en-de=0.1",), "para_rows": 5}, "has languages and pairs: give languages and pairs"),
         ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
         (
-            {"max_repeats": 2, "mono_rows": 0, "para_rows": 5000},
+            {"max_repeats": 2, "para_rows": 5000},
             r"the pairs fill \d+ rows without gaps: raise --max-repeats, or ask",
         ),
         ({"max_repeats": -1}, "--max-repeats is -1"),
