@@ -169,8 +169,8 @@ class SampledOrder:
     def examples_of_uses(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
         """The index of each use's example among the examples of its language, int64. `language[i]` is the index of a
         language in `names`, and `use[i]` the number, from 0, of a use of this language."""
-        # each language's uses in an average block
-        mean_uses = [quota * self.block_slots // max(self.total, 1) for quota in self.quotas]
+        # each language's uses in an average block; a block has no more slots than there are
+        mean_uses = [quota * min(self.block_slots, self.total) // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in mean_uses])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([derive_key(self.seed, self.task, name) for name in self.names])[language]

@@ -48,7 +48,9 @@ _BLOCK_SLOTS: dict[ExampleUnit, int] = {
 _STRETCH_IDS = 8192
 # This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
 # continued.
-_ORDER_DESCRIPTION = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
+_ORDER_DESCRIPTION = (
+    "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of up to {} ids"
+)
 _TABLE_ROWS = 5  # the printed table has at most this many languages or pairs
 
 

@@ -177,6 +177,14 @@ def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
         assert abs(np.corrcoef(np.arange(len(stretches)), stretches)[0, 1]) < 0.5
 
 
+def test_few_slots_take_examples_from_many_places() -> None:
+    """50 uses of each language in less than a block: at least 16 stretches, which are of three examples."""
+    order = sampled((100_000, 30_000), 0.0, 100, block_slots=1 << 18, max_stretch=327)
+    language, example = order.locate(np.arange(order.total))
+    for j in (0, 1):
+        assert (np.diff(np.sort(example[language == j])) > 1).sum() >= 15
+
+
 def test_order_of_any_part_is_the_part_of_the_order_and_depends_on_seed_and_label() -> None:
     order = sampled((1000, 50, 7), 0.5, 2400, block_slots=512, max_stretch=4)
     whole = order.locate(np.arange(order.total))
