@@ -160,7 +160,7 @@ class _UnitHandler:
 def _language(tag: str) -> str:
     """The language code (see `language_of`) for a language tag of BCP 47: `de` for de-DE and de-CH-1901, `zh-Hant` for
     zh-Hant-TW. Returns "" for a tag without a known code."""
-    parts = re.split("[-_]", tag.strip())
+    parts = re.split("[-_]", tag.strip().lower())  # case means nothing in a tag
     # Leave out extensions: the first single letter and all that follows it, as in de-u-co-phonebk and de-x-mine.
     parts = parts[: next((i for i, part in enumerate(parts) if i and len(part) == 1), len(parts))]
     while parts:

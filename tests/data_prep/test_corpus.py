@@ -224,6 +224,15 @@ def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) 
     assert found == [("a", code) for code in german] and counts.dropped == {"malformed": 3}
 
 
+def test_case_of_a_tmx_language_does_not_matter(tmp_path: Path) -> None:
+    """Also of a language that CC-100 does not have, such as Maltese in DGT's translation memories."""
+    text = tmx("".join(unit("a", code, "EN-GB", code) for code in ("MT-01", "mt", "Mt-MT")))
+    (tmp_path / "en-mt.tmx").write_text(text)
+    source = Input("en-mt", ("en", "mt"), (CorpusPath(str(tmp_path), "en-mt.tmx"),), (), "tmx")
+    found, counts = read_pairs(source)
+    assert found == [("a", "MT-01"), ("a", "mt"), ("a", "Mt-MT")] and not counts.dropped
+
+
 def test_a_tmx_says_which_side_is_which_whatever_its_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
