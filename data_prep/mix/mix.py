@@ -132,6 +132,7 @@ def run(config: MixConfig) -> None:
     config = replace(config, into=language_of(config.into) if config.into else "")
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded, vocabulary_path, languages = _read_inputs(config, list(rows_by_task))
+    model = vocabulary_path.read_bytes()  # before hours of work, in which another file may take its place
     _check_text_settings(config, encoded)
     stages = {task: _stage(config, task, rows, encoded[task], languages) for task, rows in rows_by_task.items()}
     # New folders are planned before any is written, so that an error comes before hours of work, and leaves no folder.
@@ -150,8 +151,8 @@ def run(config: MixConfig) -> None:
                 plan = plans.get(task) or _plan(config, task, rows, encoded[task], languages)
                 _write_task(config, stage, rows, encoded[task], plan)
     copy = config.out / "vocab" / MODEL_FILE
-    if not copy.exists() or file_sha256(copy) != file_sha256(vocabulary_path):
-        write_file(copy, vocabulary_path.read_bytes(), copy.parent)
+    if not copy.exists() or copy.read_bytes() != model:
+        write_file(copy, model, copy.parent)
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.encoded import ExampleUnit, scan_shard
-from data_prep.mix.mix import MixConfig, _print_shares, run
+from data_prep.mix.mix import MixConfig, _print_shares, _write_task, run
 from data_prep.mix.mixed_rows import _rechunked
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
@@ -698,6 +698,21 @@ def test_the_folder_of_another_vocabulary_is_not_written_to(corpus: Corpus, tmp_
     (tmp_path / "vocab/manifest.json").unlink()  # as if a user had put the model there
     with pytest.raises(ValueError, match=r"sentencepiece\.model is another vocabulary, which would be replaced"):
         run(corpus.config(tmp_path, mono_rows=10))
+
+
+def test_the_vocabulary_is_copied_as_it_was_at_the_start(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = tmp_path / "replaced.model"
+    vocab.write_bytes(corpus.vocab.read_bytes())
+
+    def write_and_replace(*arguments: object) -> None:
+        _write_task(*arguments)
+        vocab.write_bytes(b"another")
+
+    monkeypatch.setattr("data_prep.mix.mix._write_task", write_and_replace)
+    run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=vocab))
+    assert file_sha256(tmp_path / "out/vocab/sentencepiece.model") == file_sha256(corpus.vocab)
 
 
 def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:
