@@ -82,7 +82,8 @@ def test_a_damaged_or_foreign_index_is_told(data: Path, tmp_path: Path) -> None:
         index.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
         with pytest.raises(ValueError, match=r"00000\.arrow cannot be read .*verify"):
             RowStore(folder).read(np.arange(16))
-    for other in (content[:-4], content[:40], b"", (folder / "00001.index").read_bytes()):
+    many_batches = content[:31] + bytes([content[31] ^ 128]) + content[32:]  # whose offsets would not fit into memory
+    for other in (content[:-4], content[:40], b"", many_batches, (folder / "00001.index").read_bytes()):
         index.write_bytes(other)
         with pytest.raises(ValueError, match=r"00000\.arrow cannot be read"):
             RowStore(folder).read(np.arange(16))

@@ -125,7 +125,8 @@ class IndexedShard:
                 header
             )
             expected = listed.rows, row_tokens, listed.sha256
-            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != expected:
+            is_other = magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != expected
+            if is_other or batches > count:  # `batches` bounds the memory of the next read
                 raise ValueError("its index belongs to another file than the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
