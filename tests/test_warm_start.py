@@ -291,6 +291,14 @@ def test_a_deep_interleaved_decoder(tmp_path: Path) -> None:
     assert not any(ours[f"{side}.relative.weight"].any() for side in ("encoder", "decoder"))
 
 
+def test_a_side_that_is_not_started_has_a_drawn_bias(tmp_path: Path) -> None:
+    """Also where the source has no relative bias, so that the bias of the side that is started begins at 0."""
+    run = load_run(write_run(tmp_path, relative_bias="none"))
+    for into, other in (("decoder", "encoder"), ("encoder", "decoder")):
+        ours = started("generator", run, into=into, relative_bias="plain", discriminator_layers=1, **TWO)
+        assert not ours[f"{into}.relative.weight"].any() and ours[f"{other}.relative.weight"].any()
+
+
 def test_all_of_a_model_with_another_decoder_is_refused(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path, objective="mt", language_embeddings=("de", "en"), decoder_layers=2))
     with pytest.raises(ValueError, match=r"has model.decoder xlm, this run has interleaved: set it to the same"):

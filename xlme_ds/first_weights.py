@@ -101,7 +101,7 @@ def _from_encoders(
     state, heads, cfg = read(main_folder, take)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = split_vocabulary_tables(state, replace(cfg, vocabulary_blocks=1))["embedding_0"]
-    models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
+    models = dict[str, ModelConfig]()
     for part, origin in objective.weight_sources(config.start, config.model).items():
         folder = Path(origin.folder)
         was_read = (folder, origin.encoder_name) == (main_folder, take)
