@@ -208,8 +208,8 @@ class ObjectiveConfig:
     linear in between. 0:1 3000:0 falls from all samples at step 0 to none at step 3,000: the discriminator can detect
     random tokens before the generator has learned anything (see rts). Empty: none. Evaluations never replace any."""
     z_loss: NotNegative[float] = 0.0
-    """Weight of log² Z, which is added to every −log p of a masked token to keep the softmax's normaliser Z near 1
-    (PaLM, section 5: 1e-4). The gradient includes it, the reported losses do not."""
+    """Weight of log² Z, which is added to every −log p of the generator or of an only encoder, to keep the softmax's
+    normaliser Z near 1 (PaLM, section 5: 1e-4). The gradient includes it, the reported losses do not."""
     pseudo_fractions: tuple[UpToOne, ...] = ()
     """btmlm: number of tokens that the model writes after a sentence, as a share of the sentence's length. One of the
     shares given is drawn for each sentence."""
