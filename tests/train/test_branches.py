@@ -21,6 +21,7 @@ from xlme_ds.api import dry_run, pretrain
 from xlme_ds.audit import examine
 from xlme_ds.audit import main as audit_command
 from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.checkpoint.state_files import read_state
 from xlme_ds.config import (
     DataConfig,
     EngineConfig,
@@ -129,6 +130,8 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     out = pretrain(branch, data, stable.with_name("branch"))
     assert weights(out) == weights(alone) != weights(stable)
     assert records(out) == records(alone)[6:]
+    guards = [read_state(run / "checkpoints" / "step_00000010")["guard"] for run in (out, alone)]
+    assert guards[0] == guards[1] and len(guards[0]["norms"]) == 10, "it skips the steps that the run would skip"
     assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
     assert examine(alone, data) == ([], "40 mono rows and 40 para rows of 10 steps")
     assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")

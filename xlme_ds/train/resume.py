@@ -39,7 +39,7 @@ def resume(
     checkpoint from which it branches.
 
     Returns (number of steps done, saved state). The saved state is that of the run's own checkpoint. If the run has
-    none, it is only `run`, the run's identity, and in a branch `tokens`, the number of tokens of the parent's steps.
+    none, it is only `run`, the run's identity, and in a branch the parent's `tokens` and `guard`.
     """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
@@ -58,8 +58,8 @@ def resume(
         return checkpoints.load(engine, newest, expected, tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        start, tokens = _branch(engine, config, checkpoints, tolerance)
-        return start, {"run": identity, "tokens": tokens}
+        start, parent = _branch(engine, config, checkpoints, tolerance)
+        return start, {"run": identity, "tokens": parent["tokens"], "guard": parent.get("guard", {})}
     return 0, {"run": identity}
 
 
@@ -128,8 +128,8 @@ def _branch(
     config: RunConfig,
     checkpoints: Checkpoints,
     tolerance: float,
-) -> tuple[int, int]:
-    """Load the state of the checkpoint that `start.folder` names. Returns (its step, the tokens of its steps)."""
+) -> tuple[int, dict[str, Any]]:
+    """Load the checkpoint that `start.folder` names. Returns (its step, its saved state)."""
     parent = on_all_ranks(lambda: find_complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
@@ -147,7 +147,7 @@ def _branch(
     start = checkpoints.load(engine, parent, any_data, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
-    return start, saved["tokens"]
+    return start, saved
 
 
 def report_missing_records(logs: Sequence[StepLog], config: Training, start: int, saved: Mapping[str, Any]) -> None:
