@@ -60,6 +60,7 @@ from xlme_ds.train.data import open_loader
 from xlme_ds.train.opening import _phases
 from xlme_ds.train.read_audit import audit_lines
 from xlme_ds.train.run_folder import RunFolder, read_branch_config
+from xlme_ds.train.stop import StopRequest
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run, pin_step
 from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights, save_weights
@@ -156,6 +157,29 @@ def test_a_branch_takes_the_steps_of_its_decay(
     command = f"--branch {stable}@6 --schedule.name wsd {flags} --data {data[0]} {data[1]} --out {tmp_path}/new"
     pretrain_command([*command.split(), "--dry-run"])
     assert f"new: resuming after step 6 of {steps}, 1 process, plain, fp32" in capsys.readouterr().out
+
+
+def test_a_signal_before_the_first_step_saves_nothing(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It comes while the model is built; a new run says so, and a branch, which has its parent's steps."""
+    stop = StopRequest()
+    load = resume.resume
+
+    def interrupted(*arguments: Any) -> tuple[int, dict[str, Any]]:
+        stop.received = "SIGTERM"
+        return load(*arguments)
+
+    monkeypatch.setattr("xlme_ds.train.run.resume", interrupted)
+    for name, settings in (("new", config), ("branch", longer(read_branch_config(stable.with_name("stable@6")), 8))):
+        assert pretrain(settings, data, tmp_path / name, stop=stop) is None
+        assert capsys.readouterr().out.endswith(
+            f"{tmp_path / name}: stopped before the first step; the same command starts again\n"
+        )
+        assert not [*(tmp_path / name / "checkpoints").iterdir()]
+        stop.received = None
+    stop.release()
 
 
 def test_a_state_that_gives_another_loss_is_refused(

@@ -147,8 +147,11 @@ class Trainer:
         if guard.fault is not None:
             raise SharedError(f"{out}: {guard.fault}")
         if root and done < settings.steps:
+            has_saved = done > first_step(asdict(config))
             print(
                 f"{out}: stopped after step {done} of {settings.steps} and saved; the same command continues from there"
+                if has_saved
+                else f"{out}: stopped before the first step; the same command starts again"
             )
         return done >= settings.steps
 
