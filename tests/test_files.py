@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import pwd
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -197,6 +199,20 @@ def test_an_empty_cache_variable_counts_as_unset(tmp_path: Path, monkeypatch: py
     use_private_caches()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "xlme_ds" / "inductor")
     assert "NUMBA_CACHE_DIR" not in os.environ and "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_a_user_without_a_home_gets_a_cache_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number that its list of users lacks."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XLME_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "restored after the test")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # raises KeyError
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    use_private_caches()
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(tmp_path / "tmp")
 
 
 def test_a_loop_of_links_is_no_crash(tmp_path: Path) -> None:

@@ -138,7 +138,10 @@ def private_folder(folder: Path) -> Path:
 
 def user_cache() -> Path:
     """This package's folder in the user's cache folder. Raises OSError if it cannot be made."""
-    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds"))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise FileNotFoundError("this user has no home folder")  # else the current folder would get a folder `~`
+    return private_folder(Path(cache, "xlme_ds"))
 
 
 def use_private_caches() -> None:
