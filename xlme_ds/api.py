@@ -117,12 +117,12 @@ def dry_run(
     )
 
 
-def _weights_stamp(export: Path) -> list[tuple[int, int] | None]:
-    """Inode and size of the weights of an export's two encoders; None for a file that does not exist. A new export has
-    new files."""
+def _weights_stamp(export: Path) -> list[tuple[int, int, int] | None]:
+    """Inode, size and time of the weights of an export's two encoders; None for a file that does not exist. A new
+    export may get the inodes of a deleted one."""
     files = [export / name / WEIGHTS_FILE for name in (".", GENERATOR_FOLDER)]
     stats = [file.stat() if file.exists() else None for file in files]
-    return [None if stat is None else (stat.st_ino, stat.st_size) for stat in stats]
+    return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:

@@ -27,6 +27,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.evaluate.__main__ import main as evaluate
 from xlme_ds.export.__main__ import main as export
+from xlme_ds.trained.weights import read_metadata, read_weights, save_weights
 
 TEXT = "kalo mi ter un dorin"
 PRETRAIN: Any = pretrain  # `xlme.pretrain` is a module after a test of the command has imported it
@@ -293,6 +294,16 @@ def test_an_export_is_that_which_was_loaded(exported: Path, tmp_path: Path) -> N
         loaded.judge("a b")
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         xlme.load(copy)
+
+
+def test_another_export_may_get_the_inode_of_a_deleted_one(exported: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(exported, tmp_path / "copy"))
+    loaded, weights, other = xlme.load(copy), copy / "model.safetensors", tmp_path / "other.safetensors"
+    save_weights({name: -value for name, value in read_weights(weights).items()}, other, read_metadata(weights))
+    assert other.stat().st_size == weights.stat().st_size
+    weights.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match="copy is no longer the export that was loaded: load it again"):
+        loaded.judge("a b")
 
 
 def test_refusals(model: TextModel, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
