@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
     assert type(original).__name__ == "XLMRobertaTokenizer"
     for texts in (("kalo miter",), ("kalo miter", "dorin  sa")):
         assert tokenizer(*texts)["input_ids"] == original(*texts)["input_ids"]
+
+
+def test_weights_in_half_precision_are_not_rounded_again(theirs: Any, folder: Path) -> None:
+    deepcopy(theirs).bfloat16().save_pretrained(folder)
+    again = type(theirs).from_pretrained(folder, dtype=torch.float32).eval()
+    expected = again(TOKENS, INSIDE.long(), output_hidden_states=True).hidden_states
+    found = load_encoder(folder).encoder.hidden_states(TOKENS, *positions_and_segments(TOKENS))
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours[INSIDE], wanted[INSIDE], rtol=0, atol=1e-5)
 
 
 def test_cut_after_a_layer(theirs: Any, folder: Path, tmp_path: Path) -> None:

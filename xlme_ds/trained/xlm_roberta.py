@@ -160,11 +160,12 @@ def read_xlm_roberta_masked_head(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Returns (path of the weights file, even if only its shards exist; the parameters, by names without `_PREFIX`)."""
+    """Returns (path of the weights file, even if only its shards exist; the parameters in float32, by names without
+    `_PREFIX`)."""
     for file, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _read_pickled)):
         if shards := shards_of(folder / file):
             return folder / file, {
-                name.removeprefix(_PREFIX): value for shard in shards for name, value in read(shard).items()
+                name.removeprefix(_PREFIX): value.float() for shard in shards for name, value in read(shard).items()
             }
     raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
 
