@@ -210,7 +210,9 @@ def _exported_run(folder: Path) -> TrainedRun:
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_MASKED_HEAD)}
     if not heads:
-        raise ValueError(f"{folder} has no {_MASKED_HEAD}*, so it predicts no tokens: export the whole pre-trained run")
+        raise ValueError(
+            f"{folder} has no {_MASKED_HEAD}*, so it predicts no tokens: name the run that it was exported from"
+        )
     if which is not None:
         note(f"{folder}: only the generator of an export is scored; name the run for the discriminator's losses")
     return TrainedRun(folder, encoder.state_dict() | heads, encoder.cfg, vocabulary, "", ObjectiveConfig("mlm"))
