@@ -276,6 +276,13 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     for place, byte in ((45, 0xFF), (first + 10, 99), (first + 8, 1)):  # of the text, its packing, a password
         (tmp_path / "en-de.txt.zip").write_bytes(sound[:place] + bytes([byte]) + sound[place + 1 :])
         assert "en-de.txt.zip cannot be read" in fault()
+    for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w", compression) as archive:
+            for name in ("One.en-de.en", "One.en-de.de"):
+                archive.writestr(name, " ".join(map(str, range(999))))
+        sound = (tmp_path / "en-de.txt.zip").read_bytes()
+        (tmp_path / "en-de.txt.zip").write_bytes(sound[:60] + bytes(30) + sound[90:])
+        assert "en-de.txt.zip cannot be read" in fault()
 
 
 def test_a_sentence_of_just_the_longest_is_not_cut(model: TextEncoder) -> None:

@@ -6,6 +6,7 @@ test pairs English with one other language.
 N sentences on each side, L layers including the embeddings, D width.
 """
 
+import lzma
 import re
 import zipfile
 import zlib
@@ -219,7 +220,9 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                     raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     # RuntimeError: a member is encrypted, or its compression is unknown.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, not of bz2
+            raise
         raise ValueError(
             f"{path} cannot be read ({error}): fetch it again, as it is damaged, encrypted or in an unknown compression"
         ) from None
