@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
+from sentencepiece import sentencepiece_model_pb2 as proto
 
 from tests.evaluate.folders import WORDS, sentence, write_alignment, write_run, write_tatoeba
 from tests.launch import python
@@ -19,6 +20,7 @@ from tests.rows import write_data
 from tests.small import encoder_of
 from xlme_ds import evaluate
 from xlme_ds.config import ModelConfig
+from xlme_ds.data.vocabulary import MODEL_FILE
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import _with_names, default_layer, load_encoders
@@ -26,6 +28,7 @@ from xlme_ds.evaluate.heldout_text import loss_tables, perplexity_tables
 from xlme_ds.evaluate.lookup_table import word_tables
 from xlme_ds.evaluate.output import ResultTable, _plot
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME_CODES, accuracy_at_1, mean_of_directions, retrieval_tables
+from xlme_ds.io.files import file_sha256
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.trained.encoders import load_encoder
@@ -344,6 +347,27 @@ def test_pairs_are_limited_after_repetitions_are_left_out(
     assert "left out, with fewer than 5 pairs without repetitions: sw (4)" in table
     assert "mean of 2 " in table and "mean over 2 languages" in table
     assert answer([*command, "--limit", "5"], capsys)["models"][0]["pairs"] == {"de": 5, "fr": 5}
+
+
+def test_a_language_that_one_vocabulary_cannot_tell_apart_is_left_out_for_all_models(
+    run: Path, other: Path, tmp_path: Path
+) -> None:
+    knowing, letters = Path(shutil.copytree(other, tmp_path / "knowing")), "абвгдежз"
+    model = proto.ModelProto.FromString((knowing / "model" / MODEL_FILE).read_bytes())
+    for piece, letter in zip(model.pieces[-len(letters) :], letters, strict=True):
+        piece.piece = letter
+    (knowing / "model" / MODEL_FILE).write_bytes(model.SerializeToString())
+    config = json.loads((knowing / "config.json").read_text())
+    config["data"]["vocabulary_sha256"] = file_sha256(knowing / "model" / MODEL_FILE)
+    (knowing / "config.json").write_text(json.dumps(config))
+    sides = {"de": [sentence(number + 300) for number in range(8)], "ru": letters}
+    for language, lines in sides.items():
+        (tmp_path / f"X.en-{language}.en").write_text("".join(sentence(number) + "\n" for number in range(8)))
+        (tmp_path / f"X.en-{language}.{language}").write_text("".join(line + "\n" for line in lines))
+    (alone,) = evaluate.pairs(knowing, tmp_path)["models"]
+    assert alone["pairs"] == {"de": 8, "ru": 8}
+    for found in evaluate.pairs([knowing, run], tmp_path)["models"]:
+        assert (found["pairs"], found["too_few"]) == ({"de": 8}, {"ru": 1})
 
 
 def test_align_averages_over_its_tests(

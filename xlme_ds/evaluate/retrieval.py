@@ -106,23 +106,23 @@ def pairs(
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     compared = load_encoders(models, layer, random, which)
-    bitexts_of_models = []  # of all models before the first is scored, so that an error comes early
+    all_bitexts = []  # of all models before the first is scored, so that an error comes early
     for model in compared:
-        all_bitexts = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
-        bitexts = {
-            language: (english[:limit], other[:limit])
-            for language, (english, other) in all_bitexts.items()
-            if len(english) >= FEWEST_PAIRS
-        }
-        if not bitexts:
-            raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
-        require_languages([model], {ENGLISH, *bitexts})
-        too_few = {language: len(english) for language, (english, _) in all_bitexts.items() if language not in bitexts}
-        bitexts_of_models.append((bitexts, too_few))
+        bitexts = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
+        all_bitexts.append(
+            {language: (english[:limit], other[:limit]) for language, (english, other) in bitexts.items()}
+        )
+    # To one vocabulary, more sentences may be equal than to another. A language is scored for all models or for none.
+    counts = {language: min(len(bitexts[language][0]) for bitexts in all_bitexts) for language in all_bitexts[0]}
+    too_few = {language: count for language, count in counts.items() if count < FEWEST_PAIRS}
+    tested = [language for language in counts if language not in too_few]
+    if not tested:
+        raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: name data with more pairs")
+    require_languages(compared, {ENGLISH, *tested})
     results = []
-    for model, (bitexts, too_few) in zip(compared, bitexts_of_models, strict=True):
+    for model, bitexts in zip(compared, all_bitexts, strict=True):
         trained_on = trained_on_entry(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
-        scores = retrieval_scores(model.encoder, bitexts, model.name)
+        scores = retrieval_scores(model.encoder, {language: bitexts[language] for language in tested}, model.name)
         results.append(model.layerwise_metadata | trained_on | scores | {"too_few": too_few})
     return {"test": "pairs", "models": results}
 
