@@ -233,6 +233,9 @@ def test_ours_reads_the_whole_export(both: Both, tmp_path: Path) -> None:
         if both.ours.cfg.layout == "xlme":  # as the data have it
             one, other = losses([both.run, folder], data)["models"]
             assert one["overall"] == other["overall"]
+    AutoModel.from_pretrained(both.folder, trust_remote_code=True).save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"/saved does not hold the model of .*: Missing key.*decoder\.positions"):
+        load_translator(tmp_path / "saved")
 
 
 def test_a_run_starts_from_the_whole_export(both: Both, tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 @contextmanager
 def explain_mismatch(weights: Path, folder: Path) -> Iterator[None]:
-    """Turn errors of the block into ValueError: KeyError, if `weights` lacks a parameter or config.json a setting, and
-    torch's RuntimeError, if a parameter has another shape than the settings in `folder` give."""
+    """Turn errors of the block into ValueError: KeyError, if `weights` (a file or a folder) lacks a parameter or
+    config.json a setting, and torch's RuntimeError, if a parameter has another shape than the settings in `folder`
+    give."""
     try:
         yield
     except (KeyError, RuntimeError) as error:

@@ -46,7 +46,7 @@ class TrainedEncoder(NamedTuple):
 
 
 class TrainedRun(NamedTuple):
-    """The whole model of a run."""
+    """The whole model of a run, or of an export."""
 
     folder: Path
     state: dict[str, Tensor]  # the parameters by name
@@ -72,14 +72,14 @@ class TrainedRun(NamedTuple):
                 f"{self.folder} was trained for {self.objective.name} and has no {which}: set --which or start.take to "
                 f"{' or '.join(self.encoders)}"
             )
-        with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
+        with explain_mismatch(self.folder, self.folder):
             if self.task:
                 return encoder_from_state(without_prefix(self.state, "encoder."), self.model)
             return take_encoder(self.state, self.model, which)
 
     def load_into(self, whole_model: nn.Module) -> None:
         """Copy the parameters into `whole_model`, as the objective builds it. Raises ValueError if they do not fit."""
-        with explain_mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder):
+        with explain_mismatch(self.folder, self.folder):
             whole_model.load_state_dict(self.state)
 
 
