@@ -381,6 +381,18 @@ def test_one_process_writes_pairs(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert "is complete" in capsys.readouterr().out
 
 
+def test_complete_pairs_are_not_translated_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop may come while the parts are removed: some of them are missing then."""
+    given, parts = (tmp_path, ("de", "en"), load_translator(run), ["haus"], (0, 1), 1, 1.0), ".back_en.de-en.parts"
+    write_pairs(*given)
+    (tmp_path / parts).mkdir()
+    monkeypatch.delattr("xlme_ds.translate.pairs.translate_lines")
+    write_pairs(*given)
+    assert not (tmp_path / parts).exists() and "is complete" in capsys.readouterr().out
+
+
 def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another model in the same folder is refused, the same one in another folder goes on; empty translations are
     counted."""

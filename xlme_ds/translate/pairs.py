@@ -54,8 +54,8 @@ def write_pairs(
         raise ValueError(
             f"{folder} has pairs of other text, another model or other settings: name another folder, or delete it"
         )
-    # Complete pairs still have parts if a stop came before these were removed.
-    if all(file.exists() for file in files) and not parts_folder.exists():
+    if all(file.exists() for file in files):
+        shutil.rmtree(parts_folder, ignore_errors=True)  # a stop may have come before all parts were removed
         print(f"{files[1]} is complete")
         return
     part_files = {first: parts_folder / f"{first:09d}.json" for first in range(0, len(lines), _PART_LINES)}
@@ -69,7 +69,7 @@ def write_pairs(
         # The file of the translations is written last: it marks the pairs as complete.
         for side, file in enumerate(files):
             write_text(file, "".join(f"{pair[side]}\n" for pair in pairs))
-        shutil.rmtree(parts_folder)
+    shutil.rmtree(parts_folder, ignore_errors=True)  # after its lock is closed: NFS removes no folder with an open file
     too_long, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
     print(
         f"{files[1]}: {len(pairs)} pairs; left out: {too_long} lines too long, "
