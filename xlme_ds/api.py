@@ -27,7 +27,7 @@ from .evaluate.report_data import write_model_and_report_data
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .io.argument_types import check_argument_types, require_unicode
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
-from .models.text_encoder import TextEncoder
+from .models.text_encoder import TextEncoder, language_index
 from .objectives import objective_of
 from .plan.layout import ParallelLayout
 from .plan.memory import peak_memory
@@ -315,12 +315,15 @@ class TextModel:
 
     def _languages(self, encoder: TextEncoder, language: str) -> list[str]:
         """The language of a text as a list, which is empty if no language is given. Raises ValueError if a language is
-        given but the model has no language embeddings, and if it has some but no language is given."""
-        if encoder.cfg.language_embeddings and not language:
-            raise ValueError(
-                f"{self.folder} has language embeddings: add language=, one of "
-                f"{', '.join(encoder.cfg.language_embeddings)}"
-            )
+        given but the model has no language embeddings, and if it has some but not of this language."""
+        if encoder.cfg.language_embeddings:
+            try:
+                language_index(encoder.cfg, language)
+            except ValueError:
+                problem = f"no embedding of the language {language}" if language else "language embeddings"
+                raise ValueError(
+                    f"{self.folder} has {problem}: add language=, one of {', '.join(encoder.cfg.language_embeddings)}"
+                ) from None
         if language and not encoder.cfg.language_embeddings:
             raise ValueError(
                 f"{self.folder} has no language embeddings, so it reads texts of all languages alike: leave language "

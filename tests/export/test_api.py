@@ -21,6 +21,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 import xlme_ds as xlme
 import xlme_ds.config as configs
+from tests.evaluate.folders import write_run
 from tests.launch import ROOT, environment
 from xlme_ds.api import ScoredPiece, TextModel, pretrain
 from xlme_ds.config import RunConfig
@@ -294,6 +295,14 @@ def test_an_export_is_that_which_was_loaded(exported: Path, tmp_path: Path) -> N
         loaded.judge("a b")
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         xlme.load(copy)
+
+
+def test_a_language_without_an_embedding(tmp_path: Path) -> None:
+    loaded = xlme.load(write_run(tmp_path / "run", objective="mlm", language_embeddings=("de", "zh-Hans")))
+    assert np.array_equal(loaded.encode("kalo", language="zh"), loaded.encode("kalo", language="zh-Hans"))
+    for language, said in (("", "has language embeddings"), ("xx", "has no embedding of the language xx")):
+        with pytest.raises(ValueError, match=f"run {said}: add language=, one of de, zh-Hans$"):
+            loaded.encode("kalo", language=language)
 
 
 def test_another_export_may_get_the_inode_of_a_deleted_one(exported: Path, tmp_path: Path) -> None:
