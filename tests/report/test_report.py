@@ -324,6 +324,18 @@ def test_the_dimensions_of_the_layers_are_drawn(run: Path) -> None:
     assert '<section id="dimensions">' not in write_report(run).read_text(encoding="utf-8")
 
 
+def test_dimensions_that_were_not_finite_are_left_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(run / "dimensions.jsonl", [{"step": 1}])
+    assert '<section id="dimensions">' not in write_report(run).read_text(encoding="utf-8")
+    write_lines(run / "dimensions.jsonl", [dimensions(1), {"step": STEPS}])
+    assert '<section id="dimensions">' in write_report(run).read_text(encoding="utf-8")
+    drawn: list[str] = []
+    points = figures.points
+    monkeypatch.setattr(figures, "points", lambda records, key: drawn.append(key) or points(records, key))
+    figures.dimensions_by_layer([dimensions(1), {"step": 20, "layer_0": 60.0}])
+    assert drawn[-1] == "layer_2", "the last layer's line, though the last record lacks it"
+
+
 def test_sentences_lead_and_retrieval_opens_only_where_it_was_learnt(run: Path) -> None:
     html = write_report(run).read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Page(html).tags if tag == "section"]

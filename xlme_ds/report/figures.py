@@ -207,7 +207,8 @@ def dimensions_by_layer(records: Records) -> Markup:
     """A figure of the number of dimensions in which each layer's token states vary, over the steps. The line of the
     embedding is dashed, the line of the last layer is thick. The figure is wide, because it is alone in its section."""
     axes = _new_axes(_WIDE)
-    layers = [key for key in records[-1] if key != "step"]
+    # A record lacks the layers whose number was not finite.
+    layers = [key for key in max(records, key=len) if key != "step"]
     for key in layers:
         line_style, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)
         axes.plot(*points(records, key), line_style, color=colour, linewidth=width)

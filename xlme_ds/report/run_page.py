@@ -56,7 +56,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         losses={title: panel for title, panel in panels.items() if title in loss_titles},
         panels={title: panel for title, panel in panels.items() if title not in loss_titles},
         dimensions=build_from(
-            "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
+            "dimensions.jsonl",
+            lambda: (  # None also if no dimension was finite: a line then has the step alone
+                figures.dimensions_by_layer(run.dimensions) if any(len(line) > 1 for line in run.dimensions) else None
+            ),
         ),
         by_language=build_from("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
         gaps=build_from("config.json", lambda: _gaps(run, settings)),
