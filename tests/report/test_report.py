@@ -849,6 +849,11 @@ def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
     }  # fmt: skip
     write_lines(tmp_path / "metrics.jsonl", [metric(step) for step in range(1, 14)])  # the last step of either file
     assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"heldout.jsonl": "4, 12"}
+    write_lines(tmp_path / "metrics.jsonl", [metric(step) for step in range(1, 13)])  # step 12 may be in evaluation
+    assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"heldout.jsonl": "4"}
+    (tmp_path / "finished.json").touch()
+    assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"heldout.jsonl": "4, 12"}
+    write_lines(tmp_path / "metrics.jsonl", [metric(step) for step in range(1, 14)])
     write_lines(tmp_path / "heldout.jsonl", [heldout(step) for step in (4, 8, 12, 16)])
     assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {"metrics.jsonl": "14 to 16"}
 

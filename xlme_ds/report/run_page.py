@@ -170,13 +170,13 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
     miss no record are left out."""
     last = max((record["step"] for record in (*run.metrics, *run.heldout)), default=0)
     gaps = {}
-    for file, records, setting in (
-        ("metrics.jsonl", run.metrics, "log_every"),
-        ("heldout.jsonl", run.heldout, "eval_every"),
+    for file, records, setting, until in (
+        ("metrics.jsonl", run.metrics, "log_every", last),
+        ("heldout.jsonl", run.heldout, "eval_every", last if run.finished else last - 1),  # `last` may be in evaluation
     ):
         if records and (every := settings.get("train", {}).get(setting, 0)):
             gaps[file] = describe_missing_steps(
-                (record["step"] for record in records), every, last, first_step(settings)
+                (record["step"] for record in records), every, until, first_step(settings)
             )
     return {file: steps for file, steps in gaps.items() if steps}
 
