@@ -85,9 +85,9 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
-    for path in out.glob("xtreme_*.csv"):
-        if path.name not in files:  # left from an earlier call with other results
-            path.unlink()
+    for name in (*published()["layouts"], *(f"{task}_by_language" for task in published()["by_language"])):
+        if (file := f"xtreme_{name}.csv") not in files:  # an earlier call with other results may have left it
+            (out / file).unlink(missing_ok=True)
     return out / "xtreme.html"
 
 
