@@ -47,7 +47,7 @@ _LOSSY = (  # keys that round the numbers that ranks send each other, or the mas
 
 
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
-    """The contents of the file that `engine.deepspeed` names.
+    """The contents of the file that `engine.deepspeed` names, without prefetching if weights are on NVMe.
 
     Raises ValueError for a file that is missing or unreadable, is no JSON object with zero_optimization, or has a key
     that the recipe decides or that may change the loss curve.
@@ -66,6 +66,8 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
     if fault := _fault(settings):
         raise ValueError(f"{path} {fault}")
+    if engine.offload_parameters == "nvme":  # if DeepSpeed 0.19.8 prefetches weights, it reads a weight twice and fails
+        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0
     return settings
 
 

@@ -188,6 +188,16 @@ def test_what_stays_on_a_node_takes_its_links(gpus: int, among_replicas: int, am
     assert 0.9 * at_least < found <= at_least, "little of it is hidden behind such a fast GPU"
 
 
+def test_weights_on_nvme_are_not_prefetched() -> None:
+    """As the engine has it: so fewer are held, and more are gathered again."""
+    engine = EngineConfig(deepspeed="zero3", offload_parameters="cpu")
+    nvme = replace(engine, offload_parameters="nvme", nvme_folder="/nvme")
+    ram, disk = (ParallelLayout.of(replace(recipe("xl"), engine=one), 8, "bf16", 512) for one in (engine, nvme))
+    assert ram.zero["stage3_prefetch_bucket_size"] == 50_000_000 and disk.zero["stage3_prefetch_bucket_size"] == 0
+    assert sum(peak_memory(disk)[1].values()) < sum(peak_memory(ram)[1].values())
+    assert communication_bytes(disk)["weights"] > communication_bytes(ram)["weights"]
+
+
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_offloaded_bytes_counted_by_hand(gpus: int) -> None:
     """XL in micro-batches of 8 of its 2,048 rows: each process moves its share of the optimizer once a step, 12 bytes a

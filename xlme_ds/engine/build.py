@@ -107,8 +107,6 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradient_precision:
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
             zero[key] = zero.get(key, {}) | {"device": device, **nvme_path}
-    if engine.offload_parameters == "nvme":  # if DeepSpeed 0.19.8 prefetches weights, it reads a weight twice and fails
-        zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). If grad_accum_dtype were bf16, DeepSpeed
     # would use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
     grad_accum_dtype = gradient_precision if zero["stage"] == 3 else "fp32"
