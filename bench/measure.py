@@ -45,10 +45,13 @@ def one_sentence(program: str, extra: str = "bench") -> Iterator[None]:
 
 def stamp() -> Figures:
     """Commit, machine and date of a measurement."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    commit = ""
+    with suppress(FileNotFoundError):  # there may be no git, as in a container
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+        commit = done.stdout.strip()
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "commit": done.stdout.strip() or "not in a git checkout",
+        "commit": commit or "unknown to git",
         "machine": f"{os.cpu_count()} cores, {cpu[1] if cpu else platform.machine()}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

@@ -30,7 +30,7 @@ from bench.gpu.steps import (
     run_config,
     step_tokens,
 )
-from bench.measure import by_turns, listing, markdown, memory
+from bench.measure import by_turns, listing, markdown, memory, stamp
 from bench.peers.steps import HuggingFaceStep, MaskedPositions, PlainTorchStep
 from bench.rehearsal import __main__ as rehearsal
 from bench.rehearsal.__main__ import Jobs, Rehearsal, finished_tasks
@@ -58,6 +58,11 @@ def test_figures_as_text() -> None:
         f"{'rate':<44}{'1,234.6':>12}", "inner", f"  {'rows':<42}{'7':>12}", "  deep", f"    {'share':<40}{'0.5':>12}"
     ]  # fmt: skip
     assert markdown(["a", "b|c"], [["1", "2|3"]]) == "| a | b\\|c |\n| --- | --- |\n| 1 | 2\\|3 |\n"
+
+
+def test_figures_have_a_date_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert stamp()["commit"] == "unknown to git" and re.fullmatch(r"\d{4}-\d\d-\d\d", stamp()["date"])
 
 
 def test_memory_is_the_kernels_in_bytes() -> None:
