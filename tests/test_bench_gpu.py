@@ -61,6 +61,14 @@ def test_every_section_but_those_of_commands_runs(tmp_path: Path) -> None:
     assert all(f"## {section} (CPU, " in text for section in ("matmul", "parity", "steps", "peers", "profile"))
 
 
+def test_files_of_the_user_stay(tmp_path: Path) -> None:
+    (tmp_path / "out/work").mkdir(parents=True)
+    (tmp_path / "out/work/text").touch()
+    measured(tmp_path, "--minutes", "0.0001")
+    assert (tmp_path / "out/work/text").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gpu.json", "gpu.md", "work"]
+
+
 def test_no_time_is_a_mistake(tmp_path: Path) -> None:
     """A bench that leaves everything out must not end with exit code 0."""
     words = ["-m", "bench.gpu", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path / "out")]

@@ -24,6 +24,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from json import dumps
@@ -217,8 +218,7 @@ def measure(
     if device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
     out.mkdir(parents=True, exist_ok=True)
-    work = out.resolve() / "work"
-    shutil.rmtree(work, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix="work-", dir=out.resolve()))  # a new one, because it is deleted at the end
     settings = {"rows": "synthetic, packed", "quick": quick, "minutes": minutes, "sections": list(sections)}
     report = Report(out, settings | stamp())
     common = {"device": device, "quick": quick, "folder": str(work)}
