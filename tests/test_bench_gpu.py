@@ -69,6 +69,13 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gpu.json", "gpu.md", "work"]
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["-m", "bench.gpu", "--device", "cpu", "--out", str(tmp_path / "file")]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "is a file, not a folder" in done.stderr
+
+
 def test_no_time_is_a_mistake(tmp_path: Path) -> None:
     """A bench that leaves everything out must not end with exit code 0."""
     words = ["-m", "bench.gpu", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path / "out")]

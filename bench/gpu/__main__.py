@@ -31,7 +31,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bench.measure import Figures, Worker, markdown, stamp
+from bench.measure import Figures, Worker, markdown, one_sentence, stamp
 from xlme_ds.cli import fail
 from xlme_ds.io.files import write_text
 from xlme_ds.io.help import call_from_command_line
@@ -217,8 +217,9 @@ def measure(
         fail("xlme bench gpu", ValueError("--minutes and --patience must be above 0"))
     if device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
-    out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="work-", dir=out.resolve()))  # a new one, because it is deleted at the end
+    with one_sentence("xlme bench gpu"):
+        out.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="work-", dir=out.resolve()))  # a new one, because it is deleted at the end
     settings = {"rows": "synthetic, packed", "quick": quick, "minutes": minutes, "sections": list(sections)}
     report = Report(out, settings | stamp())
     common = {"device": device, "quick": quick, "folder": str(work)}
