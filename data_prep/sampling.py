@@ -106,7 +106,8 @@ class SampledOrder:
     0 to 2 are pass 0, and each pass uses every example once. Within a block, the uses of one language in one pass are
     in random order. A pass visits the examples in stretches, which are runs of neighbouring examples, and has its own
     order of the stretches. So a block reads few regions of the files, but mixes their examples. The length of a stretch
-    is `max_stretch`, but at most 1/16 of the language's uses in an average block, and at least 1.
+    is `max_stretch`, but at most 1/16 of the language's uses in an average block, or of all its uses if these take less
+    than half of its examples, and at least 1.
     """
 
     names: tuple[str, ...]
@@ -169,8 +170,12 @@ class SampledOrder:
     def examples_of_uses(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
         """The index of each use's example among the examples of its language, int64. `language[i]` is the index of a
         language in `names`, and `use[i]` the number, from 0, of a use of this language."""
-        # each language's uses in an average block; a block has no more slots than there are
-        mean_uses = [quota * min(self.block_slots, self.total) // max(self.total, 1) for quota in self.quotas]
+        # Each language's uses in an average block; at most all uses, if these leave out more than half of the examples:
+        # a small sample, as of held-out text, is of many places.
+        mean_uses = [
+            min(quota * self.block_slots // max(self.total, 1), quota if 2 * quota < examples else self.block_slots)
+            for quota, examples in zip(self.quotas, self.examples, strict=True)
+        ]
         stretch_size = np.array([min(self.max_stretch, max(uses // 16, 1)) for uses in mean_uses])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([derive_key(self.seed, self.task, name) for name in self.names])[language]
