@@ -332,6 +332,19 @@ def test_what_a_run_shows_is_closed_after_an_error(
     lock_folder(tmp_path / "run").close()
 
 
+def test_a_dry_run_finds_that_the_parents_checkpoint_is_damaged(
+    data: tuple[Path, Path], stable: Path, tmp_path: Path
+) -> None:
+    parent = shutil.copytree(stable, tmp_path / "parent")
+    (file,) = (parent / "checkpoints" / "step_00000006").glob("*.safetensors")
+    *kept, last = file.read_bytes()
+    file.write_bytes(bytes([*kept, last ^ 1]))
+    branch = longer(read_branch_config(tmp_path / "parent@6"), 8)
+    for call in (dry_run, pretrain):
+        with pytest.raises(SharedError, match="parent has no complete checkpoint of step 6"):
+            call(branch, data, tmp_path / "branch")
+
+
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
     parent, out = stable.with_name("parent"), stable.with_name("orphan")
     shutil.copytree(stable, parent)

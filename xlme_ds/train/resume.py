@@ -65,7 +65,8 @@ def resume(
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> int:
     """The number of steps after which `resume` would continue. Raises ValueError if `resume` would fail because the
-    newest checkpoint does not match the run, or because the run has lost its checkpoints. Only rank 0 calls this."""
+    newest checkpoint does not match the run, because the run has lost its checkpoints, or because a branch's parent has
+    lost the one to begin with. Only rank 0 calls this."""
     checkpoints = Checkpoints(folder.path, config.train.keep_last, config.train.keep_every)
     damaged = False
     for checkpoint in reversed(checkpoints.all()):
@@ -77,6 +78,8 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
         damaged = True
         note(f"{checkpoint} is left out: {fault}")
     _require_none_lost(config, folder, checkpoints, damaged)
+    if config.start.take == "state":
+        find_complete_checkpoint(*run_and_step(Path(config.start.folder)))
     return first_step(asdict(config))
 
 
