@@ -323,7 +323,7 @@ class EngineConfig:
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
     """Storage of weights while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
     nvme_folder: str = ""
-    """Folder on a local disk for offloading to nvme; its contents may be deleted after a run."""
+    """Folder on a local disk for offloading to nvme, of one run at a time; its contents may be deleted after a run."""
 
     @property
     def pipeline_parts(self) -> int:

@@ -17,6 +17,7 @@ from tests.launch import TIMED, python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.engine_file import CONFIG_FOLDER
+from xlme_ds.io.folders import lock_folder
 from xlme_ds.validate import validate
 
 
@@ -169,6 +170,9 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
         checked = python(*words, *places, *more)
         assert (checked.returncode, "file cannot be written: name a folder" in checked.stderr) == (2, True), checked
     assert not (tmp_path / "run").exists()
+    with lock_folder(tmp_path / "swap/rank0"):  # as another run does, whose files would have the same names
+        refused = python(*words, "--out", str(tmp_path / "run"), "--engine.nvme-folder", str(tmp_path / "swap"))
+    assert refused.returncode == 2 and "another process is still working in" in refused.stderr, refused.stderr
     steps = []
     for out, start in (
         ("run", ["--recipe", "xl_zero3", *flags.split()]),

@@ -264,6 +264,19 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.C
     assert "theirs has other files and no config.json: if they are not this run's, choose" in capsys.readouterr().err
 
 
+def test_runs_that_offload_to_one_disk_have_places_of_their_own(tmp_path: Path) -> None:
+    """DeepSpeed's files in two runs have the same names, unless their ranks differ."""
+    engine = EngineConfig(offload_optimizer="nvme", nvme_folder=str(tmp_path / "swap"))
+    with closing(RunFolder(tmp_path / "one", root=False)) as one:
+        one.lock_nvme(engine, rank=0)
+        with closing(RunFolder(tmp_path / "two", root=False)) as two:
+            two.lock_nvme(engine, rank=1)
+            with pytest.raises(ValueError, match=r"another process is still working in \S+/swap/rank0 \(process"):
+                two.lock_nvme(engine, rank=0)
+            two.lock_nvme(EngineConfig(nvme_folder=str(tmp_path / "swap")), rank=0)
+    RunFolder(tmp_path / "two").lock_nvme(engine, rank=0)
+
+
 @pytest.mark.parametrize("planted", ["link", "dangling link", "pipe", "folder", "file"])
 def test_what_is_planted_under_the_locks_name_is_not_touched(tmp_path: Path, planted: str) -> None:
     victim, path = tmp_path / "victim", tmp_path / "run/.lock"

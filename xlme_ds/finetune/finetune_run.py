@@ -228,6 +228,7 @@ def _train(
     """Train the model and write it into `model_folder`; after a request to stop, return False. Collective."""
     initial, config, loader = inputs.initial, inputs.config, inputs.loader
     require_engine(config)
+    on_all_ranks(lambda: folder.lock_nvme(config.engine, rank))
     engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
     tokens = loader.row_tokens
     forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)

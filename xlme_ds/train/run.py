@@ -73,6 +73,7 @@ def pretrain(
                     "`xlme prep encode --split` keeps some text out of training"
                 )
             require_engine(config)
+            on_all_ranks(lambda: folder.lock_nvme(config.engine, rank))
             engine = build_engine(config, loader, heldout_loader, initial_values)
             folders = (data[0],) if heldout is None else (data[0], heldout)
             info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))

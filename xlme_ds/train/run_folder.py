@@ -16,7 +16,7 @@ from typing import Any
 
 from ..checkpoint_names import FINISHED, checkpoints_of, require_checkpoint, run_and_step, saved_step
 from ..cli import command_line, note
-from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
+from ..config import DataConfig, EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import Phase, phases
 from ..io.files import read_json, read_versioned, write_versioned
 from ..io.folders import LOCK_FILE, is_locked, lock_folder, require_folder, require_writable
@@ -66,6 +66,7 @@ class RunFolder:
         self.root = root
         self.writes = writes
         self._lock: Any = None
+        self._nvme_lock: Any = None
         self._created = False
 
     def claim(self, config: Training) -> None:
@@ -98,8 +99,18 @@ class RunFolder:
         if is_new and any(self.path.glob("[!.]*")):
             note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
+    def lock_nvme(self, engine: EngineConfig, rank: int) -> None:
+        """If `engine` offloads to a disk, lock this rank's place there until `close` or the end of this process: the
+        names of DeepSpeed's files there have the rank alone, so two runs would read each other's weights. Raises
+        ValueError if another run uses the place."""
+        if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
+            self._nvme_lock = lock_folder(Path(engine.nvme_folder) / f"rank{rank}")
+
     def close(self) -> None:
-        """Unlock the folder before the process ends; remove the folder if `claim` made it and it is empty."""
+        """Unlock the folders before the process ends; remove the run folder if `claim` made it and it is empty."""
+        if self._nvme_lock is not None:
+            self._nvme_lock.close()
+            self._nvme_lock = None
         if self._lock is None:
             return
         if self._created and [path.name for path in self.path.iterdir()] == [LOCK_FILE]:
