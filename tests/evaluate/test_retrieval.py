@@ -218,14 +218,14 @@ def test_pairs_of_text_are_found_by_name_in_either_order_and_in_archives(
 ) -> None:
     lines = [sentence(number) for number in range(9)]
     write_sides(tmp_path, "X.en-de", lines[:3], lines[3:6], "de")
-    write_sides(tmp_path, "zh-Hans-en", ["", *lines[:2]], lines[6:9], "zh-Hans")
+    write_sides(tmp_path, "zh-Hans-en", ["", "\u200b", *lines[:2]], lines[5:9], "zh-Hans")
     write_sides(tmp_path, "X.de-fr", lines[:1], lines[:1], "fr")  # no English: not read
     with zipfile.ZipFile(tmp_path / "en-sw.txt.zip", "w") as archive:
         archive.writestr("Some.en-sw.sw", lines[4] + "\n")
         archive.writestr("Some.en-sw.en", lines[5] + "\n")
     found = list(heldout_pairs(tmp_path, vocabulary))
     codes = sorted(language for language, _, _ in found)
-    assert codes == ["de"] * 3 + ["sw"] + ["zh-Hans"] * 2  # an empty side is no pair
+    assert codes == ["de"] * 3 + ["sw"] + ["zh-Hans"] * 2  # a side that is empty or a zero-width space is no pair
     by_code = {language: sides for language, *sides in found}
     assert by_code["sw"][1].tolist() == vocabulary.encode(lines[5]).tolist()
     assert by_code["zh-Hans"][0].tolist() == vocabulary.encode(lines[8]).tolist()

@@ -200,9 +200,10 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[EnglishPair]:
             sides = [(str(side_path), side_path.read_bytes()) for side_path in paths]
         (english_name, english), (other_name, other) = ((name, split_lines(data, name)) for name, data in sides)
         require_same_length(english, english_name, other, other_name)
-        for english_line, other_line in zip(english, other, strict=True):
-            if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
-                yield language, vocabulary.encode(other_line), vocabulary.encode(english_line)
+        for lines in zip(other, english, strict=True):
+            other_ids, english_ids = map(vocabulary.encode, lines)
+            if len(other_ids) and len(english_ids):  # corpora leave the line of a missing translation empty
+                yield language, other_ids, english_ids
 
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
