@@ -64,3 +64,10 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit) as left:
         main(["--run", str(tmp_path / "none"), "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert left.value.code == 2 and f"xlme bench peers.electra: error: {tmp_path}/none" in capsys.readouterr().err
+
+
+def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as an export, which has a config.json and no model/."""
+    with pytest.raises(SystemExit):
+        main(["--run", str(tmp_path / "none"), "--data", str(tmp_path), "--out", str(tmp_path)])
+    assert f"{tmp_path} exists already: choose another output folder" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def train(run: Path, data: Path, out: Path, every: int = 50) -> None:
         every: Steps between printed losses.
     """
     with one_sentence("xlme bench peers.electra"):
-        require_new(out / MODEL_FOLDER)
+        require_new(out)
         config = read_run_config(run)
         peer, loader = Peer(config), open_loader(config, data)
     for step in range(config.train.steps):
