@@ -1,11 +1,14 @@
-"""The cache of machine code: constants of other files are part of it, and a run works without it."""
+"""The cache of machine code: constants and functions of other files are part of it, and a run works without it."""
 
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.launch import ROOT, environment
+from xlme_ds.data.compiled import constants_hash
 
 PROGRAM = """
 import numpy as np
@@ -49,3 +52,16 @@ def test_a_changed_constant_of_another_file_is_compiled_again(tmp_path: Path) ->
     special = masked(tmp_path, token=5)
     assert special.returncode == 0 and eval(special.stdout) == [], special.stderr
     assert masked(tmp_path).stdout == ordinary.stdout
+
+
+def test_a_changed_function_of_another_file_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, own = tmp_path / "other_file.py", tmp_path / "own_file.py"
+    other.write_text("from numba import njit\n\n\n@njit\ndef added(x):\n    return x + 1\n")
+    own.write_text("from other_file import added\n\n\ndef twice(x):\n    return added(added(x))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from own_file import twice  # type: ignore[import-not-found]
+
+    before = constants_hash(twice)
+    assert constants_hash(twice) == before
+    other.write_text(other.read_text().replace("x + 1", "x + 2"))
+    assert constants_hash(twice) != before

@@ -34,9 +34,8 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     NUMBA_DISABLE_JIT=1 the function stays Python.
 
     The machine code is cached in NUMBA_CACHE_DIR, else next to the module or in the user's cache folder. Numba compiles
-    again only when the function's file changes. But the machine code also contains constants that the file imports from
-    other files, so the name of the cache folder has a hash of these constants. A compiled function may call only
-    functions of its own file, because numba does not notice that another file has changed.
+    again only when the function's file changes. But the machine code also contains constants and functions that the
+    file imports from other files, so the name of the cache folder has a hash of these constants and files.
     """
 
     def compile_one(function: Kernel) -> Kernel:
@@ -64,11 +63,15 @@ def _cache_folder(function: Kernel) -> Path | None:
 
 
 def constants_hash(function: Kernel) -> str:
-    """Hexadecimal hash of the constants that the function's module has defined or imported above the function."""
+    """Hexadecimal hash of the constants that the function's module has defined or imported above the function, and of
+    the files from which it has imported functions for compiled code."""
     constant_types = int | float | str | tuple | np.generic
     values = {
         name: repr(value)
         for name, value in function.__globals__.items()
         if isinstance(value, constant_types) and not name.startswith("__")
     }
+    for name, value in function.__globals__.items():
+        if hasattr(value, "py_func") and value.__module__ != function.__module__:
+            values[name] = Path(value.py_func.__code__.co_filename).read_text(encoding="utf-8")
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
