@@ -120,6 +120,9 @@ def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyP
     assert theirs["PYTHONPATH"] == f"/first:{ROOT}", "and no empty place, which is the current folder"
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/other")
     assert run_commands.child_environment()["PYTHONPATH"] == f"{ROOT}:/other", "nor a place twice"
+    with monkeypatch.context() as patch:
+        patch.delenv("PATH")  # as under `srun --export=NONE`
+        assert run_commands.child_environment()["PATH"] == f"{Path(sys.executable).parent}:{os.defpath}"
     with pytest.raises(SystemExit) as left:
         run(["bash", "-c", "exit 3"], theirs | {"PATH": os.environ["PATH"] + ":/bin:/usr/bin"}, quiet=True)
     assert left.value.code == 3

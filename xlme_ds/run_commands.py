@@ -35,7 +35,7 @@ def child_environment() -> dict[str, str]:
     if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
         folders.append(our_folder)
     added = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "PYTHONSAFEPATH": "1",
     }
