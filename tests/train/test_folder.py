@@ -236,6 +236,18 @@ def test_a_branch_that_has_not_saved_yet_begins_again(tmp_path: Path, last: int,
         _require_none_lost(branch, folder, checkpoints, damaged=True)
 
 
+def test_a_run_that_was_killed_before_its_first_save_may_save_more_often(tmp_path: Path) -> None:
+    """What it had to save is told by the interval that it had, not by the shorter one that it gets."""
+    folder, checkpoints, seldom = RunFolder(tmp_path), Checkpoints(tmp_path, 1, 0), short(steps=20, save_every=10)
+    folder.write_config(seldom, {}, 1, {})
+    for last in (10, 11):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": {last}}}\n')
+        for config in (seldom, short(steps=20, save_every=2), short(steps=20, save_every=15)):
+            lost = pytest.raises(ValueError, match="has records but no usable checkpoint")
+            with lost if last > 10 else contextlib.nullcontext():
+                _require_none_lost(config, folder, checkpoints)
+
+
 @pytest.mark.parametrize("command", ["weights", "convert"])
 def test_an_existing_folder_is_refused_before_the_checkpoint_is_read(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -87,8 +87,8 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
     """Called for a run without a usable checkpoint. Raises ValueError if the run had one earlier. `damaged`: whether a
     damaged checkpoint was found."""
     steps = folder.last_logged_step() - first_step(asdict(config))
-    # `save_every` may have been raised since the run last started, so the smaller of both values counts.
-    save_every = min(config.train.save_every, folder.setting_at_last_start("save_every", math.inf))
+    # `save_every` may have changed since the run last started.
+    save_every = folder.setting_at_last_start("save_every", config.train.save_every)
     if damaged or checkpoints.were_lost(steps, save_every):
         raise ValueError(
             f"{folder.path} has records but no usable checkpoint: restore one, or choose another output folder"
