@@ -721,7 +721,7 @@ def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, 
     said = job.wait("FAILED")
     assert job.field("Restarts") == "1" and job.field("ExitCode") == "2:0", said
     assert (
-        "stopped before the first step" in said and "this try saved nothing new, so the job is not requeued" in said
+        "stopped before the next step" in said and "this try saved nothing new, so the job is not requeued" in said
     ), said
     assert done == step(out) > 0
 

@@ -179,6 +179,9 @@ def test_a_signal_before_the_first_step_saves_nothing(
         )
         assert not [*(tmp_path / name / "checkpoints").iterdir()]
         stop.received = None
+    stop.received = "SIGTERM"  # while a run with checkpoints reads its data
+    assert pretrain(config, data, stable, stop=stop) is None
+    assert capsys.readouterr().out == f"{stable}: stopped before the next step; the same command continues\n"
     stop.release()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint.checkpoints import Checkpoints
+from ..checkpoint_names import checkpoints_of
 from ..cli import note
 from ..config import RunConfig, Training
 from ..data.loader import Loader
@@ -65,7 +66,9 @@ def pretrain(
             )
             if any(all_gather(stop.received is not None)):
                 if rank == 0:
-                    print(f"{out}: stopped before the first step; the same command starts again", flush=True)
+                    begun = bool(checkpoints_of(out))
+                    place, outcome = ("next", "continues") if begun else ("first", "starts again")
+                    print(f"{out}: stopped before the {place} step; the same command {outcome}", flush=True)
                 return False
             if heldout is None:
                 note(
