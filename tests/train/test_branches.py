@@ -292,6 +292,10 @@ def test_a_run_keeps_its_kernels_tilings(
     pretrain(config, data, run)
     assert tiles.tiling_of("_forward", 64, 2) == begun
     assert checked == [begun], "the kernels that the run goes on with, not those of the package"
+    tiles.use_tilings({})
+    pretrain(longer(read_branch_config(tmp_path / "run@6"), 7), data, tmp_path / "branch")
+    assert tiles.tiling_of("_forward", 64, 2) == begun, "a branch is bit for bit what its parent would have done"
+    assert read_state(tmp_path / "branch/checkpoints/step_00000007")["tilings"] != table
     pretrain(config, data, tmp_path / "new")
     assert tiles.tiling_of("_forward", 64, 2) == (128, 32, 8, 3)
     monkeypatch.undo()

@@ -45,11 +45,7 @@ def resume(
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
-    tilings_checked = tilings()
-    use_tilings(saved.get("tilings", {}))
-    if any(all_gather(tilings() != tilings_checked)):
-        # `require_engine` has checked the kernels with other tilings than this run uses.
-        on_all_ranks(lambda: require_kernels(config))
+    _use_tilings(config, saved)
     identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
@@ -81,6 +77,15 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
     if config.start.take == "state":
         find_complete_checkpoint(*run_and_step(Path(config.start.folder)))
     return first_step(asdict(config))
+
+
+def _use_tilings(config: Training, saved: Mapping[str, Any]) -> None:
+    """Use the tilings of the kernels in a checkpoint's state `saved`; without any, those of the package."""
+    tilings_checked = tilings()
+    use_tilings(saved.get("tilings", {}))
+    if any(all_gather(tilings() != tilings_checked)):
+        # `require_engine` has checked the kernels with other tilings than this run uses.
+        on_all_ranks(lambda: require_kernels(config))
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
@@ -135,6 +140,7 @@ def _branch(
     """Load the checkpoint that `start.folder` names. Returns (its step, its saved state)."""
     parent = on_all_ranks(lambda: find_complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
+    _use_tilings(config, saved)  # so that the branch is, bit for bit, the run that its parent would have been
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
     # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts
     # as equal.
