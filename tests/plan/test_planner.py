@@ -192,17 +192,28 @@ def test_weights_on_nvme_are_not_prefetched() -> None:
     """As the engine has it: so fewer are held, and more are gathered again."""
     engine = EngineConfig(deepspeed="zero3", offload_parameters="cpu")
     nvme = replace(engine, offload_parameters="nvme", nvme_folder="/nvme")
-    ram, disk = (ParallelLayout.of(replace(recipe("xl"), engine=one), 8, "bf16", 512) for one in (engine, nvme))
+    run = replace(recipe("xl"), model=replace(recipe("xl").model, vocabulary_blocks=16))
+    ram, disk = (ParallelLayout.of(replace(run, engine=one), 8, "bf16", 512) for one in (engine, nvme))
     assert ram.zero["stage3_prefetch_bucket_size"] == 50_000_000 and disk.zero["stage3_prefetch_bucket_size"] == 0
     assert sum(peak_memory(disk)[1].values()) < sum(peak_memory(ram)[1].values())
     assert communication_bytes(disk)["weights"] > communication_bytes(ram)["weights"]
+
+
+def test_what_a_number_of_processes_cannot_run_is_not_planned() -> None:
+    """On two GPUs a block of XL's table, 1/8 or 1/4 of its 805,306,368 elements, is shared into 50 or 101 million: the
+    buffers have 100 million."""
+    engine = EngineConfig(deepspeed="zero3", offload_parameters="nvme", nvme_folder="/nvme")
+    run = replace(recipe("xl"), engine=engine)
+    plan(replace(run, model=replace(run.model, vocabulary_blocks=8)), 2)
+    with pytest.raises(ValueError, match=r"engine.offload_parameters nvme has buffers of 100000000 .* to 5$"):
+        plan(replace(run, model=replace(run.model, vocabulary_blocks=4)), 2)
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_offloaded_bytes_counted_by_hand(gpus: int) -> None:
     """XL in micro-batches of 8 of its 2,048 rows: each process moves its share of the optimizer once a step, 12 bytes a
     parameter both ways, 4 of gradients and 2 of weights; and 2 of weights for both passes of every micro-batch."""
-    run, times = recipe("xl"), []
+    run, times = replace(recipe("xl"), model=replace(recipe("xl").model, vocabulary_blocks=16)), []
     for parameters in ("none", "cpu", "nvme"):
         places = dict(
             offload_optimizer="cpu", offload_parameters=parameters, nvme_folder="/local" if parameters == "nvme" else ""

@@ -113,6 +113,7 @@ class ParallelLayout(MicroBatchShape):
             raise ValueError(
                 f"gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
             )
+        validate(run, gpus)  # with the checks that depend on the number of processes
         flops = flops_of(run, row_tokens)
         stages = [PipelinePart(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
