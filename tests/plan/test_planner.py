@@ -124,6 +124,11 @@ def test_layouts_do_not_depend_on_the_one_that_the_run_has() -> None:
     assert list(_engines(own, 8)) == list(_engines(EngineConfig(), 8)) and own.nvme_folder == EngineConfig().nvme_folder
 
 
+def test_translation_is_not_planned_under_zero_3() -> None:
+    layouts = plan(recipe("xlm_umt"), 8, layouts=1000)["layouts"]
+    assert {one["settings"].partition("zero")[2][0] for one in layouts} == {"1", "2"}
+
+
 def test_one_replica_holds_no_copies_for_sums_over_ranks() -> None:
     """With one micro-batch its gradients are bf16, and sums over ranks would be float32."""
     run = recipe("base")

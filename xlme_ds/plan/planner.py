@@ -18,6 +18,7 @@ from ..counting import (
     parameter_sizes,
 )
 from ..data.order import phases
+from ..engine_file import zero_stage
 from ..objectives import describe, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak_memory
@@ -230,8 +231,11 @@ def _distinct(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
     """Yield `run` with each engine of `_engines` and each power of two as the micro-batch, with and without activation
-    checkpointing. Some of these runs are invalid."""
+    checkpointing; translation without ZeRO-3, which gathers all weights again for each token that a model decodes. Some
+    of these runs are invalid."""
     for engine in _engines(run.engine, gpus):
+        if run.objective.name == "mt" and zero_stage(engine) == 3:
+            continue
         replicas = gpus // engine.processes_per_replica
         rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas
         for power in range(max(1, rows_per_replica).bit_length()):
