@@ -141,6 +141,9 @@ def test_files_that_are_read_and_written(tmp_path: Path) -> None:
         (tmp_path / ".top" / name).touch()
     found = [path.relative_to(tmp_path / ".top").as_posix() for path in visible_paths(tmp_path / ".top", "*.txt")]
     assert found == ["a/c.txt", "b.txt"]
+    for name, target in (("linked", ".top/a"), ("file.txt", ".top/b.txt"), (".top/a/up", "..")):  # `up` has no end
+        (tmp_path / name).symlink_to(target)
+    assert visible_paths(tmp_path, "*.txt") == [tmp_path / "file.txt", tmp_path / "linked/c.txt"]
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("pipe", "link"):

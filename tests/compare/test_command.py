@@ -231,6 +231,9 @@ def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
     shutil.copytree(folders[0], tmp_path / "copy")
     (tmp_path / "copy/.a.swp").write_text("of an editor")
     assert data_sha256(tmp_path / "copy") == data_sha256(folders[0])
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/x").symlink_to(folders[0])
+    assert data_sha256(tmp_path / "links") == data_sha256(folders[4])
 
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 1.4, 1.6])

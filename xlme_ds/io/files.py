@@ -10,6 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -183,9 +184,19 @@ def refuse_carriage_returns(data: bytes, name: object) -> None:
 
 def visible_paths(folder: Path, pattern: str = "*") -> list[Path]:
     """The sorted paths of files and folders below `folder` whose names fit `pattern`. Hidden ones (whose names start
-    with a dot), and all that hidden folders contain, are left out."""
-    paths = (path for path in folder.rglob(pattern) if path != folder)
-    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    with a dot), and all that hidden folders contain, are left out. A link to a folder is followed, unless it leads to a
+    folder that contains the link."""
+    found: list[Path] = []
+    # folder to visit -> the real paths of the folders from `folder` down to this folder, itself included
+    real_paths: dict[str, tuple[Path, ...]] = {str(folder): (real_path(folder),)}
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        passed = real_paths.pop(parent)
+        real = {name: real_path(Path(parent, name)) for name in folders if name[0] != "."}
+        # os.walk visits only the folders that stay in this list.
+        folders[:] = [name for name in real if not any(path.is_relative_to(real[name]) for path in passed)]
+        real_paths |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
+        found += [Path(parent, name) for name in (*folders, *files) if name[0] != "." and fnmatchcase(name, pattern)]
+    return sorted(found)
 
 
 def file_sha256(path: Path) -> str:
