@@ -24,7 +24,15 @@ from xlme_ds.compare.results import (
     read_results,
     read_scores,
 )
-from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, pending_tests, record_if_scored, require_tests
+from xlme_ds.compare.scoring import (
+    _has_scores,
+    _tests,
+    data_of,
+    data_sha256,
+    pending_tests,
+    record_if_scored,
+    require_tests,
+)
 from xlme_ds.compare.summary import write_results
 from xlme_ds.compare.systems import Budget, CompareSettings, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
@@ -165,7 +173,9 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
         assert each.scores.keys() == {"pairs", "pairs_centred", "ner"}
         folders = {"training": "data", "losses": "heldout", "pairs": "heldout", "ner": "panx"}
         folders |= {"ner-untrained": "panx"} if each.budget == 2e8 else {}
-        assert each.data == {use: data_sha256(folder / name) for use, name in folders.items()}
+        hashes = dict(each.data)
+        assert hashes.pop("--tuning for ner")
+        assert hashes == {use: data_sha256(folder / name) for use, name in folders.items()}
         assert each.untrained.keys() == (set() if each.budget == 4e8 else {"pairs", "pairs_centred", "ner"})
         # not the losses of training, in which each system has masks of its own
         name = f"xlme-{each.steps}" if each.system == "xlme" else f"*-{each.steps // 2}+*"
@@ -341,6 +351,21 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
         other = replace(second, system="xlme", data=data)
         with pytest.raises(ValueError, match=f"here and there have different {message}: leave one of them out"):
             join_runs([("here", stored), ("there", other)])
+
+
+def test_scores_of_other_fine_tuning_are_not_compared(tuned: CompareSettings, tmp_path: Path) -> None:
+    small = [*SETTINGS.split(), "--model.vocabulary", "120"]
+
+    def tuned_with(name: str, tuning: str) -> RunScores:
+        system = plan_system(name, 1, Budget(4e8, 4, 32), small, {}, tmp_path)
+        data = data_of(system, replace(tuned, tuning=tuning))
+        return RunScores(name, 4e8, 1, 4e8, 9, 1e6, {}, {}, {}, {"ner": 9.0}, {}, data=data)
+
+    # 10 epochs are what the task's published settings have.
+    first, same = tuned_with("xlme", ""), tuned_with("xlmr", "--tuning.epochs 10 --tuning.micro-batch 2")
+    assert join_runs([("here", first), ("there", same)]) == [first, same]
+    with pytest.raises(ValueError, match="here and there have different --tuning for ner: leave one of them out"):
+        join_runs([("here", first), ("there", tuned_with("xlmr", "--tuning.epochs 1"))])
 
 
 def test_other_runs_that_cannot_be_joined_are_refused_before_training(

@@ -38,7 +38,7 @@ class RunScores:
     untrained: dict[str, float]  # measure -> score of the untrained model; empty if this model was not tested
     # For each run of the system, the settings that do not depend on the seed.
     settings: list[dict[str, Any]] = field(default_factory=list, compare=False)
-    # SHA-256 of the data by use: `training`, or the name of a test
+    # SHA-256 of the data by use: `training`, or the name of a test; and of the settings of fine-tuning (`data_of`)
     data: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -161,15 +161,17 @@ def join_runs(runs: Sequence[tuple[str, RunScores]]) -> list[RunScores]:
 
 
 def require_comparable(runs: Sequence[tuple[str, RunScores]]) -> None:
-    """Raise ValueError if two `runs` were trained or tested on different data, or if two of one system and budget
-    differ in a setting that does not depend on the seed, or in their steps or tokens. Scores do not matter."""
+    """Raise ValueError if two `runs` were trained or tested on different data, or fine-tuned with different settings,
+    or if two of one system and budget differ in a setting that does not depend on the seed, or in their steps or
+    tokens. Scores do not matter."""
     first_data: dict[str, tuple[str, str]] = {}
     first_runs: dict[tuple[str, float], tuple[str, RunScores]] = {}
     for source, run in runs:
         for use, sha256 in run.data.items():
             first_source, first_sha256 = first_data.setdefault(use, (source, sha256))
             if sha256 != first_sha256:
-                kind = "training data" if use == "training" else f"data for the test {use}"
+                of_test = use if use.startswith("--") else f"data for the test {use}"
+                kind = "training data" if use == "training" else of_test
                 raise ValueError(f"{first_source} and {source} have different {kind}: leave one of them out")
         first_source, first = first_runs.setdefault((run.system, run.budget), (source, run))
         expected, settings = _shared_by_seeds(first), _shared_by_seeds(run)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -112,9 +112,17 @@ def _entry(command: list[str]) -> dict[str, Any]:
 
 
 def data_of(system: System, settings: CompareSettings) -> dict[str, str]:
-    """SHA-256 of the system's data by use: `training`, and the name of each test that `settings` ask for."""
-    tests = {name: _entry(command)["data"] for name, command in _tests(system, settings)}
-    return {"training": data_sha256(settings.data_folder)} | tests
+    """SHA-256 of the system's data by use: `training`, and the name of each test that `settings` ask for; and of each
+    fine-tuning's settings: `--tuning for` its task."""
+    commands = dict(_tests(system, settings))
+    hashes = {"training": data_sha256(settings.data_folder)}
+    hashes |= {name: _entry(command)["data"] for name, command in commands.items()}
+    for task in ("pos", "ner"):
+        if task in commands:
+            tuning = parse(program("compare --tuning"), commands[task][1:]).tuning
+            values = asdict(replace(tuning, micro_batch=1).completed(DOWNSTREAM_TASKS[task], ModelConfig()))
+            hashes[f"--tuning for {task}"] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    return hashes
 
 
 @cache

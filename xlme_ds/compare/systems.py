@@ -67,7 +67,7 @@ class CompareSettings:
     tuning_seeds: int = 1
     """How many seeds each model is fine-tuned with; the scores are averaged."""
     also: tuple[Path, ...] = ()
-    """compare.json files of other comparisons on the same data and test files, whose runs are shown too."""
+    """compare.json files of other comparisons with the same data, test files and --tuning, whose runs are shown too."""
 
 
 @dataclass(frozen=True)
