@@ -337,6 +337,9 @@ def test_runs_with_other_settings_are_no_seeds_of_one_system(tmp_path: Path) -> 
     write_results([replace(first, scores={"pairs": 9.0})], tmp_path)
     (stored,) = read_results(tmp_path / "compare.json")
     assert [settings["data.mono_rows"] for settings in stored.settings] == [2, 2]
+    at = small.index("--engine.precision")
+    del small[at : at + 2]  # auto chooses fp32 too
+    assert join_runs([("here", first), ("there", read(2, 4))]) == [first, second]
     for other, message in (
         (read(2, 8), "data.mono_rows 2 and 4: leave one of them out"),
         (read(2, 4, "--model.dropout", "0.2"), "model.dropout 0.0 and 0.2: leave"),

@@ -12,13 +12,11 @@ settings and data have not changed.
 import math
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint_names import FINISHED
 from ..cli import fail, program
 from ..data.shards import RowStore
-from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
 from ..io.files import read_versioned
 from ..io.folders import lock_folder
@@ -117,10 +115,9 @@ def _own_runs(systems: list[System], settings: CompareSettings) -> list[tuple[st
 def _require_matching(planned: PlannedRun, settings: CompareSettings) -> None:
     """Raise ValueError if the data do not fit the run, or if the run's folder holds a run with other settings or
     data."""
-    engine = replace(planned.config.engine, precision=resolve_precision(planned.config.engine))
-    config, run_folder = replace(planned.config, engine=engine), RunFolder(planned.folder, writes=False)
+    run_folder = RunFolder(planned.folder, writes=False)
     loader, heldout, _ = read_inputs(  # checks the data
-        config, [settings.data_folder], settings.heldout, run_folder, [], 0, settings.processes
+        planned.config, [settings.data_folder], settings.heldout, run_folder, [], 0, settings.processes
     )
     if not (planned.folder / "config.json").exists():
         return

@@ -5,7 +5,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -14,6 +14,7 @@ import tyro
 from ..cli import parse, program, without_flags
 from ..config import RunConfig
 from ..counting import flops_per_step
+from ..engine.build import resolve_precision
 from ..first_weights import SHAPE
 from ..objectives import objective_of
 from ..recipes import recipe
@@ -206,5 +207,7 @@ def _plan_run(
     except ValueError as error:  # the settings were valid with the recipe's number of steps, but not with this number
         bought = f"{share.flops:g} operations buy {steps:,} step{'s' * (steps > 1)} of {recipe_name}"
         raise ValueError(f"{bought}, and {error}, or raise --budgets") from None
+    # As the run records it: other machines may choose another precision.
+    config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
     folder = runs_folder / f"{prefix}{recipe_name}-{steps}" / seed_folder
     return PlannedRun(config, folder, tuple(options), step_flops, int(sum(config.data.mean_rows) * share.row_tokens))
