@@ -531,6 +531,7 @@ def test_names_are_those_of_cldr() -> None:
     assert names[:4] == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
     assert names[4] == by_language.language_name("zh-Hans-en") == "Chinese, simplified–English"
     assert by_language.language_name("zh-Hans-zh-Hant") == "Chinese, simplified–Chinese, traditional"
+    assert by_language.language_name("en-qu") == by_language.language_name("en–qu") == ""  # not English
 
 
 SHOWN = {  # what only this file can tell

@@ -31,6 +31,8 @@ def language_name(code: str) -> str:
         if all(names):
             return "–".join(names)
     language, _, variant = code.replace("-", "_").partition("_")
+    if variant.islower() and variant not in _VARIANTS:  # no script or region: another language, in a pair
+        return ""
     name = LANGUAGE_NAMES.get(language, "")
     return f"{name}, {_VARIANTS.get(variant, variant)}" if name and variant else name
 
