@@ -63,13 +63,18 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
     with `where`."""
     filters = []
     rules_by_column = settings.get(COLUMN, {})
-    usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
+    usage = (
+        f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of of strings, finite "
+        "numbers or true and false"
+    )
     if not isinstance(rules_by_column, dict):
         raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {usage}")
     for name, rules in rules_by_column.items():
         names_fit = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
         bounds_fit = names_fit and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
-        if not bounds_fit or not isinstance(rules.get("one_of", []), list):
+        entries = rules.get("one_of", []) if bounds_fit else None
+        # A settings file in JSON cannot hold TOML's dates, and no NaN equals itself when the settings are compared.
+        if not isinstance(entries, list) or not all(isinstance(x, str | bool) or is_number(x) for x in entries):
             raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {usage}")
         if rules.get("min", -math.inf) > rules.get("max", math.inf):
             raise ValueError(

@@ -924,6 +924,10 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = -inf', "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\nmax = true', "with numbers min or max, both finite"),
         ({}, 'pairs = "any"\n[filters.column.p]\none_of = "web"', "both finite, or a list one_of"),
+        *(
+            ({}, f'pairs = "any"\n[filters.column.p]\none_of = ["web", {entry}]', "one_of of strings, finite numbers")
+            for entry in ("2024-01-01", "nan", "[1]")
+        ),
         ({}, 'pairs = "any"\n[filters.column.p]', r"has p = {}: write \[filters.column.NAME\]"),
         *(
             ({"format": "cc100"}, f'languages = ["en"]\n[filters.language]\nprobability = {p}', "between 0 and 1")
