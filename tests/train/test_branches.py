@@ -185,17 +185,18 @@ def test_a_signal_before_the_first_step_saves_nothing(
     stop.release()
 
 
+@pytest.mark.parametrize(("step", "later"), [(3, (6, 8)), (6, (8,))])
 def test_a_state_that_gives_another_loss_is_refused(
-    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, step: int, later: tuple[int, ...]
 ) -> None:
-    """By a thousandth, which no order of float32 sums makes, in the run itself and in a branch."""
+    """By a thousandth, which no order of float32 sums makes, in the run itself and in a branch, in any phase."""
     run = tmp_path / "run"
     shutil.copytree(stable, run)
-    forget(run, 6, 8)
-    state = run / "checkpoints/step_00000003/state.json"
+    forget(run, *later)
+    state = run / f"checkpoints/step_{step:08d}/state.json"
     rewrite(state, probe=1.001 * read_json(state, dict)["probe"])
-    for settings, out in ((config, run), (read_branch_config(tmp_path / "run@3"), tmp_path / "branch")):
-        with pytest.raises(SharedError, match=r"the loss of the probe batch was \S+ when \S+step_00000003 was saved"):
+    for settings, out in ((config, run), (read_branch_config(tmp_path / f"run@{step}"), tmp_path / "branch")):
+        with pytest.raises(SharedError, match=rf"the loss of the probe batch was \S+ when \S+step_{step:08d} was"):
             pretrain(settings, data, out)
 
 

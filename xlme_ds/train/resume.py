@@ -13,6 +13,7 @@ from ..checkpoint_names import run_and_step, saved_step
 from ..cli import note
 from ..config import RunConfig, TrainConfig, Training
 from ..data.loader import Loader
+from ..data.rows import TASKS
 from ..engine.build import require_kernels, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import all_gather, broadcast, on_all_ranks
@@ -144,7 +145,9 @@ def _branch(
     # `load` compares the loss of a probe batch with the loss that the parent stored. The two can be equal only if rows,
     # masks and objective are equal; otherwise the tolerance is infinite. A setting that the parent did not store counts
     # as equal.
-    same_rows = saved.get("fingerprints") == data_fingerprints(engine.loader, engine.heldout, 0)["fingerprints"]
+    theirs_by_name = saved.get("fingerprints", {}).items()
+    first_phase = {name: value for name, value in theirs_by_name if name in TASKS}  # it has the probe's rows
+    same_rows = first_phase == data_fingerprints(engine.loader, engine.heldout, 0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
     # The parent computed the stored loss in its own precision.
