@@ -37,6 +37,11 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
+# Sections of zero_optimization, each with DeepSpeed's former key for the device `cpu`, and the setting that decides.
+_OFFLOADS = (
+    ("offload_optimizer", "cpu_offload", "offload_optimizer"),
+    ("offload_param", "cpu_offload_param", "offload_parameters"),
+)
 _LOSSY = (  # keys that round the numbers that ranks send each other, or the master weights
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -78,9 +83,11 @@ def _fault(settings: dict[str, Any]) -> str:
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
         return "sets an offload_* of zero_optimization that is no object: give a JSON object, or leave it out"
-    for key, setting in ("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters"):
+    for key, former_key, setting in _OFFLOADS:
         if zero.get(key, {}).get("device", "none") != "none":
             return f"sets zero_optimization.{key}.device, which engine.{setting} decides: remove it from the file"
+        if zero.get(former_key):
+            return f"sets zero_optimization.{former_key}, which engine.{setting} decides: remove it from the file"
     for key, value in zero.items():
         if value == "auto":
             return (
