@@ -262,6 +262,13 @@ def test_a_layer_of_it_joins_pairs_as_it_does(form: str, masked: tuple[Path, Pat
     assert others == [first] * 3 and first.count(2) == 2
 
 
+def test_a_discriminator_converted_again_keeps_its_head(form: str, two: tuple[Path, Path], tmp_path: Path) -> None:
+    if form == "modernbert":
+        pytest.skip("--from-hf reads only models of XLM-R's shape")
+    main(["--from-hf", str(two[1]), "--out", str(tmp_path / "again")])
+    assert xlme.load(tmp_path / "again").judge("kalo mi ter") == xlme.load(two[1]).judge("kalo mi ter")
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_it_goes_back_whole(masked: tuple[Path, Path], tmp_path: Path, saved: bool) -> None:
     """Bit for bit, also from shards that transformers saved."""

@@ -11,9 +11,9 @@ from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..trained.config_json import MODEL_TYPE, read_config
-from ..trained.exports import FORMATS, WHICH_KEY
+from ..trained.exports import FORMATS, WHICH_KEY, read_heads
 from ..trained.runs import load_run, main_encoder
-from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_masked_head
+from ..trained.xlm_roberta import read_xlm_roberta
 from .card import render_card, render_run_card
 from .exported_folder import ExportedModel, write_folder
 
@@ -79,15 +79,16 @@ def _choose_model_type(model: ExportedModel, model_type: ModelType | None) -> Mo
 def export_xlm_roberta(
     folder: Path, out: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
-    """Export a model of XLM-R's shape: XLM-R, or an export of ours. The export has the masked language modelling head
-    if the model has one and `layer` is None."""
+    """Export a model of XLM-R's shape: XLM-R, or an export of ours. The export has the head of pre-training if the
+    model has one and `layer` is None."""
     require_new(out)
     encoder, vocabulary = read_xlm_roberta(folder)
     if layer is None:
-        head = read_xlm_roberta_masked_head(folder)
+        head = read_heads(folder)
     else:
         encoder, head = truncate_encoder(encoder, layer), {}
-    architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
+    prefix = next(iter(head), "").split(".")[0]
+    architecture = _PRETRAINED.get(f"{prefix}.", "XLMEModel")
     which = read_config(folder).get(WHICH_KEY)  # an export of ours says which encoder it is
     main = ExportedModel(encoder, architecture, head, separators=_separators(folder), which=which)
     main = replace(main, model_type=_choose_model_type(main, model_type))
