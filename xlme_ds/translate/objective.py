@@ -84,15 +84,21 @@ class MachineTranslation(MaskedLanguageModelling):
 
     def collate_for(self, rows: RowStore, purpose: Purpose) -> Collate:
         """The function that makes batches. It adds a noised copy of each sentence if denoising is trained, and the
-        language to translate each sentence into if back-translation is trained."""
+        language to translate each sentence into if back-translation is trained. Raises ValueError if `rows` have no
+        such language."""
         if len(self.terms) == 1:
             return super().collate_for(rows, purpose)
         points = self._weight_points if purpose == "train" else dict.fromkeys(self.terms, _ALWAYS)
         denoising, back_translation = points.get("ae", ()), points.get("bt", ())
         if purpose == "show" and denoising:  # the page shows one prediction of each token
             back_translation = ()
-        mask_id = rows.manifest.vocabulary_size - 1
-        return SentenceInputs(denoising, back_translation, languages_of_text(rows), mask_id)
+        languages, mask_id = languages_of_text(rows), rows.manifest.vocabulary_size - 1
+        if back_translation and len(languages) < 2:
+            raise ValueError(
+                f"objective.back_translation needs text of two languages, and {rows.folder} has {len(languages)}: add "
+                "text of another, or leave it empty"
+            )
+        return SentenceInputs(denoising, back_translation, languages, mask_id)
 
     def as_probe(self, batch: Batch) -> Batch:
         """`batch` for the probe loss: without back-translation, unless the batch has no other term. The sources of

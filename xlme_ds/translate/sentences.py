@@ -38,13 +38,6 @@ class SentenceInputs:
     languages: tuple[int, ...]  # indices of the languages of the rows
     mask: int  # id of `<mask>`
 
-    def __post_init__(self) -> None:
-        count = len(self.languages)
-        if self.back_translation and count < 2:
-            raise ValueError(
-                f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
-            )
-
     def __call__(self, task_rows: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
         """The batch that `collate` makes, with `noised_BT` and `target_languages_BT` added, int64 [B, T], each only if
         the step needs it."""
