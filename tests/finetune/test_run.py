@@ -570,3 +570,26 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
     folders[8].mkdir()
     (folders[8] / "scores.json").write_text("{}")
     assert job() == ""
+
+
+LIVE_ENGINES = """
+import gc, sys
+import deepspeed
+from xlme_ds.finetune.__main__ import main
+main(sys.argv[1:])
+gc.collect()
+print("engines", sum(isinstance(thing, deepspeed.DeepSpeedEngine) for thing in gc.get_objects()))
+"""
+
+
+@pytest.mark.parametrize(("precision", "engine"), [("bf16", "zero1"), ("fp32", "zero2")])
+def test_a_run_of_a_command_frees_its_engine(base: Path, tmp_path: Path, precision: str, engine: str) -> None:
+    """A grid has 45 runs: on a GPU their engines would take its memory, one after another."""
+    where = ["--task", "ner", "--model", str(base), "--data", str(write_entities(tmp_path / "ner", 40))]
+    settings = (
+        f"--seeds 1 2 --engine.precision {precision} --engine.deepspeed {engine} --tuning.epochs 1 --tuning.batch 20 "
+        "--tuning.micro-batch 10 --tuning.train-examples 20"
+    )
+    done = python("-c", LIVE_ENGINES, *where, "--out", str(tmp_path / "out"), *settings.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "engines 0"

@@ -282,6 +282,10 @@ class Engine:
         """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
+    def close(self) -> None:
+        """Undo what would keep the engine in memory for as long as this process runs. Nothing else may be called
+        afterwards."""
+
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
         # The sum is taken on the host, as in `_read`.

@@ -58,7 +58,8 @@ class ZeroEngine(Engine):
             if uses_bf16_optimizer and world > 1 and not isinstance(module, PipelineModule):
                 split_param_groups(adam, module, zero_settings.get("reduce_bucket_size", 5e8))
             _add_fillers(module, adam, replicas, stage)
-            engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
+            with torch.no_grad():  # else DeepSpeed's flat buffers keep the parameters, and so the engine, for ever
+                engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             del module.fillers  # so that the module has the parameters of the model only
             reduce_in_buffers(engine, bf16_gradients)
             align_gradients(engine.optimizer)
@@ -142,6 +143,10 @@ class ZeroEngine(Engine):
             if self.rank % self.engine.dp_world_size == 0:
                 state[name] = whole.detach().float().cpu().clone()
         return state
+
+    def close(self) -> None:
+        """As `Engine.close`: remove the gradient hooks, which hold the engine and are held by torch."""
+        self.engine.destroy()
 
 
 def _add_fillers(module: nn.Module, optimizer: torch.optim.Optimizer, replicas: int, zero_stage: int) -> None:

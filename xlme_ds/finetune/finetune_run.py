@@ -1,6 +1,7 @@
 """One fine-tuning run: read the examples, train with the engines and checkpoints of pre-training, and score or predict
 every language."""
 
+import gc
 import importlib.util
 import shutil
 from collections.abc import Mapping
@@ -102,6 +103,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not has_model and not _train(objective, inputs, weights.parent, folder, rank, stop, watchdog):
             return None
+        gc.collect()  # frees the engine, whose parts refer to each other, before scoring and the next run
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
         # Users submit the folder of predictions as it is, so an earlier call's predictions for other tests must go.
@@ -229,15 +231,16 @@ def _train(
     initial, config, loader = inputs.initial, inputs.config, inputs.loader
     require_engine(config)
     on_all_ranks(lambda: folder.lock_nvme(config.engine, rank))
-    engine = build_data_parallel_engine(config, objective, partial(_initialise, initial.encoder, config), loader, None)
     tokens = loader.row_tokens
     forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
     parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
     # 3: one for the forward pass, and two for the backward pass, which costs twice as much.
     info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
-    if not Trainer(engine, config, folder, info).train(stop, watchdog):
-        return False
-    state = engine.full_state()  # collective, so outside of the function that only rank 0 runs
+    fill = partial(_initialise, initial.encoder, config)
+    with closing(build_data_parallel_engine(config, objective, fill, loader, None)) as engine:
+        if not Trainer(engine, config, folder, info).train(stop, watchdog):
+            return False
+        state = engine.full_state()  # collective, so outside of the function that only rank 0 runs
     on_all_ranks(lambda: write_model(model_folder, config.model, state, initial.vocabulary.path) if rank == 0 else None)
     return True
 

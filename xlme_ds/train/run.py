@@ -77,12 +77,12 @@ def pretrain(
                 )
             require_engine(config)
             on_all_ranks(lambda: folder.lock_nvme(config.engine, rank))
-            engine = build_engine(config, loader, heldout_loader, initial_values)
             folders = (data[0],) if heldout is None else (data[0], heldout)
-            info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
-            finished = Trainer(engine, config, folder, info, profiled).train(stop, watchdog)
-            watchdog.close()
-            state = engine.full_state() if finished else {}
+            with closing(build_engine(config, loader, heldout_loader, initial_values)) as engine:
+                info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
+                finished = Trainer(engine, config, folder, info, profiled).train(stop, watchdog)
+                watchdog.close()
+                state = engine.full_state() if finished else {}
         if finished and rank == 0:
             stop.at_once = True  # a signal may end the process now, because the same command writes the page again
             try:
