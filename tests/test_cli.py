@@ -518,9 +518,10 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"sets zero_optimization\.{key}\.device, which engine\.{key}"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
     for key, setting in ("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_parameters"):
-        path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: True}}))
-        with pytest.raises(ValueError, match=rf"sets zero_optimization\.{key}, which engine\.{setting} decides"):
-            deepspeed_settings(EngineConfig(deepspeed=str(path)))
+        for value in (True, False):
+            path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: value}}))
+            with pytest.raises(ValueError, match=rf"sets zero_optimization\.{key}, which engine\.{setting} decides"):
+                deepspeed_settings(EngineConfig(deepspeed=str(path)))
     for more in ({"gradient_predivide_factor": 8.0}, {"prescale_gradients": True}, {"zero_force_ds_cpu_optimizer": 1},
                  {"progressive_layer_drop": {"enabled": True}}, {"no such key": 1}):  # fmt: skip
         path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))

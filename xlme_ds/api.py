@@ -3,6 +3,7 @@
 N sentences, T tokens, M masks, D width.
 """
 
+import gc
 import importlib.util
 import os
 import warnings
@@ -76,6 +77,7 @@ def pretrain(
         try:
             finished = run.pretrain(config, folders, run_folder, heldout_folder, stop_request, report, profiled)
         finally:
+            gc.collect()  # frees the engine, whose parts refer to each other, before the next run of this process
             if stop is None:
                 stop_request.release()
     return run_folder if finished else None
@@ -322,7 +324,7 @@ class TextModel:
             except ValueError:
                 problem = f"no embedding of the language {language}" if language else "language embeddings"
                 raise ValueError(
-                    f"{self.folder} has {problem}: add language=, one of {', '.join(encoder.cfg.language_embeddings)}"
+                    f"{self.folder} has {problem}: set language= to one of {', '.join(encoder.cfg.language_embeddings)}"
                 ) from None
         if language and not encoder.cfg.language_embeddings:
             raise ValueError(

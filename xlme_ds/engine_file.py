@@ -86,7 +86,7 @@ def _fault(settings: dict[str, Any]) -> str:
     for key, former_key, setting in _OFFLOADS:
         if zero.get(key, {}).get("device", "none") != "none":
             return f"sets zero_optimization.{key}.device, which engine.{setting} decides: remove it from the file"
-        if zero.get(former_key):
+        if former_key in zero:  # in any form DeepSpeed refuses it next to the section
             return f"sets zero_optimization.{former_key}, which engine.{setting} decides: remove it from the file"
     for key, value in zero.items():
         if value == "auto":

@@ -46,8 +46,7 @@ _BLOCK_SLOTS: dict[ExampleUnit, int] = {
 # monolingual examples have one side. The examples of a stretch are usually in one block, so that one read gets all of
 # them.
 _STRETCH_IDS = 8192
-# This description is one of the settings in a manifest: an unfinished output folder whose description differs is not
-# continued.
+# This description is one of the settings in a manifest: an output folder whose description differs is refused.
 _ORDER_DESCRIPTION = (
     "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of up to {} ids"
 )
@@ -135,8 +134,9 @@ def run(config: MixConfig) -> None:
     model = vocabulary_path.read_bytes()  # before hours of work, in which another file may take its place
     _check_text_settings(config, encoded)
     stages = {task: _stage(config, task, rows, encoded[task], languages) for task, rows in rows_by_task.items()}
-    # New folders are planned before any is written, so that an error comes before hours of work, and leaves no folder.
-    # A folder that has a manifest is usually complete, and needs no plan.
+    # New folders are planned before any is written, so that nearly all errors come before hours of work, and leave no
+    # folder; too few examples for the gaps of packing are found later (`increase_total`). A folder that has a manifest
+    # is usually complete, and needs no plan.
     plans = {
         task: _plan(config, task, rows, encoded[task], languages)
         for task, rows in rows_by_task.items()

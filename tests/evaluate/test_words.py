@@ -172,6 +172,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
     write(tmp_path / "en-fr.txt", "the le", "the le la")
     assert "en-fr.txt line 2 is 'the le la': it must be two words with a space or a tab" in fault()
     write(tmp_path / "en-fr.txt", "the le")
+    (tmp_path / "latest").symlink_to(tmp_path)  # the same file once more
     write(tmp_path / "more/en-fr.txt", "the le")
     assert "more/en-fr.txt is the second test named en-fr" in fault()
 

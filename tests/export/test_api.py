@@ -301,7 +301,7 @@ def test_a_language_without_an_embedding(tmp_path: Path) -> None:
     loaded = xlme.load(write_run(tmp_path / "run", objective="mlm", language_embeddings=("de", "zh-Hans")))
     assert np.array_equal(loaded.encode("kalo", language="zh"), loaded.encode("kalo", language="zh-Hans"))
     for language, said in (("", "has language embeddings"), ("xx", "has no embedding of the language xx")):
-        with pytest.raises(ValueError, match=f"run {said}: add language=, one of de, zh-Hans$"):
+        with pytest.raises(ValueError, match=f"run {said}: set language= to one of de, zh-Hans$"):
             loaded.encode("kalo", language=language)
 
 

@@ -573,12 +573,21 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
 
 
 LIVE_ENGINES = """
-import gc, sys
+import functools, gc, sys
 import deepspeed
 from xlme_ds.finetune.__main__ import main
+
+counts, initialize = [], deepspeed.initialize
+
+@functools.wraps(initialize)
+def counted(**settings):
+    counts.append(sum(isinstance(thing, deepspeed.DeepSpeedEngine) for thing in gc.get_objects()))
+    return initialize(**settings)
+
+gc.disable()  # so that only the command itself frees an engine
+deepspeed.initialize = counted
 main(sys.argv[1:])
-gc.collect()
-print("engines", sum(isinstance(thing, deepspeed.DeepSpeedEngine) for thing in gc.get_objects()))
+print("engines before each run:", counts)
 """
 
 
@@ -592,4 +601,4 @@ def test_a_run_of_a_command_frees_its_engine(base: Path, tmp_path: Path, precisi
     )
     done = python("-c", LIVE_ENGINES, *where, "--out", str(tmp_path / "out"), *settings.split())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "engines 0"
+    assert done.stdout.splitlines()[-1] == "engines before each run: [0, 0]"

@@ -161,10 +161,11 @@ def test_a_branch_takes_the_steps_of_its_decay(
 
 def test_a_signal_before_the_first_step_saves_nothing(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    """It comes while the model is built; a new run says so, and a branch, which has its parent's steps."""
+    """It comes after the model is built; a new run says so, and a branch, which has its parent's steps."""
     stop = StopRequest()
+    request.addfinalizer(stop.release)
     load = resume.resume
 
     def interrupted(*arguments: Any) -> tuple[int, dict[str, Any]]:
@@ -182,7 +183,6 @@ def test_a_signal_before_the_first_step_saves_nothing(
     stop.received = "SIGTERM"  # while a run with checkpoints reads its data
     assert pretrain(config, data, stable, stop=stop) is None
     assert capsys.readouterr().out == f"{stable}: stopped before the next step; the same command continues\n"
-    stop.release()
 
 
 @pytest.mark.parametrize(("step", "later"), [(3, (6, 8)), (6, (8,))])

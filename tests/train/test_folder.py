@@ -283,7 +283,9 @@ def test_runs_that_offload_to_one_disk_have_places_of_their_own(tmp_path: Path) 
         one.lock_nvme(engine, rank=0)
         with closing(RunFolder(tmp_path / "two", root=False)) as two:
             two.lock_nvme(engine, rank=1)
-            with pytest.raises(ValueError, match=r"another process is still working in \S+/swap/rank0 \(process"):
+            with pytest.raises(
+                ValueError, match=r"engine.nvme_folder: another process is still working in \S+/swap/rank0 \(process"
+            ):
                 two.lock_nvme(engine, rank=0)
             two.lock_nvme(EngineConfig(nvme_folder=str(tmp_path / "swap")), rank=0)
     RunFolder(tmp_path / "two").lock_nvme(engine, rank=0)

@@ -73,5 +73,6 @@ def constants_hash(function: Kernel) -> str:
     }
     for name, value in function.__globals__.items():
         if hasattr(value, "py_func") and value.__module__ != function.__module__:
-            values[name] = Path(value.py_func.__code__.co_filename).read_text(encoding="utf-8")
+            source = Path(value.py_func.__code__.co_filename).read_text(encoding="utf-8")
+            values[name] = source + constants_hash(value.py_func)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]

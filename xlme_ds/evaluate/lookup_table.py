@@ -19,7 +19,7 @@ import torch
 from ..config import EncoderName
 from ..data.schema import UNK
 from ..io.argument_types import check_argument_types
-from ..io.files import visible_paths
+from ..io.files import real_path, visible_paths
 from ..io.folders import require_folder
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -86,7 +86,7 @@ def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
     by_name: dict[str, Path] = {}
     for path in sorted(paths):
         name = path.name.removesuffix(ending)
-        if by_name.setdefault(name, path) is not path:
+        if real_path(by_name.setdefault(name, path)) != real_path(path):
             raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
     return by_name
 

@@ -113,7 +113,8 @@ def pairs(
             {language: (english[:limit], other[:limit]) for language, (english, other) in bitexts.items()}
         )
     # To one vocabulary, more sentences may be equal than to another. A language is scored for all models or for none.
-    counts = {language: min(len(bitexts[language][0]) for bitexts in all_bitexts) for language in all_bitexts[0]}
+    languages = sorted({language for bitexts in all_bitexts for language in bitexts})
+    counts = {language: min(len(bitexts.get(language, ([],))[0]) for bitexts in all_bitexts) for language in languages}
     too_few = {language: count for language, count in counts.items() if count < FEWEST_PAIRS}
     tested = [language for language in counts if language not in too_few]
     if not tested:

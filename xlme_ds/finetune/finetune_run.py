@@ -237,10 +237,12 @@ def _train(
     # 3: one for the forward pass, and two for the backward pass, which costs twice as much.
     info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
     fill = partial(_initialise, initial.encoder, config)
-    with closing(build_data_parallel_engine(config, objective, fill, loader, None)) as engine:
-        if not Trainer(engine, config, folder, info).train(stop, watchdog):
-            return False
-        state = engine.full_state()  # collective, so outside of the function that only rank 0 runs
+    engine = build_data_parallel_engine(config, objective, fill, loader, None)
+    finished = Trainer(engine, config, folder, info).train(stop, watchdog)
+    state = engine.full_state() if finished else {}  # collective, so outside of the function that only rank 0 runs
+    engine.close()  # not after an error: it waits for the GPU, which may wait for a rank that has ended
+    if not finished:
+        return False
     on_all_ranks(lambda: write_model(model_folder, config.model, state, initial.vocabulary.path) if rank == 0 else None)
     return True
 

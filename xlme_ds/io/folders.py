@@ -140,7 +140,7 @@ def user_cache() -> Path:
     """This package's folder in the user's cache folder. Raises OSError if it cannot be made."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache.startswith("~"):
-        raise FileNotFoundError("this user has no home folder")  # else the current folder would get a folder `~`
+        raise FileNotFoundError(f"{cache} is in no home folder")  # else the current folder would get a folder `~`
     return private_folder(Path(cache, "xlme_ds"))
 
 

@@ -102,7 +102,7 @@ def read_models(folders: Iterable[Path]) -> list[ModelScores]:
 def _result_files(folder: Path) -> list[Path]:
     """The result files in a folder and below it. Raises ValueError if there are none."""
     require_folder(folder, f"--runs takes folders that hold {', '.join(RESULT_FILES)}")
-    paths = [path for name in RESULT_FILES for path in visible_paths(folder, name)]
+    paths = [path for path in visible_paths(folder) if path.name in RESULT_FILES]
     if not paths:
         raise ValueError(f"{folder} holds no {', '.join(RESULT_FILES)}: fine-tune or evaluate a model into it first")
     return paths

@@ -78,11 +78,12 @@ def pretrain(
             require_engine(config)
             on_all_ranks(lambda: folder.lock_nvme(config.engine, rank))
             folders = (data[0],) if heldout is None else (data[0], heldout)
-            with closing(build_engine(config, loader, heldout_loader, initial_values)) as engine:
-                info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
-                finished = Trainer(engine, config, folder, info, profiled).train(stop, watchdog)
-                watchdog.close()
-                state = engine.full_state() if finished else {}
+            engine = build_engine(config, loader, heldout_loader, initial_values)
+            info = on_all_ranks(lambda: pretraining_info(config, loader, heldout_loader, rank == 0, folders))
+            finished = Trainer(engine, config, folder, info, profiled).train(stop, watchdog)
+            watchdog.close()
+            state = engine.full_state() if finished else {}
+            engine.close()  # not after an error: it waits for the GPU, which may wait for a rank that has ended
         if finished and rank == 0:
             stop.at_once = True  # a signal may end the process now, because the same command writes the page again
             try:

@@ -104,7 +104,10 @@ class RunFolder:
         names of DeepSpeed's files there have the rank alone, so two runs would read each other's weights. Raises
         ValueError if another run uses the place."""
         if "nvme" in (engine.offload_optimizer, engine.offload_parameters):
-            self._nvme_lock = lock_folder(Path(engine.nvme_folder) / f"rank{rank}")
+            try:
+                self._nvme_lock = lock_folder(Path(engine.nvme_folder) / f"rank{rank}")
+            except ValueError as error:
+                raise ValueError(f"engine.nvme_folder: {error}") from None
 
     def close(self) -> None:
         """Unlock the folders before the process ends; remove the run folder if `claim` made it and it is empty."""

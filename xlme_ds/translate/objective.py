@@ -96,7 +96,7 @@ class MachineTranslation(MaskedLanguageModelling):
         if back_translation and len(languages) < 2:
             raise ValueError(
                 f"objective.back_translation needs text of two languages, and {rows.folder} has {len(languages)}: add "
-                "text of another, or leave it empty"
+                "text of another language, or leave the setting empty"
             )
         return SentenceInputs(denoising, back_translation, languages, mask_id)
 
