@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import warnings
+import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -120,11 +121,18 @@ def dry_run(
 
 
 def _weights_stamp(export: Path) -> list[tuple[int, int, int] | None]:
-    """Inode, size and time of the weights of an export's two encoders; None for a file that does not exist. A new
-    export may get the inodes of a deleted one."""
-    files = [export / name / WEIGHTS_FILE for name in (".", GENERATOR_FOLDER)]
-    stats = [file.stat() if file.exists() else None for file in files]
-    return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+    """Inode, size and a checksum of the last MiB of the weights of an export's two encoders; None for a file that does
+    not exist. A new export may get the inodes of a deleted one."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for file in (export / name / WEIGHTS_FILE for name in (".", GENERATOR_FOLDER)):
+        if not file.exists():
+            stamps.append(None)
+            continue
+        with file.open("rb") as weights:
+            stat = os.fstat(weights.fileno())
+            weights.seek(max(stat.st_size - 2**20, 0))
+            stamps.append((stat.st_ino, stat.st_size, zlib.crc32(weights.read())))
+    return stamps
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
