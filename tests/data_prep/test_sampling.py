@@ -185,6 +185,15 @@ def test_few_slots_take_examples_from_many_places() -> None:
         assert (np.diff(np.sort(example[language == j])) > 1).sum() >= 15
 
 
+@pytest.mark.parametrize(("examples", "fewest", "most"), [(100, 1, 1), (101, 5, 17)])
+def test_only_a_sample_of_less_than_half_of_the_examples_is_spread(examples: int, fewest: int, most: int) -> None:
+    """50 uses in less than a block. Half of the examples: one stretch of 50, as in a whole block. Less than half:
+    stretches of 3 (50 // 16), of which neighbours may join."""
+    example = sampled((examples,), 1.0, 50, block_slots=1 << 18, max_stretch=50).locate(np.arange(50))[1]
+    around = np.sort(example)
+    assert fewest <= (np.diff(around, append=around[0] + examples) > 1).sum() <= most
+
+
 def test_order_of_any_part_is_the_part_of_the_order_and_depends_on_seed_and_label() -> None:
     order = sampled((1000, 50, 7), 0.5, 2400, block_slots=512, max_stretch=4)
     whole = order.locate(np.arange(order.total))

@@ -206,11 +206,13 @@ def test_a_process_with_work_to_save_stops_when_the_others_have_come(tmp_path: P
 
 
 TWICE = """
+import gc
 import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from deepspeed import DeepSpeedEngine
 from tests.engine.worker import tiny
 from xlme_ds.api import pretrain
 from xlme_ds.train.stop import StopRequest
@@ -224,6 +226,12 @@ os.kill(os.getpid(), signal.SIGINT)
 assert pretrain(config, folder / "mixed", folder / "three", stop=stop) is None, "a run that was stopped"
 stop.release()
 assert "RANK" not in os.environ, "what this process starts is not a rank of its runs"
+def engines():
+    return sum(isinstance(thing, DeepSpeedEngine) for thing in gc.get_objects())
+gc.disable()  # so that only `pretrain` itself frees an engine
+before = engines()
+pretrain(replace(config, engine=replace(config.engine, deepspeed="zero1")), folder / "mixed", folder / "four")
+assert engines() == before
 """
 
 

@@ -69,7 +69,9 @@ def write_pairs(
         # The file of the translations is written last: it marks the pairs as complete.
         for side, file in enumerate(files):
             write_text(file, "".join(f"{pair[side]}\n" for pair in pairs))
-    shutil.rmtree(parts_folder, ignore_errors=True)  # after its lock is closed: NFS removes no folder with an open file
+        # While no other process may write there. NFS may keep the folder, because the lock is open; the next call
+        # removes it.
+        shutil.rmtree(parts_folder, ignore_errors=True)
     too_long, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
     print(
         f"{files[1]}: {len(pairs)} pairs; left out: {too_long} lines too long, "
