@@ -6,9 +6,10 @@ and resumed, only its last attempt counts. Steps whose last attempt was made wit
 """
 
 import sys
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,11 +61,12 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run} read {len(run_phases)} folders, but --data names {len(data)}: name all folders")
     start = first_step(asdict(config))
     rows_per_step = config.data.mono_rows, config.data.para_rows
-    audited, readings = _last_readings(run / AUDIT_FOLDER, steps)
-    audited_steps = [step for step in range(start, steps) if audited[step]]
+    attempts = list(audit_lines(run / AUDIT_FOLDER / ATTEMPTS, ("start", "world", "audit")))
+    last_attempts = _last_attempts(attempts, steps)
+    audited_steps = [step for step in range(start, steps) if last_attempts[step] >= 0]
     if not audited_steps:
         raise ValueError(f"{run} has {steps} steps, all without --train.audit: only steps with it can be examined")
-    faults, row_counts = [], []
+    asked: dict[str, dict[int, _StepRows]] = {}
     for task_index, task in enumerate(TASKS):
         if rows_per_step[task_index]:
             stores = [RowStore(folder / task) for folder in data]
@@ -78,73 +80,87 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
             # The plan is that of a single rank, because the rows of a step do not depend on the number of ranks.
             plan = StepPlan(rows_per_step, rows_per_step, 1, 1, config.data.alternate)
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
-            step_rows = {
-                step: row_range
+            asked[task] = {
+                step: _StepRows(stores[number], row_range)
                 for step in audited_steps
-                if (row_range := plans[phase_index(run_phases, step)].step_rows(step, task_index))
+                if (row_range := plans[number := phase_index(run_phases, step)].step_rows(step, task_index))
             }
-            step_stores = {step: stores[phase_index(run_phases, step)] for step in step_rows}
-            faults += _compare(task, step_rows, step_stores, readings[task])
-            row_counts.append(f"{sum(map(len, step_rows.values())):,} {task} rows")
+    faults = _read_in_other_steps(run / AUDIT_FOLDER, attempts, last_attempts, asked)
+    for task, by_step in asked.items():
+        for step, step_rows in by_step.items():
+            faults += step_rows.faults(task, step)
+    row_counts = [
+        f"{sum(len(rows.rows) for rows in by_step.values()):,} {task} rows" for task, by_step in asked.items()
+    ]
     left_out = steps - start - len(audited_steps)
     note = f" (--train.audit was off in {left_out} more)" if left_out else ""
     return faults, f"{' and '.join(row_counts)} of {len(audited_steps)} steps{note}"
 
 
-def _last_readings(folder: Path, steps: int) -> tuple[np.ndarray, dict[str, dict[int, list[tuple[int, int]]]]]:
-    """Returns (bool [steps], whether a step's last attempt was recorded; readings). The readings are, by task and row
-    number, a (step, checksum) for each time that the row was read. If a step was attempted several times, only its last
-    attempt counts."""
-    last_attempts = np.full(steps, -1)  # by step, the index of the last attempt; -1 if that attempt was not recorded
-    attempts = dict(enumerate(audit_lines(folder / ATTEMPTS, ("start", "world", "audit"))))
-    for attempt, line in attempts.items():
+class _StepRows:
+    """The rows that a step asks for of one task, and how they were read. It holds arrays, because a run may read
+    hundreds of millions of rows."""
+
+    def __init__(self, store: RowStore, rows: range):
+        self.store = store
+        self.rows = rows  # row numbers
+        self.times = np.zeros(len(rows), dtype=np.uint8)  # how often each row was read in this step
+        self.checksums = np.zeros(len(rows), dtype=np.uint32)  # of the tokens that were read last
+
+    def note_reading(self, row: int, checksum: int) -> None:
+        index = row - self.rows.start
+        self.times[index] += 1
+        self.checksums[index] = checksum
+
+    def faults(self, task: str, step: int) -> Iterator[str]:
+        """A sentence for every row that was not read exactly once, with the tokens of the data."""
+        tokens = self.store.read(np.arange(self.rows.start, self.rows.stop) % self.store.rows).tokens
+        for index in np.flatnonzero((self.times != 1) | (self.checksums != row_checksums(tokens))).tolist():
+            if self.times[index] == 1:
+                yield f"{task} row {self.rows[index]} was read with other tokens than the data hold"
+            else:
+                yield f"{task} row {self.rows[index]} of step {step} was read {self.times[index]} times in that step"
+
+
+def _last_attempts(attempts: list[dict[str, Any]], steps: int) -> np.ndarray:
+    """The last attempt at each step, int64 [steps]; -1 if it was made without --train.audit. `attempts`: the lines of
+    the file of that name."""
+    last_attempts = np.full(steps, -1)
+    for attempt, line in enumerate(attempts):
         if line:
             # An attempt is one start of the run, which takes or repeats the steps from `start` on.
             last_attempts[line["start"] :] = attempt if line["audit"] else -1
-    ranks = max((attempts[attempt]["world"] for attempt in set(last_attempts.tolist()) - {-1}), default=0)
+    return last_attempts
+
+
+def _read_in_other_steps(
+    folder: Path, attempts: list[dict[str, Any]], last_attempts: np.ndarray, asked: dict[str, dict[int, _StepRows]]
+) -> list[str]:
+    """Note in `asked`, by task and step, which rows the last attempt at each step read. Returns a sentence for every
+    row that was read in a step that does not ask for it."""
+    ranks = max(attempts[attempt]["world"] for attempt in set(last_attempts.tolist()) - {-1})
     for path in (rank_file(folder, rank) for rank in range(ranks)):
         if not path.exists():
             raise ValueError(f"{path} does not exist, which has the rows that a process read: restore it")
-    readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
+    faults = []
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in filter(None, audit_lines(path, ("attempt", "step", "rows"))):
-            step = line["step"]
-            if not attempts.get(line["attempt"]):  # it was whole: a start that writes only half of it does no step
+            step, attempt = line["step"], line["attempt"]
+            if attempt >= len(attempts) or not attempts[attempt]:
+                # The line was whole once: a start that writes only half of it does no step.
                 raise ValueError(
-                    f"the line of start {line['attempt'] + 1} in {folder / ATTEMPTS} is damaged, so it is not known "
-                    "which steps were done again: restore the file"
+                    f"the line of start {attempt + 1} in {folder / ATTEMPTS} is damaged, so it is not known which "
+                    "steps were done again: restore the file"
                 )
-            if step < steps and line["attempt"] == last_attempts[step]:
+            if step < len(last_attempts) and attempt == last_attempts[step]:
                 for task, row_ranges in line["rows"].items():
+                    step_rows = asked[task].get(step)
                     for first_row, *checksums in row_ranges:
                         for row, checksum in enumerate(checksums, start=first_row):
-                            readings[task][row].append((step, checksum))
-    return last_attempts >= 0, readings
-
-
-def _compare(
-    task: str,
-    step_rows: dict[int, range],
-    step_stores: dict[int, RowStore],
-    readings: dict[int, list[tuple[int, int]]],
-) -> list[str]:
-    """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
-
-    For each step that reads rows of the task, `step_rows` has the row numbers and `step_stores` the data that hold the
-    rows. `readings` is the task's entry in the readings that `_last_readings` returns.
-    """
-    expected_rows = {row for row_range in step_rows.values() for row in row_range}
-    faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in expected_rows]
-    for step, row_range in step_rows.items():
-        store = step_stores[step]
-        checksums = row_checksums(store.read(np.arange(row_range.start, row_range.stop) % store.rows).tokens)
-        for row, checksum in zip(row_range, checksums, strict=True):
-            row_readings = readings.get(row, [])
-            steps_read_in = [step_read_in for step_read_in, _ in row_readings]
-            if steps_read_in != [step]:
-                faults.append(f"{task} row {row} belongs to step {step}, but was read in steps {steps_read_in}")
-            elif row_readings[0][1] != checksum:
-                faults.append(f"{task} row {row} was read with other tokens than the data hold")
+                            if step_rows is not None and row in step_rows.rows:
+                                step_rows.note_reading(row, checksum)
+                            else:
+                                faults.append(f"{task} row {row} was read in step {step}, which does not ask for it")
     return faults
 
 

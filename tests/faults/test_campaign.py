@@ -43,9 +43,12 @@ def test_what_the_audit_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = out / "audit/rank_00000.jsonl"
     lines = path.read_text().split("\n")
     path.write_text("\n".join(lines[:-1]))
-    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps []"
+    assert examine(out, (data,))[0][0] == "mono row 88 of step 11 was read 0 times in that step"
     path.write_text("\n".join([*lines, lines[-1]]))
-    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, but was read in steps [11, 11]"
+    assert examine(out, (data,))[0][0] == "mono row 88 of step 11 was read 2 times in that step"
+    path.write_text("\n".join([*lines[:-1], lines[-1].replace('"step": 11', '"step": 10')]))
+    moved = examine(out, (data,))[0]
+    assert moved[0] == "mono row 88 was read in step 10, which does not ask for it" and len(moved) == 2 * 2 * 8
     path.write_text("\n".join([*lines, '{"a": 1}']))
     assert examine(out, (data,))[0] == [], "a damaged line counts as none"
     last = json.loads(lines[-1])

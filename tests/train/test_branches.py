@@ -106,7 +106,7 @@ def weights(run: Path) -> dict[str, bytes]:
 
 
 def records(run: Path) -> list[dict]:
-    lines = audit_lines(run / "metrics.jsonl")
+    lines = list(audit_lines(run / "metrics.jsonl"))
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
 
 
@@ -684,7 +684,7 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
     found = read_json(run / "languages.json", dict)["mono"]
     assert found["de"] == pytest.approx({"share": 0.625, "share_before": 0.5, "repeat": 1.25})
     assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
-    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(unseen / "mono")
+    line, heldout = list(audit_lines(run / "heldout.jsonl"))[-1], RowStore(unseen / "mono")
     both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
     sums, counts = unigram_nll_by_language(both, heldout, 0, 30)
     assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())

@@ -125,7 +125,7 @@ def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> Non
     out = pretrain(turns, folder / "data", folder / "turns")
     read = [line["rows"] for line in audit_lines(out / "audit/rank_00000.jsonl") if "rows" in line]
     rows = [sum(len(part) - 1 for parts in of_step.values() for part in parts) for of_step in read]
-    lines = audit_lines(out / "metrics.jsonl")
+    lines = list(audit_lines(out / "metrics.jsonl"))
     assert [line["tokens"] for line in lines] == [32 * sum(rows[:3]), 32 * sum(rows)] == [384, 512]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from .run_folder import json_object
 #
 # `attempts.jsonl` has a line for every start of the run, except those before the first one with `train.audit`:
 # {`start`: steps done by then, `world`: number of ranks that read rows, `audit`: whether `train.audit` was on}. The
-# index of the attempt is the line's index, from 0, among the lines that `audit_lines` returns.
+# index of the attempt is the line's index, from 0, among the lines that `audit_lines` gives.
 #
 # `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task: [[number of the first row, CRC-32 of
 # the tokens of each row, ...], ...]}}. A task has an inner list for each micro-batch that has rows of the task. Lines
@@ -44,12 +44,13 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, audit: bool) -
     return path
 
 
-def audit_lines(path: Path, keys: Collection[str] = ()) -> list[dict[str, Any]]:
+def audit_lines(path: Path, keys: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The JSON object in each line of a file of the audit folder; an empty one for a damaged line, such as one that a
     killed process left half-written, or one that lacks any of `keys`. The step of a half-written line was not finished,
     and is done again."""
-    lines = map(json_object, filter(None, path.read_bytes().split(b"\n")))
-    return [line if line.keys() >= set(keys) else {} for line in lines]
+    with open(path, "rb") as file:
+        for line in map(json_object, filter(bytes.strip, file)):
+            yield line if line.keys() >= set(keys) else {}
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -68,7 +69,7 @@ def _begin_attempt(folder: Path, start: int, world: int, audit: bool) -> int:
     if not audit and not path.exists():
         return 0
     folder.mkdir(exist_ok=True)
-    attempt = len(audit_lines(path)) if path.exists() else 0
+    attempt = sum(1 for _ in audit_lines(path)) if path.exists() else 0
     _append_line(path, {"start": start, "world": world, "audit": audit})
     return attempt
 
