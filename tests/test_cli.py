@@ -527,6 +527,19 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
         with pytest.raises(ValueError, match=f"sets {next(iter(more))}, which may change the loss curve: remove it"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    for more in (
+        {"zenflow": {}},
+        {"offload_optimizer": {"ratio": 0.5}},
+        {"offload_optimizer": {"super_offload": True}},
+    ):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 3} | more}))
+        with pytest.raises(
+            ValueError, match=r"sets (zenflow|ratio|super_offload), which works with DeepSpeed's own op"
+        ):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    harmless = {"zero_optimization": {"stage": 3, "offload_optimizer": {"ratio": 1, "super_offload": False}}}
+    path.write_text(json.dumps(harmless))
+    assert deepspeed_settings(EngineConfig(deepspeed=str(path))) == harmless
     lossy = ("quantized_weights", "quantized_nontrainable_weights", "quantized_gradients")
     for key in (*(f"zero_{name}" for name in lossy), "zeropp_loco_param", "fp16_master_weights_and_gradients"):
         path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: True}}))

@@ -85,6 +85,7 @@ def test_a_mistake_of_a_launch(words: str, message: str) -> None:
     [
         ("# none\n\n", "", "hosts names no host: write a line such as `node0 slots=8` for each"),
         ("a slots=2\nb:8\n", "", "hosts, line 2: `b:8` is not a host and its number of processes, such as"),
+        ("\ufeffa slots=2\n", "", "hosts begins with a byte order mark, which ssh would take for a part of the first"),
         ("a slots=0\n", "", "hosts, line 1: `a slots=0` is not a host"),
         ("a slots=2\n\na slots=2\n", "", "hosts, line 3: a is there twice: write one line for each host"),
         ("a slots=2\nb slots=2\n", "--no_ssh", "--node_rank is -1: with --no_ssh, give each machine the number of it"),

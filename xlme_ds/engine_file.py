@@ -42,6 +42,9 @@ _OFFLOADS = (
     ("offload_optimizer", "cpu_offload", "offload_optimizer"),
     ("offload_param", "cpu_offload_param", "offload_parameters"),
 )
+# Keys of zero_optimization and of its offload_optimizer that work with DeepSpeed's own optimizers only, and the value
+# that switches each off.
+_OWN_OPTIMIZERS = {"zenflow": None, "super_offload": False, "ratio": 1.0}
 _LOSSY = (  # keys that round the numbers that ranks send each other, or the master weights
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -88,6 +91,9 @@ def _fault(settings: dict[str, Any]) -> str:
             return f"sets zero_optimization.{key}.device, which engine.{setting} decides: remove it from the file"
         if former_key in zero:  # in any form DeepSpeed refuses it next to the section
             return f"sets zero_optimization.{former_key}, which engine.{setting} decides: remove it from the file"
+    for key, off in _OWN_OPTIMIZERS.items():
+        if (zero | zero.get("offload_optimizer", {})).get(key, off) != off:
+            return f"sets {key}, which works with DeepSpeed's own optimizers only: remove it"
     for key, value in zero.items():
         if value == "auto":
             return (

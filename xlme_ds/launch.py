@@ -99,7 +99,13 @@ def _hosts(hostfile: Path) -> list[str]:
     if not hostfile.is_file():
         raise ValueError(f"--hostfile {hostfile} names no file: leave it out to use this machine alone")
     hosts: list[str] = []
-    for number, line in enumerate(hostfile.read_text(encoding="utf-8").splitlines(), 1):
+    text = hostfile.read_text(encoding="utf-8")
+    if text.startswith("\ufeff"):
+        raise ValueError(
+            f"{hostfile} begins with a byte order mark, which ssh would take for a part of the first name: save it "
+            "without the mark"
+        )
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.strip().startswith("#"):
             continue
         match = re.match(r"(\S+)\s+slots=0*([1-9]\d*)\b", line.strip())

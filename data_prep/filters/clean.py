@@ -197,7 +197,8 @@ def _identical_sides(sides: Sides) -> np.ndarray:
 
 
 def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
+    caseless = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(unicodedata.normalize("NFKC", caseless).split())
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:

@@ -72,9 +72,8 @@ class ZeroEngine(Engine):
         self._context: StepContext | None = None  # the context of the step that is being taken
         self._norm = 0.0  # the last global gradient norm that `_step_if_accepted` has read
         # All of DeepSpeed's optimizers call `step` of torch's optimizer, some of them once for each buffer.
-        for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
-            if inner is not None:
-                inner.step = partial(self._step_if_accepted, inner.step)
+        inner = engine.optimizer.optimizer
+        inner.step = partial(self._step_if_accepted, inner.step)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank has, by their names in the whole model."""
@@ -184,9 +183,6 @@ class _SubGroupShard(StateShard):
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: Iterable[Piece]):
         super().__init__(pieces, zero.optimizer, zero.fp32_partitioned_groups_flat[index])
-        # With an offload ratio below 1 some sub-groups stay on the GPU, where `backup_optimizer` updates them.
-        if zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu":
-            self.optimizer = zero.backup_optimizer
         self.zero = zero
         self.index = index
 
