@@ -192,6 +192,8 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["prep", "vocab", "mono", "--out", "o"], "error: unexpected argument mono: did you mean --mono mono?\n"),
         (["prep", "vocab", "para", "--mono=m", "--out", "o"],
          "error: unexpected argument para: did you mean --para para?\n"),
+        (["config", "--recipe", "base", "--model.layers", "2"],
+         "there is no --model.layers: set --model.discriminator-layers and --model.generator-layers\n"),
         (["plan", "--recipe", "base", "--price", "2"], "there is no --price: did you mean --dollars-per-hour?\n"),
         (["plan", "--config", "none.toml"],
          "error: none.toml does not exist: `xlme config --recipe NAME > none.toml` writes such a file\n"),

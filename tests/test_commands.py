@@ -67,7 +67,11 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
             "--gpus 2 --hostfile pretrain",
             "an option before pretrain has no value: see `xlme launch --help` and `deepspeed --help`",
         ),
-        ("-n 2 pretrain", "unrecognized arguments: -n: see `xlme launch --help` and `deepspeed --help`"),
+        (
+            "-n 2 pretrain",
+            "unrecognized arguments: -n before pretrain, which takes its own after its name: see `xlme launch --help` "
+            "and `deepspeed --help`",
+        ),
         ("--no_ssh pretrain", "several machines need --hostfile FILE, with a line such as `node0 slots=8` for each"),
         ("--gpus 2 --include a:0 pretrain", "--gpus and --include both choose processes: leave one out"),
         ("--num_gpus 3 --gpus 2 pretrain", "--gpus and --num_gpus both choose processes: leave one out"),

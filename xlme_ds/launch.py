@@ -72,6 +72,8 @@ def _check_options(options: list[str], command: str) -> list[str]:
         message = stderr.getvalue().strip().rpartition("error: ")[2]
         if "user_script" in message:
             message = f"an option before {command} has no value"
+        elif "unrecognized" in message:
+            message += f" before {command}, which takes its own after its name"
         raise ValueError(f"{message}: see `xlme launch --help` and `deepspeed --help`") from None
     if parsed.user_script != command:
         raise ValueError(f"unexpected word {parsed.user_script} before {command}: leave it out")

@@ -2,7 +2,8 @@
 
   xlme config --recipe base > base.toml
 
-The file is for --config.
+The file is for --config. A file may also have some settings only: its line `recipe = "quickstart"` names the recipe
+that gives the others, and without this line they keep their defaults.
 """
 
 import shlex

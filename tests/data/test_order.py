@@ -1,5 +1,6 @@
 """The order as arithmetic: every row of a step once, whatever the cut; and the words for cuts that do not work."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -66,22 +67,33 @@ def test_a_micro_batch_is_one_stretch_of_rows() -> None:
         (
             DataConfig(30, 0, 4),
             4,
-            r"data\.mono_rows 30 cannot be divided among 4 processes: choose a multiple of 8 rows, or",
+            r"data\.mono_rows 30 cannot be divided among 4 processes: choose 32 rows, or",
         ),
         (
             DataConfig(20, 0, 4),
             2,
-            r"data\.mono_rows 20 does not divide into 2 processes × 3 micro-batches.*multiple of 6",
+            r"data\.mono_rows 20 does not divide into 2 processes × 3 micro-batches.*choose 24 rows",
         ),
         (
             DataConfig(32, 12, 4),
             2,
-            r"data\.para_rows 12 .*2 processes × 4 .* rows, which data\.mono_rows 32 needs: choose a multiple of 8",
+            r"data\.para_rows 12 .*2 processes × 4 .* rows, which data\.mono_rows 32 needs: choose 16 rows",
         ),
         (DataConfig(7, 8, 4), 1, r"data\.mono_rows 7 does not divide into 1 process × 2 .* data\.para_rows 8 needs:"),
-        (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 cannot be divided among 8 processes: .*multiple of 8"),
+        (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 cannot be divided among 8 processes: .*choose 8 rows"),
     ],
 )
 def test_rows_that_do_not_divide(data: DataConfig, world: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan_step(data, world)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8, 16])
+def test_the_advised_number_of_rows_divides(micro_batch: int) -> None:
+    for rows in range(20, 200, 9):
+        for world in (3, 7):
+            try:
+                plan_step(DataConfig(rows, rows, micro_batch), world)
+            except ValueError as refused:
+                advised = int(re.findall(r"choose (\d+) rows", str(refused))[0])
+                assert plan_step(DataConfig(advised, advised, micro_batch), world)

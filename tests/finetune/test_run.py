@@ -506,7 +506,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and at most 0.9999"),
         (
             ["--tuning.batch", "7", "--tuning.micro-batch", "2"],
-            "micro-batches of at most tuning.micro_batch 2 examples: choose a multiple of 4 examples",
+            "micro-batches of at most tuning.micro_batch 2 examples: choose 8 examples",
         ),
         (["--number", "1"], "--number is 1: the last run is 0"),
         (["--number=-1"], "--number is -1: the last run is 0"),

@@ -320,7 +320,7 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "3"], "data.mono_rows 2048 cannot be divided among 3 processes: choose a multiple of 129 rows, or"),
+        (["--gpus", "3"], "data.mono_rows 2048 cannot be divided among 3 processes: choose 2064 rows, or"),
         (
             ["--gpus", "8", "--data.micro-batch", "100"],
             "data.mono_rows 2048 does not divide into 8 processes × 3 micro-batches",

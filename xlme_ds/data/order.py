@@ -109,17 +109,17 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
     micro_batches = accumulation * world
     for task, count in zip(TASKS, rows, strict=True):
         if count % micro_batches:
-            most = max(rows)
+            most, divisible = max(rows), -(-count // micro_batches) * micro_batches
             needed_by = "" if count == most else f", which data.{TASKS[rows.index(most)]}_rows {most} needs"
             if count % world:
                 raise ValueError(
-                    f"data.{task}_rows {count} cannot be divided among {world} processes: choose a multiple of "
-                    f"{micro_batches} rows, or another number of processes"
+                    f"data.{task}_rows {count} cannot be divided among {world} processes: choose {divisible} rows, "
+                    "or another number of processes"
                 )
             raise ValueError(
                 f"data.{task}_rows {count} does not divide into {world} process{'es' * (world > 1)} × {accumulation} "
-                f"micro-batches of at most data.micro_batch {data.micro_batch} rows{needed_by}: choose a multiple of "
-                f"{micro_batches} rows, or another data.micro_batch"
+                f"micro-batches of at most data.micro_batch {data.micro_batch} rows{needed_by}: choose {divisible} "
+                "rows, or another data.micro_batch"
             )
     return StepPlan(rows, tuple(count // micro_batches for count in rows), accumulation, world, data.alternate)
 

@@ -6,7 +6,7 @@ run also take an export.
 
 from pathlib import Path
 
-from ..cli import fail, program
+from ..cli import fail, note, program
 from ..config import EncoderName, ModelType
 from ..io.help import call_from_command_line
 
@@ -16,7 +16,9 @@ _USAGE = "xlme export (--run PATH | --from-hf PATH) --out PATH [OPTIONS]"
 def main(arguments: list[str] | None = None) -> None:
     """Write the folder and print its name; a user's mistake ends in one line on stderr and exit code 2."""
     try:
-        print(call_from_command_line(export, program("export"), arguments, usage=_USAGE))
+        out = call_from_command_line(export, program("export"), arguments, usage=_USAGE)
+        print(out)
+        note(f"{out / 'README.md'} shows how to load it")
     except (ValueError, OSError) as error:
         fail("xlme export", error)
 

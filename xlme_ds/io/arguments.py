@@ -31,6 +31,7 @@ _ADVICE = (
     ),
     ("bf16 fp16", "did you mean --engine.precision bf16?"),
     ("hidden_size", "did you mean --model.width?"),
+    ("layers num_layers num_hidden_layers", "set --model.discriminator-layers and --model.generator-layers"),
     ("vocab_size", "did you mean --size?"),
     ("vocab_size", "did you mean --model.vocabulary?"),
     ("checkpoint", "the same --out resumes a run, --branch RUN@STEP starts another from a checkpoint"),

@@ -26,7 +26,9 @@ def print_plan(result: dict[str, Any], own_flags: str, recipe_flags: str) -> Non
         needs = f"{result['memory_per_gpu_gib']['total']:.1f} GiB a GPU"
         why = f"takes {_time(result['days'])} with {needs}" if result["fits"] else f"does not fit: it needs {needs}"
         print(f"The layout of the settings {why}; the command has the fastest one.")
-    print("If memory runs out, lower --data.micro-batch: training gets slower.\n\nthe fastest layouts, by estimate:")
+    if "--data.micro-batch 1 " not in f"{flags} ":
+        print("If memory runs out, lower --data.micro-batch: training gets slower.")
+    print("\nthe fastest layouts, by estimate:")
     for layout in layouts:
         print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
 
