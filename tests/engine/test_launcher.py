@@ -49,7 +49,7 @@ def test_srun() -> None:
 
 
 def test_the_user_may_choose_where_ranks_meet() -> None:
-    found = torch_variables(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500"})
+    found = torch_variables(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500", "PMI_SIZE": "4"})
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1-ib", "29500")
 
 
@@ -105,6 +105,7 @@ def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
         (TORCH | {"RANK": "4"}, "RANK is 4, but WORLD_SIZE is 4: set RANK to a number from 0"),
         ({"PMI_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
+        (TASK | {"SLURM_STEP_NUM_TASKS": "2", "PMI_SIZE": "4"}, "mpiexec started 4 processes, but not as one run"),
     ],
 )
 def test_several_runs_of_one_process_are_refused(variables: dict[str, str], words: str) -> None:

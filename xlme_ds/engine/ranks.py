@@ -1,8 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
-translated into torch's. mpiexec sets neither torch's nor srun's variables. Each of its processes would silently become
-a run of its own, so `torch_variables` raises an error.
+translated into torch's. mpiexec sets no variables of torch, and in a Slurm job its processes of a node share srun's.
+They would silently become several runs, so `torch_variables` raises an error.
 """
 
 import datetime
@@ -41,17 +41,17 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if "RANK" in environment:
         _check_torch_variables(environment, tasks)
         return {name: environment[name] for name in LAUNCHER_VARIABLES}
+    launched = max(int(environment.get(name) or 1) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    if launched > tasks:  # in a Slurm job, mpiexec starts all its processes of a node below one task of srun
+        raise ValueError(
+            f"mpiexec started {launched} processes, but not as one run: start them with srun, deepspeed or torchrun"
+        )
     if tasks > 1:
         return _translate_slurm_variables(environment)
     if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
         raise ValueError(
             f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
             "python, or srun --ntasks=1 to run one process"
-        )
-    launched = max(int(environment.get(name) or 1) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
-    if launched > 1:
-        raise ValueError(
-            f"mpiexec started {launched} processes, but not as one run: start them with srun, deepspeed or torchrun"
         )
     return {}
 
