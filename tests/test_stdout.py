@@ -109,7 +109,7 @@ def test_a_command_that_cannot_start_leaves_the_handlers() -> None:
 
 
 def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]
+    names = [*run_commands.LAUNCHER_VARIABLES, "LOCAL_SIZE", "TORCHELASTIC_USE_AGENT_STORE"]
     for name in (*names, "MINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PATH", "/a:/b")

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-# torchrun sets this variable so that the processes that it starts meet at torchrun's own store. A process that torchrun
-# did not start would wait at that store for ever.
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+# Variables by which a launcher's processes meet. torchrun sets the first: its processes meet at torchrun's own store.
+# DeepSpeed's launcher sets the second: if it is the number of all processes, on CPUs they meet in a machine's memory. A
+# process that neither of the two launchers started would wait there for ever.
+MEETING_VARIABLES = ("TORCHELASTIC_USE_AGENT_STORE", "LOCAL_SIZE")
 # The variables that a launcher sets for each process that it starts.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
@@ -39,7 +40,8 @@ def child_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "PYTHONSAFEPATH": "1",
     }
-    return {name: value for name, value in os.environ.items() if name not in (AGENT_STORE, *LAUNCHER_VARIABLES)} | added
+    left_out = {*MEETING_VARIABLES, *LAUNCHER_VARIABLES}
+    return {name: value for name, value in os.environ.items() if name not in left_out} | added
 
 
 # The ports at which processes of a run meet, below those that systems assign by default.

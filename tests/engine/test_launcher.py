@@ -273,6 +273,26 @@ def test_a_store_of_torchrun_that_is_not_its_own() -> None:
     assert ". has no mono/: name the folder" in command(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none")
 
 
+def test_ranks_of_srun_meet_whatever_another_launcher_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torchrun's variable all would wait for its store, with DeepSpeed's for memory of one machine."""
+    import deepspeed
+
+    def meet(*arguments: object, **settings: object) -> None:
+        raise ValueError(str({"TORCHELASTIC_USE_AGENT_STORE", "LOCAL_SIZE"} & os.environ.keys()))
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    monkeypatch.setattr(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    monkeypatch.setattr(deepspeed, "init_distributed", meet)
+    for name in TORCH:  # set again by `start_process_group`
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
+    for name, value in (TASK | {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_SIZE": "4"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SharedError, match=r"^set\(\)$"):
+        start_process_group(EngineConfig(), 30)
+
+
 def test_no_place_for_extensions() -> None:
     said = command(TORCH_EXTENSIONS_DIR="/proc/sys/nowhere")  # not even for root
     assert "extensions cannot be compiled in /proc/sys/nowhere/" in said and "set TORCH_EXTENSIONS_DIR" in said, said

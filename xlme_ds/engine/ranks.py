@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
-from ..run_commands import AGENT_STORE, FIRST_PORT, LAUNCHER_VARIABLES, PORT_COUNT, free_port
+from ..run_commands import FIRST_PORT, LAUNCHER_VARIABLES, MEETING_VARIABLES, PORT_COUNT, free_port
 
 Result = TypeVar("Result")
 
@@ -144,6 +144,9 @@ def start_process_group(
     Collectives time out a minute later than the watchdog, so that the watchdog acts first. Without a watchdog they time
     out after a day.
     """
+    if "RANK" not in os.environ:  # srun or no launcher started this process, so these are another job's
+        for name in MEETING_VARIABLES:
+            os.environ.pop(name, None)
     os.environ.update(on_all_ranks(lambda: torch_variables(os.environ) or _single_process_variables()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
@@ -194,9 +197,7 @@ def start_process_group(
 
 
 def _single_process_variables() -> dict[str, str]:
-    """torch's five variables for a process that runs alone, with a free port. Also removes torchrun's variable
-    AGENT_STORE from the environment."""
-    os.environ.pop(AGENT_STORE, None)
+    """torch's five variables for a process that runs alone, with a free port."""
     return dict(zip(LAUNCHER_VARIABLES, ("0", "0", "1", "127.0.0.1", str(free_port())), strict=True))
 
 
