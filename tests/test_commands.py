@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,6 +118,25 @@ def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
         with pytest.raises(ValueError, match=rf"--gpus and {' '.join(words).split()[0]} both choose processes"):
             command_line(["--gpus", "2", *words, "pretrain"])
         assert "--num_gpus" not in command_line([*words, "pretrain"]) or flag == "--num_gpus"
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "is_refused"),
+    [
+        ("2,3", "--gpus 2", True),
+        ("0", "--gpus 2", True),
+        ("3", "--gpus 1 --master_port 5", True),
+        ("3", "--gpus 1", False),
+        ("0,1,2", "--gpus 2", False),
+        ("", "--gpus 2", False),
+    ],
+)
+def test_gpus_that_the_user_did_not_choose_are_not_taken(
+    visible: str, words: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError, match="first GPUs, not those of") if is_refused else nullcontext():
+        command_line([*words.split(), "pretrain"])
 
 
 def test_a_hostfile_may_have_the_name_of_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
