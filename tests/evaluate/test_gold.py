@@ -85,6 +85,31 @@ def test_without_a_link_of_sentence_zero_the_words_tell_how_sentences_count(
     assert capsys.readouterr().err == (note if said else "")
 
 
+def test_numbers_are_left_out_where_every_sentence_has_links(tmp_path: Path) -> None:
+    """As in two of the paper's four tests: en-hi has 90 sentences with numbers from 26 to 123, ro-en 199 up to 203."""
+    write_alignment(tmp_path / "ro-en", ["a b", "c", "d"], ["e", "f", "g h"], "26 2 1 S\n29 1 1 S\n123 1 2 S\n")
+    (pairs,) = read_gold_alignments(tmp_path).values()
+    assert [pair.sure for pair in pairs] == [{(1, 0)}, {(0, 0)}, {(0, 1)}]
+
+
+def test_one_link_of_a_missing_word_in_a_thousand_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published files have single ones, such as sentence 68 of en-hi; a file in the wrong direction has many."""
+    words = [f"w{number}" for number in range(33)]
+    links = "".join(f"1 {source} {target}\n" for source in range(1, 34) for target in range(1, 34))
+    write_alignment(tmp_path / "en-hi", [" ".join(words)], [" ".join(words)], links + "1 33 34\n")
+    (pair,) = read_gold_alignments(tmp_path)["en-hi"]
+    assert pair.sure == pair.possible == {(source, target) for source in range(33) for target in range(33)}
+    assert capsys.readouterr().err == (
+        f"{tmp_path}/en-hi/alignv2.txt line 1090 has target word 34, but sentence 1 has 33 target words, counted from "
+        "1: 1 of 1090 links are left out for such words\n"
+    )
+    (tmp_path / "en-hi/alignv2.txt").write_text(links + "1 33 34\n1 34 33\n")
+    with pytest.raises(ValueError, match=r"line 1090 has target word 34.*the source language first"):
+        read_gold_alignments(tmp_path)
+
+
 def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> None:
     folder = write_alignment(tmp_path / "en-fr", ["a b"], ["c d"], "1 1 1\n1 2 2\n", file="align.txt")
     assert len(read_gold_alignments(tmp_path)["en-fr"][0].sure) == 2
@@ -98,8 +123,9 @@ def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> N
     [
         ("1 1 1 S\n1 2 3 S\n", ("alignv2.txt line 2", "target word 3", "2 target words")),
         ("1 0 1 S\n", ("line 1", "source word 0", "counted from 1")),
-        ("1 1 1\n3 1 1\n", ("line 2", "sentence 3", "only 2 sentences, counted from 1")),
-        ("0 1 1\n2 1 1\n", ("line 2", "sentence 2", "only 2 sentences, counted from 0")),
+        ("1 1 1\n2 1 1\n3 1 1\n", ("line 3", "sentence 3", "only 2 sentences, counted from 1")),
+        ("0 1 1\n1 1 1\n2 1 1\n", ("line 3", "sentence 2", "only 2 sentences, counted from 0")),
+        ("3 1 1\n", ("line 1", "sentence 3", "only 2 sentences, counted from 1")),
         ("1 1 1 X\n", ("line 1", "S or P")),
         ("1 1\n", ("line 1", "source word, target word")),
         ("1 1 one\n", ("line 1", "'1 1 one'")),
