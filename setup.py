@@ -25,7 +25,7 @@ def readme() -> str:
 CORE = [
     "torch>=2.10,<3",  # inductor sums in one order
     "deepspeed==0.19.8",  # what was proven: `engine/deepspeed_compat.py` checks it, too
-    "sentencepiece>=0.2.1",
+    "sentencepiece>=0.2.2",  # earlier ones round long lines differently (xlme_ds/data/segment.py)
     "protobuf>=7.36.1",  # what sentencepiece 0.2.3 was generated with; stage vocap writes a model
     "pyarrow>=20",
     "numpy>=2",

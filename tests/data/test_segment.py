@@ -88,6 +88,16 @@ def test_words_that_are_remembered(ties: spm.SentencePieceProcessor) -> None:
     assert moved == 30  # else remembering would need no care
 
 
+def test_sums_that_begin_at_0_again(ties: spm.SentencePieceProcessor) -> None:
+    """SentencePiece begins the sum at 0 again where it falls below -100,000, also inside a word."""
+    draw = random.Random(6)
+    words = ["▁" + "".join(draw.choices("ab.x", k=draw.randint(1, 20))) for _ in range(400)]
+    segmenter = Segmenter(ties)
+    for _ in range(5):
+        line = "".join(draw.choices(words, k=10_000))
+        same(segmenter, ties, [line, line[2:]])
+
+
 def test_a_trained_vocabulary(tmp_path: Path) -> None:
     """Of the pieces of the trained model none is missing in the trie; each alone is what SentencePiece makes of it."""
     vocabulary = train_vocabulary(tmp_path / "vocab")

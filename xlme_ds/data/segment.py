@@ -18,6 +18,7 @@ from .rows import PIECE_OFFSET, UNK
 
 Paths = tuple[Array, Array, Array, Array]
 _SPECIAL_PIECES = 3  # the number of SentencePiece's special pieces, which have the first ids
+_RESET = -100_000.0  # where a line's score falls below this, SentencePiece counts it from 0 again
 _UNKNOWN_PENALTY = 10.0  # an unknown character scores 10 nats less than the least likely piece, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of the trie's array, in which a row is called a unit
 _FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the root
@@ -92,10 +93,11 @@ def _best_path(
     """Find the best path through a word: `size` bytes of `text` from `first` on. Returns the number of ids, the number
     of characters, and the smallest difference between two compared scores.
 
-    `total`: the score of the line before the word. Sums are rounded to float32, as in SentencePiece. `log_probs`: the
-    memory of `units` as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three
-    hold, for each byte where a path may end, the best score, the id of the last piece, and the byte where this last
-    piece begins (−1: no path yet). The ids of the best path are written to the end of the fourth buffer.
+    `total`: the score of the line before the word. Sums are rounded to float32 and begin at 0 again below `_RESET`, as
+    in SentencePiece. `log_probs`: the memory of `units` as float32. `unknown`: score of an unknown character. `paths`
+    are four buffers. The first three hold, for each byte where a path may end, the best score, the id of the last
+    piece, and the byte where this last piece begins (−1: no path yet). The ids of the best path are written to the end
+    of the fourth buffer.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -106,6 +108,10 @@ def _best_path(
         byte = text[first + begin]
         # The end of the character that starts here; its first byte tells how many bytes of UTF-8 it has.
         end = begin + 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+        if best[begin] < _RESET:
+            offset = best[begin]
+            for at in range(begin, size + 1):
+                best[at] -= offset  # where no path ends yet, this value is never read
         unit, score_before, is_piece = 0, best[begin], False  # is_piece: the character alone is a piece
         for at in range(begin, size):
             child = units[unit, _BASE] ^ np.int32(text[first + at])
@@ -143,13 +149,13 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
     The segmentation was found where the line's score before the word was `total`; `margin` is the smallest difference
     between compared scores. The further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding
-    errors of sums of up to `characters` terms could exceed the margin; r is −1 if they could exceed it at any score.
-    The word lowers the line's score by at most −`word_score`, where `word_score` is the score of `characters` unknown
-    characters.
+    errors of sums of up to `characters` terms could exceed the margin, or the score could fall below `_RESET` in the
+    word; r is −1 if this could happen at any score. The word lowers the line's score by at most −`word_score`, where
+    `word_score` is the score of `characters` unknown characters.
     """
     word_score = unknown * characters
     safe_margin = margin + characters * (word_score + total) * 2.0**-23
-    return int(min(max(safe_margin * 2.0**23 / characters + word_score, -1.0), 1e9))
+    return int(max(min(safe_margin * 2.0**23 / characters, -_RESET) + word_score, -1.0))
 
 
 @njit(inline="always")
@@ -215,6 +221,8 @@ def _segment(
             cached = table[slot] - 1  # the row of the word, or −1
             if cached >= 0 and -total < rows[cached, _REACH]:
                 start, count, path = rows[cached, _IDS_START], rows[cached, _ID_COUNT], cached_ids
+                for i in range(start, start + count):
+                    total = np.float32(total + scores[path[i]])
             else:
                 count, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
                 start, path = longest + 1 - count, paths[3]
@@ -231,8 +239,8 @@ def _segment(
                     cached_ids[used[2] : used[2] + count] = path[start:]
                     used[0], used[1], used[2] = used[0] + 1, used[1] + size, used[2] + count
                     table[slot] = used[0]
+                total = paths[0][size]
             for i in range(start, start + count):
-                total = np.float32(total + scores[path[i]])
                 ids[done] = path[i]
                 done += path[i] != UNK or previous_id != UNK  # adjacent unknown pieces are written as one
                 previous_id = path[i]
