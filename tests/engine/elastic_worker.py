@@ -22,6 +22,7 @@ STEPS = 4  # of a link
 def go_on(engine: Engine, chain: Path, tolerance: float, steps: int) -> list[float]:
     """Load the newest checkpoint of `chain`, save it again as `copies/`, take `steps` steps, in which no process waits
     for its device, and save."""
+    (chain / "copies").mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(chain, keep_last=99, keep_every=0)
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     assert not complaints, complaints

@@ -568,10 +568,22 @@ def test_a_save_that_fails_leaves_the_one_before(data: Path, tmp_path: Path, end
     assert (tmp_path / "checkpoints" / "step_00000002.partial").exists()
 
 
+def test_a_save_makes_no_second_run_folder_where_the_run_was(data: Path, tmp_path: Path) -> None:
+    """A user moved it meanwhile."""
+    checkpoints, engine = Checkpoints(tmp_path / "run", keep_last=1, keep_every=0), engine_once(data)
+    (tmp_path / "run").mkdir()
+    save(checkpoints, engine, 1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(SharedError, match="run/checkpoints: No such file or directory"):
+        save(checkpoints, engine, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+
+
 def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = engine(data)
     trained.train_batch(0, 1e-3, False)
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
+    run.mkdir()
     folder = save(Checkpoints(run, 3, 0), trained, 1)
     listed = read_versioned(folder / "complete.json")
     # As if two processes had saved.

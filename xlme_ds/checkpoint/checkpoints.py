@@ -140,11 +140,12 @@ class Checkpoints:
 
     def _begin(self, partial: Path) -> None:
         """Delete failed saves, which may take the space that the new checkpoint needs. Then make the folder
-        `partial`."""
+        `partial`. Raises OSError if the run folder is gone: a user may have moved it meanwhile."""
         for leftover in self.folder.glob(f"*{_PARTIAL_SUFFIX}"):
             if is_checkpoint_name(leftover.stem):
                 _remove(leftover)
-        partial.mkdir(parents=True)
+        self.folder.mkdir(exist_ok=True)
+        partial.mkdir()
 
     def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
         """Complete the checkpoint, write its name into latest.json, and delete checkpoints that the settings do not
