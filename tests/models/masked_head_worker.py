@@ -114,6 +114,14 @@ def samples_at_borders() -> list[list[int]]:
     return [*drawn, problem.targets.tolist()]
 
 
+def undrawn() -> bool:
+    """Whether the sample without uniforms is the most likely id, at every position."""
+    problem = Problem(SIZES["three blocks"], torch.float32)
+    problem.uniforms = None  # type: ignore[assignment]
+    got = problem.run()
+    return torch.equal(got.predicted_M, problem.logits().argmax(1)) and torch.equal(got.sample_M, got.predicted_M)
+
+
 def twice() -> bool:
     runs = []
     for _ in range(2):
@@ -199,6 +207,7 @@ def main() -> None:
             name: errors(name, torch.float32, TEMPERATURE, Z_LOSS) for name in ("many positions", "three blocks")
         },
         "borders": samples_at_borders(),
+        "undrawn": undrawn(),
         "twice": twice(),
         "opened": opened(),
         "never": never_predicted(),

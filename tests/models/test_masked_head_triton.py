@@ -64,6 +64,11 @@ def test_samples_at_the_borders_of_groups_and_blocks(measured: Any) -> None:
 
 
 @needs_triton
+def test_without_uniforms_nothing_is_drawn(measured: Any) -> None:
+    assert measured["undrawn"]
+
+
+@needs_triton
 def test_two_runs_give_the_same_bits(measured: Any) -> None:
     assert measured["twice"]
 

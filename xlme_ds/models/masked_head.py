@@ -212,7 +212,8 @@ def _all_samples(
     for piece_MD, *group_inputs in zip(*pieces, strict=True):
         groups = _choose_groups(temperature, *group_inputs)
         parts.append(sample(piece_MD, blocks, bias_V, *groups, temperature))
-    return torch.cat(parts, dim=1)
+    ids_2M = torch.cat(parts, dim=1)
+    return ids_2M if uniforms_M is not None else ids_2M[1:].repeat(2, 1)  # the kernels always draw
 
 
 def _choose_groups(
