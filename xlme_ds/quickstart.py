@@ -4,6 +4,7 @@ It takes 10 to 15 minutes on two cores. Then open report.html in the run folder.
 run uses, too; data/prepare.log has the commands of data preparation and their output. Finished stages are skipped.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -182,7 +183,7 @@ def next_steps(out: Path) -> list[list[str]]:
     """The commands to try on the finished run, each as the list of its arguments."""
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
-    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
+    judge = f'import xlme_ds as xlme; print(xlme.load({json.dumps(str(out))}).judge("{JUDGED_SENTENCE}"))'
     script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
     xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
     base = out if out.name not in ("", "..") else real_path(out)

@@ -240,7 +240,7 @@ def test_corpus_text_is_escaped(run: Path) -> None:
 def test_key_figures_come_from_the_input(run: Path) -> None:
     text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
     shown = ["0.660", "0.600", "6.04 nats", "unigram model 7.29", "5.52 nats", "unigram model 7.12"]
-    shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250 GFLOP/s", "1 min 20 s"]
+    shown += ["40K", "in 40 steps; 3 skipped", "Tokens a second 500", "250 GFLOP/s", "1 min 20 s"]
     shown += ["1.23M", "embedding 700K", "2 processes", "model.width", "61.2%", "17.4", "51.2%", "43.8%", "77"]
     shown += ["80 candidates", "Chance is 1.25%", "With random weights the best layer is 2, with 25%"]
     shown += ["After training the best layer is 1, with 47.5%", "Most repeated: Swahili, ×17.4"]
@@ -260,6 +260,7 @@ def test_key_figures_of_phases_and_of_the_last_evaluation(run: Path) -> None:
     write_lines(run / "heldout.jsonl", [heldout(step) | more for step, more in zip((0, 40), unigram, strict=True)])
     cards = {label: (value, note) for label, value, note in run_page._cards(RunFiles(run))}
     assert cards["Training time"][0] == "4 s"
+    assert cards["Dimensions"] == ("1", "in which states of the last layer vary; 40 at the start; a few mean collapse")
     assert cards["Masked-token loss"] == ("6.04 nats", "held-out text; unigram model 3.25")
     assert cards["Masked-token loss, pairs"] == ("5.52 nats", "held-out text; unigram model 4.50")
     phases = "from step 0 15% predicted; from step 20 30% predicted; from step 25 5% predicted"
@@ -267,7 +268,7 @@ def test_key_figures_of_phases_and_of_the_last_evaluation(run: Path) -> None:
     write_lines(run / "metrics.jsonl", [metric(1) | {"skipped_steps": None, "flops_per_s": None}])
     cards = {label: (value, note) for label, value, note in run_page._cards(RunFiles(run))}
     assert cards["Tokens seen"] == ("1K", "in 1 steps")
-    assert cards["Throughput"] == ("500 tokens/s", "median of the logged steps")
+    assert cards["Tokens a second"] == ("500", "median of the logged steps")
     (run / "config.json").write_text(json.dumps(config | {"parameters": None}))
     assert "Parameters" in cards and "Parameters" not in {label for label, *_ in run_page._cards(RunFiles(run))}
 
@@ -281,7 +282,11 @@ def test_which_record_a_key_figure_is_of(run: Path) -> None:
     ]
     write_lines(run / "metrics.jsonl", records)
     text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
-    shown = ["held-out text; 0.500 at the first evaluation, 0.5 is chance", "in 3 steps; 5 skipped", "400 tokens/s"]
+    shown = [
+        "held-out text; 0.500 at the first evaluation, 0.5 is chance",
+        "in 3 steps; 5 skipped",
+        "Tokens a second 400",
+    ]
     assert [value for value in [*shown, "of the logged steps; 1 TFLOP/s"] if value not in text] == []
 
 

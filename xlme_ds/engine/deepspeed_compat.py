@@ -132,7 +132,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
 
 def _take_lock(file: IO[str], patience: float = 60.0) -> None:
     """Wait for the lock on `file` and take it; print a message after `patience` seconds of waiting."""
-    message = f"waiting for another process of this user, which compiles or loads an extension and holds {file.name}"
+    message = f"waiting for a process of this or another run that compiles or loads an extension; it holds {file.name}"
     with printing_if_slow(message, patience):
         fcntl.flock(file, fcntl.LOCK_EX)
 

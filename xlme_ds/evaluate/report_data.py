@@ -158,7 +158,7 @@ def _retrieval(
         before = earlier["before"]
     else:
         untrained = initial_encoder(config.model, config.objective.name, config.seed)
-        before = retrieval_accuracies(untrained, bitexts, name="retrieval, untrained")
+        before = retrieval_accuracies(untrained, bitexts, name="scoring retrieval by the untrained model")
     trained = take_encoder(state, config.model, main_encoder(objective_of(config.objective).encoders))
     return {
         "retrieval.json": {
@@ -167,7 +167,7 @@ def _retrieval(
             "pairs": sizes,
             "candidates": sum(sizes.values()) / len(sizes),
             "before": before,
-            "after": retrieval_accuracies(trained, bitexts, name="retrieval"),
+            "after": retrieval_accuracies(trained, bitexts, name="scoring retrieval"),
         }
     }
 

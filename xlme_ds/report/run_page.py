@@ -126,6 +126,11 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             label = quantity["title"] + (", pairs" if quantity["task"] == "para" else "")
             baseline = f"unigram model {unigram[-1]:.2f}" if len(unigram) else "no unigram value logged"
             yield label, f"{values[-1]:.2f} nats", f"held-out text; {baseline}"
+    layers = [name for name in max(run.dimensions, key=len, default={}) if name != "step"]
+    if layers:
+        values = points(run.dimensions, layers[-1])[1]
+        note = f"in which states of the last layer vary; {values[0]:.0f} at the start; a few mean collapse"
+        yield "Dimensions", f"{values[-1]:.0f}", note
     steps, tokens = points(run.metrics, "tokens")
     skipped, rate, flops = (points(run.metrics, key)[1] for key in ("skipped_steps", "tokens_per_s", "flops_per_s"))
     if len(tokens):
@@ -133,7 +138,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         yield "Tokens seen", format_number(tokens[-1]), note
     if len(rate):
         note = "median of the logged steps" + (f"; {_format_flops(median_high(flops))}" if len(flops) else "")
-        yield "Throughput", f"{format_number(median_high(rate))} tokens/s", note
+        yield "Tokens a second", format_number(median_high(rate)), note
     if len(rate) and len(rate) == len(tokens):
         # If there are two records, the tokens of a step are computed from the tokens between the first and the last,
         # because in a branch even the first record counts the parent's tokens.

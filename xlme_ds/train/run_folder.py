@@ -96,7 +96,7 @@ class RunFolder:
         require_writable(self.path)
         refuse_export(self.path, "choose another output folder")
         is_new = not (self.path / "config.json").exists() and not checkpoints_of(self.path)
-        if is_new and any(self.path.glob("[!.]*")):
+        if is_new and any(path.name != "data" for path in self.path.glob("[!.]*")):  # the quickstart's data
             note(f"{self.path} has other files and no config.json: if they are not this run's, choose a new folder")
 
     def lock_nvme(self, engine: EngineConfig, rank: int) -> None:
