@@ -451,6 +451,23 @@ def test_the_printed_command_has_each_flag_of_a_layout_once(capsys: pytest.Captu
     assert "The layout of" not in str(lines) and f" pretrain --recipe base {' '.join(given)} --data DATA " in lines[2]
 
 
+@pytest.mark.parametrize("budget", [[], ["--budget", "100", "--dollars-per-hour", "2"]])
+def test_a_layout_replaces_that_of_the_recipe_and_of_the_file(
+    budget: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not only that of the flags, which the printed command leaves out: with `--recipe xl_pipe` it had four stages, and
+    with a file, silently, the file's offloading."""
+    (path := tmp_path / "mine.toml").write_text(
+        'recipe = "base_zero1"\n[engine]\noffload_optimizer = "cpu"\n', encoding="utf-8"
+    )
+    for source, flag, value in (("--recipe=xl_pipe", "--engine.pipeline-stages", "2"),
+                                (f"--config={path}", "--engine.offload-optimizer", "none")):  # fmt: skip
+        own = ["--engine.kind", "deepspeed", "--engine.deepspeed", "zero1", flag, value]
+        layout = command(capsys, source, "--gpus", "8", "--layouts", "1", *own, *budget)["layouts"][0]["settings"]
+        engine = parse("plan", PlanSettings, "", [source, *layout.split()]).run.engine
+        assert (engine.kind, engine.pipeline_stages, engine.offload_optimizer) == ("deepspeed", 2, "none"), layout
+
+
 def test_micro_batches_that_are_equally_fast_are_one_layout() -> None:
     layouts = _search(recipe("base"), 8, parse_gpu("h100"), UTILISATION)
     ways = plan(recipe("base"), 8, parse_gpu("h100"), layouts=1000)["layouts"]

@@ -66,11 +66,13 @@ def main(arguments: list[str] | None = None) -> None:
             raise ValueError(f"--budget chooses {', '.join(chosen)}: leave {'it' if len(chosen) == 1 else 'them'} out")
         gpu = parse_gpu(settings.gpu)
         recipe_flags = shlex.join(without_flags(recipe_arguments, *LAYOUT_FLAGS))
+        base = parse(program("plan"), PlanSettings, DESCRIPTION, without_flags(arguments, *LAYOUT_FLAGS)).run
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             result = affordable_model(
                 settings.run,
                 recipe_flags,
+                base,
                 settings.budget,
                 settings.dollars_per_hour,
                 settings.gpus or 8,
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
                 settings.utilisation,
             )
         else:
-            result = plan(settings.run, settings.gpus, gpu, settings.utilisation, settings.layouts)
+            result = plan(settings.run, settings.gpus, gpu, settings.utilisation, settings.layouts, base)
             if settings.dollars_per_hour is not None:
                 for costs in (result, *result["layouts"]):
                     costs["dollars"] = costs["gpu_hours"] * settings.dollars_per_hour

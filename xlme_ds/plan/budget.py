@@ -31,11 +31,19 @@ _HEAD_COUNTS = range(4, 65)  # numbers of heads of the models to choose from
 
 
 def affordable_model(
-    run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpus: int, gpu: GPU, utilisation: float
+    run: RunConfig,
+    flags: str,
+    base: RunConfig,
+    dollars: float,
+    dollars_per_hour: float,
+    gpus: int,
+    gpu: GPU,
+    utilisation: float,
 ) -> dict[str, Any]:
     """Returns a dict: `model`, in XLM-E's proportions, that `dollars` can train on the data and vocabulary of `run`;
     `recipes`, the share of each published recipe that `dollars` would buy; `layouts`, the model's fastest layout on
-    `gpus` GPUs, or nothing if none fits; and the inputs. `flags`: the command-line options that select `run`.
+    `gpus` GPUs, or nothing if none fits; and the inputs. `flags`: the command-line options that select `base`,
+    which is `run` in another layout.
 
     Raises ValueError if `dollars` pay for no step or for more than _MAX_GPU_HOURS, if `run` starts from another model
     or cannot be divided among the GPUs, and if a setting of `run` is invalid or does not fit the model.
@@ -76,7 +84,7 @@ def affordable_model(
         "utilisation": utilisation,
         "rule": RULE,
         "model": model | {"settings": f"{flags} {model['settings']}"},
-        "layouts": plan(shaped, gpus, gpu, utilisation, layouts=1)["layouts"],
+        "layouts": plan(shaped, gpus, gpu, utilisation, 1, base)["layouts"],
         "recipes": {name: _recipe_cost(RECIPES[name], dollars, gpu_hours, flops) for name in _PUBLISHED},
     }
 

@@ -61,9 +61,11 @@ def plan(
     gpu: GPU = GPUS["a100-80g"],
     utilisation: float = UTILISATION,
     layouts: int = 4,
+    base: RunConfig | None = None,
 ) -> dict[str, Any]:
     """The cost of `run` on rows of `model.max_positions` tokens, and the fastest layouts, at most `layouts`. Of layouts
     that are equally fast and differ only in the size of the micro-batch, only the one with the largest size is listed.
+    A layout's `settings` select it if they are added to `run` or to `base`, which is `run` in another layout.
 
     By default `gpus` is 1 or, in a pipeline, its number of stages. Raises ValueError if `run` cannot run on `gpus`
     GPUs.
@@ -72,7 +74,7 @@ def plan(
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
     _, run_costs = _estimate(run, gpus, gpu, utilisation, run)
-    ranked = _search(run, gpus, gpu, utilisation)
+    ranked = _search(run, gpus, gpu, utilisation, base or run)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     encoders = objective_of(run.objective).encoders
     return {
@@ -176,9 +178,9 @@ def _components(run: RunConfig) -> dict[str, int]:
 
 
 def _estimate(
-    run: RunConfig, gpus: int, gpu: GPU, utilisation: float, base: RunConfig
+    run: RunConfig, gpus: int, gpu: GPU, utilisation: float, *bases: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Returns (sort key, rounded costs) of `run`, which is `base` in another layout.
+    """Returns (sort key, rounded costs) of `run`, which is each of `bases` in another layout.
 
     The key sorts the fastest layouts first. Speeds are rounded to five digits; if they are equal, fewer micro-batches
     per step come first, and then less memory. Raises ValueError if `run` cannot run on `gpus`.
@@ -188,7 +190,7 @@ def _estimate(
     memory["total"] = sum(memory.values())
     rates = speed(run, layout, gpu, utilisation)
     costs = {
-        "settings": _options(run, base),
+        "settings": _options(run, *bases),
         "rows_per_micro_batch": layout.rows,
         "accumulation": layout.accumulation,
         "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
@@ -211,12 +213,12 @@ def _rounded(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
+def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float, *bases: RunConfig) -> list[dict[str, Any]]:
     """The costs of the layouts that are valid and fit in memory, the fastest first."""
     keys_and_costs = []
     for variant in _variants(run, gpus):
         with suppress(ValueError):  # a variant is invalid if, for example, rows do not divide, or a stage is empty
-            keys_and_costs.append(_estimate(variant, gpus, gpu, utilisation, run))
+            keys_and_costs.append(_estimate(variant, gpus, gpu, utilisation, run, *bases))
     return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
 
 
@@ -268,15 +270,15 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
             yield replace(base, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
 
 
-def _options(run: RunConfig, base: RunConfig) -> str:
-    """The command-line options that give the run `base` the layout of `run`. A setting in `_LAYOUT_SETTINGS` is left
-    out if both runs have its default, except for the number of stages of a pipeline."""
+def _options(run: RunConfig, *bases: RunConfig) -> str:
+    """The command-line options that give each run of `bases` the layout of `run`. A setting in `_LAYOUT_SETTINGS` is
+    left out if all these runs have its default, except for the number of stages of a pipeline."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _LAYOUT_SETTINGS:
         value, default = getattr(engine, name), getattr(EngineConfig, name)
         always_shown = name == "pipeline_stages" and engine.kind == "pipeline"
-        if always_shown or not default == value == getattr(base.engine, name):
+        if always_shown or any(getattr(one.engine, name) != default for one in (run, *bases)):
             text = " ".join(map(str, value)) if name == "balance" else value
             options.append(f"--engine.{name.replace('_', '-')} {text}")
     prefix = "" if run.model.activation_checkpointing else "no-"
