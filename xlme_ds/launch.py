@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .cli import fail, program, take_flag
 from .io.arguments import HELP_FLAGS
-from .run_commands import LAUNCHED, child_environment, launch_command
+from .run_commands import LAUNCHED, check_visible_gpus, child_environment, launch_command
 
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
@@ -49,14 +49,8 @@ def command_line(argv: list[str]) -> list[str]:
     chosen = next((option for option in options if option.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if gpus is not None and visible and (gpus != "1" or options):  # then DeepSpeed's launcher replaces the variable
-        taken = [str(index) for index in range(int(gpus))]
-        if visible.split(",")[: len(taken)] != taken:
-            raise ValueError(
-                f"--gpus {gpus} takes the machine's first GPUs, not those of CUDA_VISIBLE_DEVICES={visible}: leave "
-                "--gpus out to take these, or unset the variable"
-            )
+    if gpus is not None and (gpus != "1" or options):
+        check_visible_gpus("--gpus", int(gpus))
     for flag in (option.partition("=")[0] for option in options if option.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")

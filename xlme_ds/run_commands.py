@@ -63,6 +63,16 @@ def free_port() -> int:
                     raise
 
 
+def check_visible_gpus(option: str, processes: int) -> None:
+    """Raise ValueError if DeepSpeed's launcher, given this number, would take other GPUs than CUDA_VISIBLE_DEVICES."""
+    visible, taken = os.environ.get("CUDA_VISIBLE_DEVICES", ""), [str(index) for index in range(processes)]
+    if visible and visible.split(",")[:processes] != taken:
+        raise ValueError(
+            f"{option} {processes} takes the machine's first GPUs, not those of CUDA_VISIBLE_DEVICES={visible}: leave "
+            f"{option} out, or unset the variable"
+        )
+
+
 def launch_command(
     module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()
 ) -> list[str]:

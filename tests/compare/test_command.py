@@ -487,6 +487,12 @@ def test_numbers_are_refused_before_data_are_read(changes: dict[str, Any], messa
         plan_systems(replace(CompareSettings(("xlme",), (1e9, 2e9), none, none, none), **changes), [])
 
 
+def test_gpus_that_the_user_did_not_choose_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with pytest.raises(ValueError, match=r"--processes 2 takes the machine's first GPUs, not those of CUDA.*=2,3"):
+        plan_systems(CompareSettings(("xlme",), (1e9,), *[tmp_path / "none"] * 3, processes=2), [])
+
+
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
     def made(system: str, budget: float, seed: int, score: float, error: float) -> RunScores:
         read, untrained = {"para": 0.25, "mono": 1.5}, {"ner": 3.25} if budget < 1e15 and seed == 1 else {}

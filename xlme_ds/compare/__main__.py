@@ -23,7 +23,7 @@ from ..io.folders import lock_folder
 from ..io.help import call_from_command_line
 from ..models.text_encoder import language_index
 from ..recipes import recipe
-from ..run_commands import child_environment, launch_command, run
+from ..run_commands import check_visible_gpus, child_environment, launch_command, run
 from ..train.opening import read_inputs
 from ..train.run_folder import RunFolder
 from .results import RunScores, join_runs, read_results, require_comparable
@@ -83,6 +83,8 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     for subject, count in counts.items():
         if count < 1:
             raise ValueError(f"{subject} {count}: it must be at least 1")
+    if settings.processes > 1:
+        check_visible_gpus("--processes", settings.processes)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # para/ must have rows of this length too
     languages = require_tests(settings)
     own_options = own_settings(settings.own, names)
