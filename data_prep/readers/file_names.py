@@ -150,7 +150,7 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
     reversed_names = []
     for name, code in zip(names, codes, strict=False):
         name_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
-        star_texts = re.fullmatch(name_pattern, name).groups()  # type: ignore[union-attr]
+        star_texts = re.fullmatch(name_pattern, name, re.DOTALL).groups()  # type: ignore[union-attr]
         between_stars = filled(pattern, codes[::-1]).replace("{side}", code).split("*")
         reversed_names.append("".join(chain.from_iterable(zip(between_stars, (*star_texts, ""), strict=True))))
     return tuple(reversed_names)

@@ -273,6 +273,7 @@ def test_pairs_of_others_than_english_go_by_the_alphabet(tmp_path: Path) -> None
         ("tsv", "all.x", '["en-de", "de-en"]', ["all.x"], r"all\.x is named twice for en-de"),
         ("tsv", "{src}-{tgt}.x", '"any"', ["en-de.x", "de-en.x"], r"de-en\.x and .*en-de\.x have names of the same"),
         ("tsv", "{src}-{tgt}_*.x", '"any"', ["en-de_1.x", "de-en_1.x"], r"de-en_1\.x and .*en-de_1\.x have names of"),
+        ("tsv", "{src}-{tgt}*.x", '"any"', ["en-de\n.x", "de-en\n.x"], "have names of the same text"),
         ("moses", "X.{src}-{tgt}.{side}", '["en-de", "de-en"]',
          [f"X.{pair}.{code}" for pair in ("en-de", "de-en") for code in ("en", "de")], "have names of the same text"),
     ],
