@@ -22,6 +22,7 @@ from torch import Tensor
 from .checkpoint_names import run_and_step
 from .cli import format_number
 from .config import RunConfig
+from .data.order import phase_shares
 from .data.schema import LAYOUTS
 from .engine.build import require_engine, with_shared_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, torch_variables
@@ -111,11 +112,12 @@ def dry_run(
         peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
         peak_text = f"not counted ({error})"
+    shares = phase_shares(loader.phases, config.train.steps)
+    flops = sum(step_flops * share for step_flops, share in zip(info.flops, shares, strict=True))  # mean of a step
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {peak_text}\n"
-        f"  operations: {format_number(info.flops)} FLOP a step, {format_number(info.flops * config.train.steps)} in "
-        "all\n"
+        f"  operations: {format_number(flops)} FLOP a step, {format_number(flops * config.train.steps)} in all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
 

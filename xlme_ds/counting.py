@@ -30,16 +30,23 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
     return objective_of(objective).flops(run.model, row_tokens)
 
 
-def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
-    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens.
+def flops_per_step(run: RunConfig, row_tokens: int) -> float:
+    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens."""
+    return sum(run.data.mean_rows) * row_tokens * flops_of(run, row_tokens).training
 
-    `row_lengths`: the number of tokens of a row in each phase; the operations per token are then the mean over all
-    steps. Steps have the same number of tokens in all phases, so `row_tokens`, the first phase's length, gives it.
-    """
-    tokens = sum(run.data.mean_rows) * row_tokens
-    shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
-    per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
-    return tokens * sum(share * flops for share, flops in zip(shares, per_token, strict=True))
+
+def flops_by_phase(run: RunConfig, row_lengths: Sequence[int]) -> list[float]:
+    """As `flops_per_step`, but of a step in each phase. `row_lengths`: the number of tokens of a row in each phase.
+    Steps have the same number of tokens in all phases."""
+    tokens = sum(run.data.mean_rows) * row_lengths[0]
+    objectives = (
+        objective_of(replace(run.objective, mask_fraction=phase.mask_fraction))
+        for phase in phases(run.data, run.objective.mask_fraction)
+    )
+    return [
+        tokens * objective.flops(run.model, length).training
+        for objective, length in zip(objectives, row_lengths, strict=True)
+    ]
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:

@@ -22,6 +22,7 @@ from xlme_ds.audit import examine
 from xlme_ds.audit import main as audit_command
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.state_files import read_state
+from xlme_ds.cli import format_number
 from xlme_ds.config import (
     DataConfig,
     EngineConfig,
@@ -35,7 +36,7 @@ from xlme_ds.config import (
     Training,
     from_json,
 )
-from xlme_ds.counting import flops_per_step
+from xlme_ds.counting import flops_by_phase, flops_per_step
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
@@ -519,9 +520,10 @@ def test_rows_become_longer(
 
     logged = {line["step"]: line for line in audit_lines(run / "metrics.jsonl")}
     assert {line["tokens"] // step for step, line in logged.items()} == {8 * 32}
-    for line in logged.values():
+    short, long = flops_by_phase(modern, (32, 64))
+    for step, line in logged.items():
         step_flops = 8 * 32 * line["flops_per_s"] / line["tokens_per_s"]
-        assert step_flops == pytest.approx(flops_per_step(modern, 32, (32, 64))), "the mean of the phases"
+        assert step_flops == pytest.approx(short if step <= 5 else long), "of the step's own phase"
     objective = objective_of(modern.objective)
     five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
     assert weights(five) == weights(run) and load_run(Path(f"{five}@5")).model.rotary_base == 50.0
@@ -749,17 +751,24 @@ def test_held_out_text_is_that_of_no_phase(
             call(config, parts, tmp_path / "run", unseen)
 
 
-def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
-    """Weighed by their steps."""
+def test_operations_are_the_mean_of_the_phases(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weighed by their steps; each phase has its own too."""
 
     def of_one(fraction: float) -> float:
         bare = replace(config.data, phase_steps=(), phase_mask_fractions=())
         return flops_per_step(replace(config, data=bare, objective=ObjectiveConfig(mask_fraction=fraction)), 32)
 
-    assert flops_per_step(config, 32) == pytest.approx((5 * of_one(0.3) + 3 * of_one(0.15)) / 8)
+    mean = (5 * of_one(0.3) + 3 * of_one(0.15)) / 8
+    assert flops_per_step(config, 32) == pytest.approx(mean)
+    dry_run(config, data, tmp_path / "run")
+    printed = f"{format_number(mean)} FLOP a step, {format_number(8 * mean)} in all"
+    assert printed in capsys.readouterr().out
+    assert flops_by_phase(config, (32, 32)) == pytest.approx([of_one(0.3), of_one(0.15)])
     one_share = replace(config, data=replace(config.data, phase_mask_fractions=()))
     short, long = flops_per_step(one_share, 32), flops_per_step(one_share, 64) / 2  # of as many tokens
-    assert long > short and flops_per_step(one_share, 32, (32, 64)) == pytest.approx((5 * short + 3 * long) / 8)
+    assert long > short and flops_by_phase(one_share, (32, 64)) == pytest.approx([short, long])
 
 
 def test_what_cannot_be(

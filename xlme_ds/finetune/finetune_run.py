@@ -235,7 +235,7 @@ def _train(
     forward_flops = tokens * encoder_flops(config.model, config.model.discriminator_layers, tokens)
     parameters = {"encoder": sum(p.numel() for p in initial.encoder.parameters())}
     # 3: one for the forward pass, and two for the backward pass, which costs twice as much.
-    info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, initial.vocabulary.sha256)
+    info = RunInfo([3 * config.tuning.batch * forward_flops], parameters, initial.vocabulary.sha256)
     fill = partial(_initialise, initial.encoder, config)
     engine = build_data_parallel_engine(config, objective, fill, loader, None)
     finished = Trainer(engine, config, folder, info).train(stop, watchdog)

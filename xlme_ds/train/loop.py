@@ -62,13 +62,14 @@ class Record(Callback):
         start: int,
         engine: Engine,
         tokens_until: Callable[[int], int],
-        flops_per_step: float,
+        flops_of_step: Callable[[int], float],
         peak_flops_per_s: float | None,
         show: Callable[[dict[str, Any]], None],
         skipped_steps: Callable[[], int],
     ):
-        """`tokens_until(n)`: tokens of the first n steps; `peak_flops_per_s`: FLOP/s that each process can reach. If it
-        is None, the record has no `peak_fraction`."""
+        """`tokens_until(n)`: tokens of the first n steps; `flops_of_step(n)`: floating-point operations of step n,
+        counted from 0; `peak_flops_per_s`: FLOP/s that each process can reach. If it is None, the record has no
+        `peak_fraction`."""
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
         self.logs = (log,)
@@ -77,7 +78,7 @@ class Record(Callback):
         self.engine = engine
         self.tokens_until = tokens_until
         self.tokens_per_step = tokens_until(start + 1) - tokens_until(start)
-        self.flops_per_step = flops_per_step
+        self.flops_of_step = flops_of_step
         self.peak_flops_per_s = peak_flops_per_s
         self.show = show
         # At the last logged step: steps done, time, and seconds that were spent on reading data.
@@ -94,7 +95,7 @@ class Record(Callback):
         self.last_logged = (done, now, seconds_reading)
         steps, seconds = done - last_done, now - last_time
         steps_per_s = steps / seconds
-        flops_per_s = steps_per_s * self.flops_per_step
+        flops_per_s = sum(map(self.flops_of_step, range(last_done, done))) / seconds
         peak = self.peak_flops_per_s
         peak_fraction = {"peak_fraction": flops_per_s / (self.engine.world * peak)} if peak else {}
         self.intervals.append((steps, seconds))

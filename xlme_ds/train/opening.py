@@ -16,7 +16,7 @@ from torch import Tensor
 from ..checkpoint_names import checkpoints_of
 from ..cli import format_number
 from ..config import DataConfig, RunConfig, Training
-from ..counting import count_parameters, flops_per_step
+from ..counting import count_parameters, flops_by_phase
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..data.shards import RowStore
@@ -40,7 +40,7 @@ from .run_folder import RunFolder, flatten
 class RunInfo(NamedTuple):
     """Facts about a run, computed from its settings and its data."""
 
-    flops: float  # floating-point operations of one step, as `flops_per_step` counts them
+    flops: Sequence[float]  # floating-point operations of one step in each phase, as `flops_by_phase` counts them
     parameters: dict[str, int]  # parameter count of each network
     vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
     # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
@@ -118,7 +118,7 @@ def pretraining_info(
     """The `RunInfo` of a pre-training run. `root`: whether this is rank 0; only rank 0 computes the unigram model's
     losses."""
     info = RunInfo(
-        flops_per_step(config, loader.row_tokens, loader.row_lengths),
+        flops_by_phase(config, loader.row_lengths),
         count_parameters(config),
         loader.vocabulary_sha256,
         objective=describe(config.objective, (config.data.mono_rows, config.data.para_rows)),

@@ -15,6 +15,7 @@ from ..checkpoint_names import checkpoints_of
 from ..cli import note
 from ..config import RunConfig, Training
 from ..data.loader import Loader
+from ..data.order import phase_index
 from ..engine.build import build_engine, require_engine, with_shared_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, all_gather, broadcast, on_all_ranks, process_group
@@ -189,7 +190,7 @@ class Trainer:
                     start=start,
                     engine=engine,
                     tokens_until=self._tokens_until,
-                    flops_per_step=info.flops,
+                    flops_of_step=lambda step: info.flops[phase_index(engine.loader.phases, step)],
                     peak_flops_per_s=peak_flops_per_s,
                     show=console.step,
                     skipped_steps=lambda: guard.skipped,
