@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.launch import ROOT, Python, catches, environment, free_port, python
+from tests.launch import ROOT, Python, catches, environment, free_port, python, run_ranks
 from tests.slurm.cluster import wait_until
 from xlme_ds import run_commands
 from xlme_ds.cli import fail, note
@@ -390,3 +390,29 @@ def test_a_free_port_is_below_those_of_the_system_and_not_in_use(monkeypatch: py
         monkeypatch.setattr(run_commands, "PORT_COUNT", 19_000)
         assert run_commands.free_port() == other
     assert 10_000 <= first < 30_000 and bounds == [(10_000, 29_000)] * 3
+
+
+# Under NCCL, leaving the group may wait for all ranks, so a rank that fails alone must not do it. With gloo nothing
+# waits, so the ranks print whether they leave.
+FAILS = """
+import sys
+import torch.distributed as dist
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine.ranks import SharedError, process_group
+leave = dist.destroy_process_group
+dist.destroy_process_group = lambda group=None: (print("leaves"), leave(group))
+with process_group(EngineConfig("deepspeed", "zero1"), 1) as (rank, _):
+    if sys.argv[1] == "shared":
+        raise SharedError("of all ranks")
+    if rank == 1:
+        raise RuntimeError("CUDA out of memory")
+    dist.barrier()
+"""
+
+
+def test_a_rank_that_fails_alone_ends_without_the_others() -> None:
+    shared = run_ranks(2, ["-c", FAILS, "shared"])
+    assert [(rank.returncode, rank.stdout.split()) for rank in shared] == [(1, ["leaves"])] * 2, shared
+    waiting, failed = run_ranks(2, ["-c", FAILS, "alone"])
+    assert (failed.returncode, failed.stdout) == (1, "") and "RuntimeError: CUDA out of memory" in failed.stderr
+    assert waiting.returncode == 1, "gloo tells it that the other is gone; under NCCL its launcher ends it"

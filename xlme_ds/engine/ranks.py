@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,11 +116,20 @@ def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
     """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
-    environment and torch's `linear`, so that it can start another run."""
+    environment and torch's `linear`, so that it can start another run.
+
+    An error of one rank alone is printed and ends the process with exit code 1. Under NCCL both leaving the group and
+    Python's own exit may wait for the other ranks, and the error would be printed only afterwards.
+    """
     linear = torch.nn.functional.linear
     variables = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
     try:
         yield start_process_group(engine, watchdog_minutes)
+    except Exception as error:
+        if not isinstance(error, SharedError) and dist.is_initialized() and dist.get_world_size() > 1:
+            traceback.print_exc()
+            exit_now(1)
+        raise
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 replaced it by a function that sums in another order
         for name in LAUNCHER_VARIABLES:  # with them, programs that this process starts would join its group
@@ -224,8 +234,8 @@ def extend_timeout() -> None:
         distributed_c10d._set_pg_timeout(_DAY)
 
 
-def exit_now() -> NoReturn:
-    """End a process that is done, at once and with exit code 0.
+def exit_now(code: int = 0) -> NoReturn:
+    """End a process that is done or has failed, at once.
 
     Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills these threads,
     and sometimes a thread aborts ("terminate called without an active exception"). The launcher would then report that
@@ -233,7 +243,7 @@ def exit_now() -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def data_parallel_rank_and_size(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
