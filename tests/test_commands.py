@@ -139,6 +139,17 @@ def test_gpus_that_the_user_did_not_choose_are_not_taken(
         command_line([*words.split(), "pretrain"])
 
 
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [("", True), ("--gpus 2", True), ("--master_port 5", True), ("--gpus 1", False), ("--include localhost:0", False)],
+)
+def test_gpus_that_are_named_by_their_ids(words: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's launcher ended in a traceback, to which the advice to leave out --gpus led too."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-1")
+    with pytest.raises(ValueError, match="needs the numbers of GPUs") if is_refused else nullcontext():
+        command_line([*words.split(), "pretrain"])
+
+
 def test_a_hostfile_may_have_the_name_of_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gpus").write_text("a slots=2\n")

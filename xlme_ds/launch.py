@@ -49,7 +49,15 @@ def command_line(argv: list[str]) -> list[str]:
     chosen = next((option for option in options if option.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    if gpus is not None and (gpus != "1" or options):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    uses_launcher = gpus != "1" or bool(options)
+    has_hosts = any(option.partition("=")[0] in ("-H", "--hostfile") for option in options)
+    if visible and uses_launcher and not (chosen or has_hosts or visible.replace(",", "").isdecimal()):
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={visible}: DeepSpeed's launcher needs the numbers of GPUs, such as 0,1 "
+            "(`nvidia-smi -L` lists them): set the variable to these, or unset it"
+        )
+    if gpus is not None and uses_launcher:
         check_visible_gpus("--gpus", int(gpus))
     for flag in (option.partition("=")[0] for option in options if option.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus", "--nproc_per_node"], cutoff=0.8):
