@@ -26,7 +26,7 @@ export PYTHONUNBUFFERED := 1
 install: $(STAMP)
 
 $(STAMP): setup.py pyproject.toml constraints.txt
-	@case "$$PIP_EXTRA_INDEX_URL" in ""|*://*) ;; *) echo "PIP_EXTRA_INDEX_URL is $$PIP_EXTRA_INDEX_URL, which is no address: copy it from pytorch.org, or unset it" >&2; exit 2;; esac
+	@case "$$PIP_EXTRA_INDEX_URL" in ""|*://*|/*) ;; *) echo "PIP_EXTRA_INDEX_URL is $$PIP_EXTRA_INDEX_URL, which is no address: copy it from pytorch.org, or unset it" >&2; exit 2;; esac
 	@echo "making $(VENV): several gigabytes, a few minutes"
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed, not $(PYTHON): make PYTHON=/path/to/python3.11")'
 	@"$(PYTHON)" -m venv $(VENV)

@@ -128,6 +128,8 @@ def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
         ("3", "--gpus 1 --master_port 5", True),
         ("3", "--gpus 1", False),
         ("0,1,2", "--gpus 2", False),
+        ("0, 1", "--gpus 2", False),
+        ("2,3", "--num_gpus 2", True),
         ("", "--gpus 2", False),
     ],
 )
@@ -137,6 +139,8 @@ def test_gpus_that_the_user_did_not_choose_are_not_taken(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(ValueError, match="first GPUs, not those of") if is_refused else nullcontext():
         command_line([*words.split(), "pretrain"])
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert command_line([*words.split(), "pretrain"]), "a run on CPUs takes no GPU"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def pretrain(
     profiled: int = 0,
 ) -> Path | None:
     """Train, write the report page, and return `out`, or None if a signal stopped the run. Collective: every rank must
-    call it.
+    call it. With several ranks, an error that is not of all ranks ends the process.
 
     `data` is a folder, or a list with one folder for each phase of `data.phase_steps`. `stop` is the caller's own
     `StopRequest`, if it has one. `profiled` is the number of steps to profile.

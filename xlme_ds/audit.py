@@ -66,7 +66,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     audited_steps = [step for step in range(start, steps) if last_attempts[step] >= 0]
     if not audited_steps:
         raise ValueError(f"{run} has {steps} steps, all without --train.audit: only steps with it can be examined")
-    asked: dict[str, dict[int, _StepRows]] = {}
+    expected: dict[str, dict[int, _StepRows]] = {}
     for task_index, task in enumerate(TASKS):
         if rows_per_step[task_index]:
             stores = [RowStore(folder / task) for folder in data]
@@ -80,17 +80,17 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
             # The plan is that of a single rank, because the rows of a step do not depend on the number of ranks.
             plan = StepPlan(rows_per_step, rows_per_step, 1, 1, config.data.alternate)
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
-            asked[task] = {
+            expected[task] = {
                 step: _StepRows(stores[number], row_range)
                 for step in audited_steps
                 if (row_range := plans[number := phase_index(run_phases, step)].step_rows(step, task_index))
             }
-    faults = _read_in_other_steps(run / AUDIT_FOLDER, attempts, last_attempts, asked)
-    for task, by_step in asked.items():
+    faults = _read_in_other_steps(run / AUDIT_FOLDER, attempts, last_attempts, expected)
+    for task, by_step in expected.items():
         for step, step_rows in by_step.items():
             faults += step_rows.faults(task, step)
     row_counts = [
-        f"{sum(len(rows.rows) for rows in by_step.values()):,} {task} rows" for task, by_step in asked.items()
+        f"{sum(len(rows.rows) for rows in by_step.values()):,} {task} rows" for task, by_step in expected.items()
     ]
     left_out = steps - start - len(audited_steps)
     note = f" (--train.audit was off in {left_out} more)" if left_out else ""
@@ -134,9 +134,9 @@ def _last_attempts(attempts: list[dict[str, Any]], steps: int) -> np.ndarray:
 
 
 def _read_in_other_steps(
-    folder: Path, attempts: list[dict[str, Any]], last_attempts: np.ndarray, asked: dict[str, dict[int, _StepRows]]
+    folder: Path, attempts: list[dict[str, Any]], last_attempts: np.ndarray, expected: dict[str, dict[int, _StepRows]]
 ) -> list[str]:
-    """Note in `asked`, by task and step, which rows the last attempt at each step read. Returns a sentence for every
+    """Note in `expected`, by task and step, which rows the last attempt at each step read. Returns a sentence for every
     row that was read in a step that does not ask for it."""
     ranks = max(attempts[attempt]["world"] for attempt in set(last_attempts.tolist()) - {-1})
     for path in (rank_file(folder, rank) for rank in range(ranks)):
@@ -154,7 +154,7 @@ def _read_in_other_steps(
                 )
             if step < len(last_attempts) and attempt == last_attempts[step]:
                 for task, row_ranges in line["rows"].items():
-                    step_rows = asked[task].get(step)
+                    step_rows = expected.get(task, {}).get(step)
                     for first_row, *checksums in row_ranges:
                         for row, checksum in enumerate(checksums, start=first_row):
                             if step_rows is not None and row in step_rows.rows:

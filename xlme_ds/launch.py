@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .cli import fail, program, take_flag
 from .io.arguments import HELP_FLAGS
-from .run_commands import LAUNCHED, check_visible_gpus, child_environment, launch_command
+from .run_commands import LAUNCHED, check_visible_gpus, child_environment, launch_command, visible_gpus
 
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
@@ -49,13 +49,13 @@ def command_line(argv: list[str]) -> list[str]:
     chosen = next((option for option in options if option.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    visible = visible_gpus()
     uses_launcher = gpus != "1" or bool(options)
     has_hosts = any(option.partition("=")[0] in ("-H", "--hostfile") for option in options)
     if visible and uses_launcher and not (chosen or has_hosts or visible.replace(",", "").isdecimal()):
         raise ValueError(
             f"CUDA_VISIBLE_DEVICES={visible}: DeepSpeed's launcher needs the numbers of GPUs, such as 0,1 "
-            "(`nvidia-smi -L` lists them): set the variable to these, or unset it"
+            "(`nvidia-smi -L` lists them): set the variable to these, or use one with --gpus 1"
         )
     if gpus is not None and uses_launcher:
         check_visible_gpus("--gpus", int(gpus))
@@ -89,6 +89,8 @@ def _check_options(options: list[str], command: str) -> list[str]:
         raise ValueError(f"unexpected word {parsed.user_script} before {command}: leave it out")
     if parsed.num_gpus == 0:
         raise ValueError("--num_gpus 0: it must be a number of processes, at least 1")
+    if parsed.num_gpus > 0:
+        check_visible_gpus("--num_gpus", parsed.num_gpus)
     hosts = []
     if parsed.hostfile != default.hostfile:
         hosts = _hosts(Path(parsed.hostfile))

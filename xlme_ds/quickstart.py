@@ -183,7 +183,8 @@ def next_steps(out: Path) -> list[list[str]]:
     """The commands to try on the finished run, each as the list of its arguments."""
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
-    judge = f'import xlme_ds as xlme; print(xlme.load({json.dumps(str(out))}).judge("{JUDGED_SENTENCE}"))'
+    folder = json.dumps(str(out), ensure_ascii=False)
+    judge = f'import xlme_ds as xlme; print(xlme.load({folder}).judge("{JUDGED_SENTENCE}"))'
     script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
     xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
     base = out if out.name not in ("", "..") else real_path(out)

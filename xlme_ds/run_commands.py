@@ -63,9 +63,15 @@ def free_port() -> int:
                     raise
 
 
+def visible_gpus() -> str:
+    """The value of CUDA_VISIBLE_DEVICES, without blanks; empty if it is not set or the run is to use CPUs."""
+    on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    return "" if on_cpu else os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+
+
 def check_visible_gpus(option: str, processes: int) -> None:
-    """Raise ValueError if DeepSpeed's launcher, given this number, would take other GPUs than CUDA_VISIBLE_DEVICES."""
-    visible, taken = os.environ.get("CUDA_VISIBLE_DEVICES", ""), [str(index) for index in range(processes)]
+    """Raise ValueError if DeepSpeed's launcher, given this number, would take other GPUs than `visible_gpus`."""
+    visible, taken = visible_gpus(), [str(index) for index in range(processes)]
     if visible and visible.split(",")[:processes] != taken:
         raise ValueError(
             f"{option} {processes} takes the machine's first GPUs, not those of CUDA_VISIBLE_DEVICES={visible}: leave "

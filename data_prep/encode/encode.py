@@ -227,7 +227,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     )
     inputs = f"{len(tasks)} input{'s' * (len(tasks) != 1)}"
     tokens = sum(counts["tokens"] for counts in by_language.values())
-    if not tokens and "split" in stage.settings:
+    if not tokens and stage.settings.get("split") == "heldout":
         share = stage.settings["heldout_share"]
         warn(f"{stage.folder} has no text: for little text, give both parts a larger --heldout-share than {share}")
     print_stdout(f"{stage.folder}: {inputs}, {tokens:,} tokens")

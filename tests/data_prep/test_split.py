@@ -306,10 +306,13 @@ def test_duplicates_are_removed_on_each_side_alone(corpus: Path, vocab: Path, tm
         assert counts["removed"]["exact_duplicates"] == sum(len(lines) - 1 for lines in own) - 1
 
 
-def test_what_decides_a_split_is_in_the_rows(corpus: Path, vocab: Path, tmp_path: Path) -> None:
+def test_what_decides_a_split_is_in_the_rows(
+    corpus: Path, vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A sentence, or the part of a document that is in a block; and nothing held out is no row."""
     asked = EncodeConfig(vocab, tmp_path / "encoded", mono=corpus / "mono", para=corpus / "para", heldout_share=1e-9)
     run(replace(asked, split="heldout"))
+    assert "mono has no text: for little text, give both parts a larger --heldout-share" in capsys.readouterr().err
     rows = MixConfig(asked.out, vocab, tmp_path / "none", mono_rows=4, para_rows=4, row_tokens=64)
     with pytest.raises(ValueError, match="mono has nothing that fills a row of 64 tokens: raise --heldout-share"):
         mix(rows)

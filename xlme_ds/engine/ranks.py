@@ -118,8 +118,9 @@ def process_group(
     """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
     environment and torch's `linear`, so that it can start another run.
 
-    An error of one rank alone is printed and ends the process with exit code 1. Under NCCL both leaving the group and
-    Python's own exit may wait for the other ranks, and the error would be printed only afterwards.
+    With several ranks, any error but a SharedError may be of one rank alone, so it is printed and ends the process
+    with exit code 1. Under NCCL both leaving the group and Python's own exit may wait for the other ranks, and the
+    error would be printed only afterwards.
     """
     linear = torch.nn.functional.linear
     variables = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
