@@ -107,7 +107,9 @@ def test_who_waits_for_another_process_says_so(tmp_path: Path) -> None:
         _take_lock(ours, patience=0.3)
         releasing.join()
     said = errors.getvalue()
-    assert said.startswith("waiting for another process") and str(path) in said and said.count("\n") == 1
+    assert (
+        said.startswith("waiting for a process of this or another run") and str(path) in said and said.count("\n") == 1
+    )
 
 
 def test_another_ninja_in_front_does_not_compile_anew(source: Path) -> None:

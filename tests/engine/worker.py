@@ -162,7 +162,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
     log = MetricsLog(folder, "metrics", 0)
-    record = Record(log, config, 0, engine, lambda done: done, 0.0, 1.0, lambda values: None, lambda: 0)
+    record = Record(log, config, 0, engine, lambda done: done, lambda step: 0.0, 1.0, lambda values: None, lambda: 0)
     guard = BadStepGuard(config.train, {}, loaders[0].describe_rows, None)
     fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()

@@ -337,7 +337,15 @@ def test_the_time_left_is_by_the_last_fifty_records(
     now, shown = [0.0], list[dict]()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     record = Record(
-        MetricsLog(tmp_path, "metrics", 100), of, 100, engine, (16 * 32).__mul__, 6.0, 4.0, shown.append, lambda: 7
+        MetricsLog(tmp_path, "metrics", 100),
+        of,
+        100,
+        engine,
+        (16 * 32).__mul__,
+        lambda step: 6.0,
+        4.0,
+        shown.append,
+        lambda: 7,
     )
     for done in range(101, 301):
         now[0] += 1 if done <= 200 else 3
