@@ -574,7 +574,7 @@ def test_a_save_makes_no_second_run_folder_where_the_run_was(data: Path, tmp_pat
     (tmp_path / "run").mkdir()
     save(checkpoints, engine, 1)
     (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(SharedError, match="run/checkpoints: No such file or directory"):
+    with pytest.raises(SharedError, match="run is gone: if you moved it, start the run again with its new place"):
         save(checkpoints, engine, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
 

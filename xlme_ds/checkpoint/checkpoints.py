@@ -140,7 +140,9 @@ class Checkpoints:
 
     def _begin(self, partial: Path) -> None:
         """Delete failed saves, which may take the space that the new checkpoint needs. Then make the folder
-        `partial`. Raises OSError if the run folder is gone: a user may have moved it meanwhile."""
+        `partial`. Raises ValueError if the run folder is gone: a user may have moved it meanwhile."""
+        if not self.folder.parent.is_dir():
+            raise ValueError(f"{self.folder.parent} is gone: if you moved it, start the run again with its new place")
         for leftover in self.folder.glob(f"*{_PARTIAL_SUFFIX}"):
             if is_checkpoint_name(leftover.stem):
                 _remove(leftover)
