@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -256,6 +257,7 @@ def is_root() -> bool:
 def abort(code: int) -> None:
     """End all ranks immediately with this exit code: for an error that only this rank has."""
     if world_size() > 1:
+        time.sleep(1)  # mpiexec passes on what was printed a moment later, and drops what is left when a rank aborts
         communicator().Abort(code)
 
 
