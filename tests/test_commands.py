@@ -33,7 +33,7 @@ def real(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_launchers_command_line(tmp_path: Path) -> None:
     hosts = str(tmp_path / "hosts")
-    Path(hosts).write_text("a slots=8\n")
+    Path(hosts).write_text("localhost slots=8\n")
     words = ["--gpus", "8", "--hostfile", hosts, "pretrain", "--recipe", "base", "--include", "x"]
     launcher = command_line(words)
     assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
@@ -102,6 +102,24 @@ def test_a_mistake_in_a_hostfile(text: str, options: str, message: str, tmp_path
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
         command_line(["--hostfile", str(tmp_path / "hosts"), *options.split(), "pretrain"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "is_sent"),
+    [
+        ("a.invalid slots=2\n", "", True),
+        (f"{'a' * 64} slots=2\n", "", True),
+        ("192.0.2.1 slots=2\n", "", True),
+        ("localhost slots=2\na.invalid slots=2\n", "--include a.invalid", True),
+        ("localhost slots=2\n", "", False),
+        ("127.0.0.1 slots=2\n", "", False),
+    ],
+)
+def test_a_single_other_machine_gets_the_run(hosts: str, options: str, is_sent: bool, tmp_path: Path) -> None:
+    """DeepSpeed's launcher asked that machine by ssh for its address, and then trained on this one."""
+    (tmp_path / "hosts").write_text(hosts)
+    launcher = command_line(["--hostfile", str(tmp_path / "hosts"), *options.split(), "pretrain"])
+    assert ("--force_multi" in launcher) == is_sent
 
 
 @pytest.mark.parametrize(("options", "port"), [("", "29500"), ("--master_port 5", "5")])

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import socket
 import sys
 from contextlib import redirect_stderr
 from difflib import get_close_matches
@@ -97,7 +98,8 @@ def _check_options(options: list[str], command: str) -> list[str]:
     elif parsed.no_ssh or parsed.num_nodes > 1:
         raise ValueError("several machines need --hostfile FILE, with a line such as `node0 slots=8` for each")
     if not parsed.no_ssh:
-        return []
+        # Without the option, DeepSpeed takes a single host of a hostfile for this machine, whatever its name.
+        return [] if all(map(_is_this_machine, hosts)) else ["--force_multi"]
     if not 0 <= parsed.node_rank < len(hosts):
         raise ValueError(
             f"--node_rank is {parsed.node_rank}: with --no_ssh, give each machine the number of its line in "
@@ -134,6 +136,15 @@ def _hosts(hostfile: Path) -> list[str]:
     if not hosts:
         raise ValueError(f"{hostfile} names no host: write a line such as `node0 slots=8` for each")
     return hosts
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether the name `host` leads to an address of this machine: only then can a program listen there."""
+    try:
+        socket.create_server((host, 0)).close()
+    except (OSError, UnicodeError):  # UnicodeError: a name that no address can have, such as one of ssh's settings
+        return False
+    return True
 
 
 def main(arguments: list[str] | None = None) -> None:
