@@ -17,7 +17,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import xlme_ds
-from xlme_ds import quickstart
+from xlme_ds import predict, quickstart
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.objectives import describe
 from xlme_ds.report.run_files import read_records
@@ -57,7 +57,7 @@ def record(run: Path) -> dict[str, Any]:
     """The figures of a finished quickstart that documents print."""
     model, said = xlme_ds.load(run), io.StringIO()
     with contextlib.redirect_stdout(said):
-        quickstart.show_model(run)
+        predict.run(predict.PredictSettings(run, (quickstart.JUDGED_SENTENCE, quickstart.MASKED_SENTENCE)))
     return {
         "settings": json.loads((run / "config.json").read_text())["config"],
         "encoded_tokens": encoded_tokens(run / "data"),

@@ -49,11 +49,12 @@ FLOORS = {
     "xlme_ds.compare": 8,
     "xlme_ds.export": 8,
     "xlme_ds.api": 8,
+    "xlme_ds.predict": 9,
     "xlme_ds.job_scripts": 8,
     "xlme_ds.print_config": 8,
     "xlme_ds.benchmarks": 8,
     "xlme_ds.pretrain": 9,
-    "xlme_ds.quickstart": 8,
+    "xlme_ds.quickstart": 10,
     "xlme_ds.launch": 10,
     "xlme_ds.__main__": 10,
 }

@@ -34,6 +34,7 @@ COMMANDS = {
         "xlme_ds.evaluate.__main__",
         "score models: retrieval, word alignment, losses, perplexity, word embeddings",
     ),
+    "predict": ("xlme_ds.predict", "fill the masks of sentences, or mark the words that a model takes for replaced"),
     "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
     "translate": ("xlme_ds.translate.__main__", "translate a file with a model that has a decoder, and score it"),
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),

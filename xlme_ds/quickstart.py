@@ -4,13 +4,13 @@ It takes 10 to 15 minutes on two cores. Then open report.html in the run folder.
 run uses, too; data/prepare.log has the commands of data preparation and their output. Finished stages are skipped.
 """
 
-import json
 import os
 import shlex
 import sys
 import time
 from pathlib import Path
 
+from . import predict
 from .cli import fail, program
 from .io.files import real_path
 from .io.folders import LOCK_FILE, clear_folder, lock_folder
@@ -151,45 +151,16 @@ def run_stage(stage: list[str], data: Path, variables: dict[str, str]) -> None:
     print("; ".join(file for before, _, file in printed if file and before in ("", "open ")), flush=True)
 
 
-def show_model(out: Path) -> None:
-    """Print how the trained model judges a sentence with a wrong word, and how it fills another sentence's gap."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from . import load
-
-    model = load(out)
-    console = Console(highlight=False)
-    judged_words: list[tuple[str, float]] = []  # (word, highest probability of any of its pieces)
-    for piece in model.judge(JUDGED_SENTENCE):
-        new_word = piece.text.startswith("▁") or not judged_words
-        word_start, highest = ("", 0.0) if new_word else judged_words.pop()
-        judged_words.append((word_start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
-    judged = Text("judge: ")
-    for word, probability in judged_words:
-        if probability > 0.5:
-            judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
-        else:
-            judged.append(f"{word} ")
-    judged.rstrip()
-    filled = ", ".join(
-        f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(MASKED_SENTENCE, top=3)[0]
-    )
-    console.print(judged, soft_wrap=True)
-    console.print(f"fill:  {MASKED_SENTENCE}  {filled}", markup=False)
-
-
 def next_steps(out: Path) -> list[list[str]]:
     """The commands to try on the finished run, each as the list of its arguments."""
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
-    folder = json.dumps(str(out), ensure_ascii=False)
-    judge = f'import xlme_ds as xlme; print(xlme.load({folder}).judge("{JUDGED_SENTENCE}"))'
     script = Path(python).with_name("xlme")  # by its path, because a new terminal has not activated the environment
     xlme = [str(script)] if script.exists() else [python, "-m", "xlme_ds"]
     base = out if out.name not in ("", "..") else real_path(out)
     export, vectors = (str(base.with_name(f"{base.name}-{name}")) for name in ("export", "vectors"))
-    steps = [[python, "-c", judge], [*xlme, "export", "--run", str(out), "--out", export]]
+    steps = [[*xlme, "predict", "--model", str(out), "--text", JUDGED_SENTENCE]]
+    steps.append([*xlme, "export", "--run", str(out), "--out", export])
     program = Path(__file__).resolve().parents[1] / "docs/howto/sentence_vectors.py"
     if program.exists():  # an installed package lacks it
         pairs = str(out / "data/corpus/train/para")
@@ -245,7 +216,7 @@ def quickstart(out: Path, fresh: bool = False, processes: int = 2) -> None:
     run(training(data, out, processes), variables)
     if not finished.exists():  # the run was stopped, or its launcher was killed; neither shows in an exit code
         sys.exit(1)
-    show_model(out)
+    predict.run(predict.PredictSettings(out, (JUDGED_SENTENCE, MASKED_SENTENCE)))
     print("What to try next:", *map(shlex.join, next_steps(out)), sep="\n  ")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import xlme_ds
 from tests.launch import FORKED_PYTHON, ROOT, Python, environment, python
-from xlme_ds import quickstart
+from xlme_ds import predict, quickstart
 from xlme_ds.api import ScoredPiece
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.train.run_folder import RunFolder
@@ -161,20 +161,24 @@ def test_what_it_says_first_and_last(
     quickstart.announce(out)
     said = capsys.readouterr().out
     assert re.search(r"for 1,100 steps .*\nIt takes about \d+ minutes here", said), said
-    quickstart.show_model(out)
-    assert re.match(r"judge: .*Recht.*\nfill:  .*<mask> to education\.  \S* \d+%, ", capsys.readouterr().out)
     judge, export, vectors = quickstart.next_steps(out)
-    judged = python(*judge[1:]).stdout
-    assert "ScoredPiece(text='▁right'" in judged, judged
     script = Path(export[0])
-    assert (script.name, os.access(script, os.X_OK)) == ("xlme", True)
+    assert (script.name, os.access(script, os.X_OK)) == ("xlme", True) and judge[0] == export[0]
+    more = (quickstart.MASKED_SENTENCE, "<mask><mask>")
+    judged = python("-m", "xlme_ds", *judge[1:], *more).stdout
+    part = r"\S* \d+%, \S* \d+%, \S* \d+%"
+    assert re.fullmatch(
+        rf"judge: .*Recht.*\nfill:  .*<mask> to education\.  {part}\nfill:  <mask><mask>  {part}; {part}\n", judged
+    )
     assert "run-export" in (exported := python("-m", "xlme_ds", *export[1:]).stdout), exported
     program, folder, pairs, trained, _ = vectors[1:]  # tests/e2e/test_tutorial.py runs the program
     assert Path(program).samefile(ROOT / "docs/howto/sentence_vectors.py") and (Path(folder) / "config.json").exists()
     assert any(Path(pairs).iterdir()) and not Path(trained).exists()
     monkeypatch.setattr(quickstart, "__file__", str(out / "xlme_ds/quickstart.py"))
     monkeypatch.setattr(sys, "executable", str(out / "python"))
-    assert [step[1:3] for step in quickstart.next_steps(out)] == [["-c", judge[2]], ["-m", "xlme_ds"]]
+    assert [step[1:4] for step in quickstart.next_steps(out)] == [
+        ["-m", "xlme_ds", name] for name in ("predict", "export")
+    ]
 
 
 def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,11 +186,11 @@ def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     judged = [("Ev", 0.1), ("ery", 0.62), ("one", 0.3), ("▁has", 0.5), ("▁Re", 0.981), ("cht", 0.2), ("▁.", 0.02)]
     filled = [[("▁right", 0.42), ("ed", 0.3), ("▁a", 0.004)]]
     model = SimpleNamespace(
-        judge=lambda text: [ScoredPiece(*piece) for piece in judged],
-        fill=lambda text, top: [[ScoredPiece(*piece) for piece in pieces[:top]] for pieces in filled],
+        judge=lambda text, language: [ScoredPiece(*piece) for piece in judged],
+        fill=lambda text, top, language: [[ScoredPiece(*piece) for piece in pieces[:top]] for pieces in filled],
     )
     monkeypatch.setattr(xlme_ds, "load", lambda folder: model, raising=False)
-    quickstart.show_model(Path("run"))
+    predict.run(predict.PredictSettings(Path("run"), (quickstart.JUDGED_SENTENCE, quickstart.MASKED_SENTENCE)))
     assert capsys.readouterr().out.splitlines() == [
         "judge: Everyone [62% replaced] has Recht [98% replaced] .",
         "fill:  Everyone has the <mask> to education.  right 42%, ed 30%, a 0%",

@@ -28,6 +28,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.evaluate.__main__ import main as evaluate
 from xlme_ds.export.__main__ import main as export
+from xlme_ds.predict import main as predict
 from xlme_ds.trained.weights import read_metadata, read_weights, save_weights
 
 TEXT = "kalo mi ter un dorin"
@@ -75,6 +76,22 @@ def test_fillings_are_those_of_transformers(model: TextModel, exported: Path) ->
     for pieces, ids, shares in zip(found, best.indices, best.values, strict=True):
         assert [piece.text for piece in pieces] == tokenizer.convert_ids_to_tokens(ids)
         assert [piece.probability for piece in pieces] == pytest.approx(shares.tolist(), rel=1e-4)
+
+
+def test_predictions_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as in Python; a mistake ends in one line."""
+    model, words = xlme.load(run), ["--model", str(run), "--text", "kalo mi <mask>", TEXT]
+    predict(words)
+    filled, judged = capsys.readouterr().out.splitlines()
+    best = ", ".join(
+        f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill("kalo mi <mask>")[0][:3]
+    )
+    assert filled == f"fill:  kalo mi <mask>  {best}"
+    assert re.sub(r" \[\d+% replaced\]", "", judged) == f"judge: {TEXT}"
+    with pytest.raises(SystemExit, match="2"):
+        predict([*words, "--language", "de"])
+    said = f"{run} has no language embeddings, so it reads texts of all languages alike: leave language out"
+    assert capsys.readouterr() == ("", f"xlme predict: error: {said}\n")
 
 
 def test_vectors_are_those_of_sentence_transformers(model: TextModel, exported: Path) -> None:
