@@ -44,6 +44,10 @@ class UserError(ValueError):
     """An error that the user has to fix; every rank raises it with the same sentence."""
 
 
+class MachineError(UserError):
+    """A UserError about the machine, such as a full disk: the settings and the text are right."""
+
+
 class RetryError(RuntimeError):
     """An error that may not occur again, such as a network failure; every rank raises it with the same sentence."""
 
@@ -59,15 +63,15 @@ def user_facing_error(error: BaseException) -> UserError | RetryError | None:
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
     # Subclasses such as UnicodeDecodeError do not match: their texts were not written for a user.
-    if type(error) in (ValueError, UserError):
+    if type(error) is ValueError:
         return UserError(str(error))
-    if isinstance(error, RetryError):
+    if isinstance(error, UserError | RetryError):
         return error
     if not isinstance(error, OSError) or isinstance(error, ValueError):  # io.UnsupportedOperation is both, and a bug
         return None
     sentence = in_words(error) or type(error).__name__
     if error.errno in ADVICE:
-        return UserError(sentence)
+        return MachineError(sentence)
     return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
 
 

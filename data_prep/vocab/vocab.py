@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.filters.clean import Counts
+from data_prep.parallel import MachineError
 from data_prep.progress import print_stdout
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
@@ -207,9 +208,11 @@ def write_once(stage: Stage, processes: int, sample: Callable[[], T], write: Cal
             text = sample()
             try:
                 write(text)
-            except ValueError:  # the text does not allow the settings, such as --size: the folder must accept others
-                stage.forget_settings()
-                _discard_work(stage)
+            except ValueError as error:
+                if not isinstance(error, MachineError):
+                    # The text does not allow the settings, such as --size: the folder must accept others.
+                    stage.forget_settings()
+                    _discard_work(stage)
                 raise
         _discard_work(stage)
 

@@ -1,5 +1,6 @@
 """`vocap`: curves against SentencePiece's own trainings, allocation against brute force, the merged model in use."""
 
+import errno
 import io
 import itertools
 import json
@@ -18,6 +19,7 @@ import sentencepiece as spm
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
+from data_prep.parallel import MachineError
 from data_prep.store import Stage, write_file
 from data_prep.vocab import unigram
 from data_prep.vocab.allocation import allocate, concave_hull, hull_steps, piece_order, pool_probabilities
@@ -452,19 +454,23 @@ def test_under_mpi(corpus: Path, tmp_path: Path, data_prep: Callable[..., object
     assert made(tmp_path / "one") == made(tmp_path / "ranks")
 
 
-def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted at the third language, then taken up: same bytes, and finished curves are not made again."""
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full", "a")])
+def test_a_relaunch_keeps_finished_languages(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    """Interrupted at the third language, or out of disk, then taken up: same bytes, and finished curves are not made
+    again."""
     begun: list[int] = []
 
     def interrupted(text: WordCounts, *settings: float) -> Iterator[UnigramModel]:
         begun.append(text.sentences)
         if len(begun) == 3:
-            raise KeyboardInterrupt
+            raise stop
         return nested_vocabularies(text, *settings)
 
     run(config(corpus, tmp_path / "whole"))
     monkeypatch.setattr("data_prep.vocab.vocap.nested_vocabularies", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, MachineError)):
         run(config(corpus, tmp_path / "again"))
     assert len(list((tmp_path / "again" / "tasks").glob("path-*.json"))) == 2
     run(config(corpus, tmp_path / "again"))
