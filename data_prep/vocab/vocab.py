@@ -152,13 +152,15 @@ def _write_extended(
     by_language: Mapping[str, Any],
 ) -> None:
     """Write the extended vocabulary. Print, and store in the manifest, how the old and the extended vocabulary segment
-    the sampled lines and the lines of --compare."""
+    the sampled lines and the lines of --compare. Raises ValueError if the old model changed since the command began."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     readers = {code: partial(read_lines, [path]) for code, path in files.items()}
     for code in sorted({source.name for source in compared}):
         of_code = [source for source in compared if source.name == code]
         readers[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
     old_model = old.path.read_bytes()
+    if old.sha256 != stage.settings["model"]:
+        raise ValueError(f"{old.path} changed since the command began: give the command again")
     changes = {}
     for name, read in readers.items():
         before, after = segmentation(old_model, read()), segmentation(model, read())

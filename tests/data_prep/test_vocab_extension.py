@@ -11,6 +11,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 from transformers import XLMRobertaTokenizer
 
 from data_prep.vocab.extension import extend
+from data_prep.vocab.line_sample import sample_lines
 from data_prep.vocab.vocab import VocabConfig, run
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -127,6 +128,28 @@ def test_the_change_is_stored_and_said(
     assert Vocabulary(config.out.with_name("two")).sha256 == new.sha256
     shown, eu = capsys.readouterr().out, found["eu"]["after"]["tokens_per_character"]
     assert f"now {eu:.3f} (-" in shown and "2,500 ids" in shown
+
+
+def test_a_model_that_changes_while_text_is_read_is_refused(
+    text: tuple[Path, dict[str, list[str]]],
+    config: VocabConfig,
+    new: Vocabulary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its ids would not be those of the recorded model."""
+    config = replace(config, out=tmp_path / "out", model=tmp_path / "old.model", size=LARGER + 100, compare=None)
+    shutil.copy(text[0] / "spm.model", tmp_path / "old.model")
+
+    def sample(*arguments: object) -> object:
+        shutil.copy(new.path, tmp_path / "old.model")
+        return sample_lines(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"old\.model changed since the command began"):
+        patch.setattr("data_prep.vocab.vocab.sample_lines", sample)
+        run(config)
+    run(config)  # as the error says
+    assert Vocabulary(config.out).piece(LARGER - 2) == new.piece(LARGER - 2)
 
 
 def test_ids_are_those_of_hugging_face(
