@@ -161,12 +161,13 @@ def _write_extended(
     old_model = old.path.read_bytes()
     if old.sha256 != stage.settings["model"]:
         raise ValueError(f"{old.path} changed since the command began: give the command again")
-    changes = {}
-    for name, read in readers.items():
-        before, after = segmentation(old_model, read()), segmentation(model, read())
-        changes[name] = {"before": before, "after": after}
-        print_stdout(describe_change(name, before, after))
+    changes = {
+        name: {"before": segmentation(old_model, read()), "after": segmentation(model, read())}
+        for name, read in readers.items()
+    }
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
+    for name, change in changes.items():  # printed at last, because `head` may end the output early
+        print_stdout(describe_change(name, **change))
 
 
 def _lines_of(sources: Sequence[Input]) -> Iterator[str]:

@@ -130,6 +130,18 @@ def test_the_change_is_stored_and_said(
     assert f"now {eu:.3f} (-" in shown and "2,500 ids" in shown
 
 
+def test_output_that_ends_early_does_not_cost_the_model(
+    config: VocabConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(text: str) -> None:
+        raise SystemExit(141)
+
+    monkeypatch.setattr("data_prep.vocab.vocab.print_stdout", ended)
+    with pytest.raises(SystemExit):
+        run(replace(config, out=tmp_path, compare=None))
+    assert read_manifest(tmp_path).counts["segmentation"].keys() == set(NEW)
+
+
 def test_a_model_that_changes_while_text_is_read_is_refused(
     text: tuple[Path, dict[str, list[str]]],
     config: VocabConfig,
