@@ -27,7 +27,7 @@ from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, atomic_write, file_sha256, fsync, read_checksummed, write_checksummed
-from xlme_ds.io.folders import lock_folder, make_folder, require_folder
+from xlme_ds.io.folders import LOCK_FILE, lock_folder, make_folder, require_folder
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ class Stage:
         make_folder(self.folder / "tasks")
         with lock_folder(self.folder):
             for leftover in self.folder.rglob(".*.tmp"):
-                # A folder in this folder may be another stage's, whose process may still be writing its files.
+                # A folder in this folder may be a run's or another stage's, and have files that are still written.
                 subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
-                in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
-                if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
+                is_foreign = any((subfolder / LOCK_FILE).exists() for subfolder in subfolders)
+                if TEMPORARY.fullmatch(leftover.name) and not is_foreign:
                     leftover.unlink()
             self.check_settings()
             path = self.folder / "settings.json"

@@ -438,12 +438,13 @@ def test_a_finished_vocabulary_is_kept_and_changed_settings_are_refused(
 
 
 def test_what_is_the_users_stays(corpus: Path, tmp_path: Path) -> None:
-    """A corpus in OUT/sample, a file that another stage is writing below OUT; and no folder is begun by a mistake."""
+    """A corpus in OUT/sample, a file that a run or another stage is writing below OUT; and no folder is begun by a
+    mistake."""
     with pytest.raises(ValueError, match="alpha"):
         run(config(corpus, tmp_path / "out", alpha=70.0))
     assert not (tmp_path / "out").exists()
     text, written = tmp_path / "out/sample/train/de.txt", tmp_path / "out/mono/.000.arrow.7.tmp"
-    for path in (text, written, written.with_name("settings.json"), tmp_path / "out/.left.arrow.7.tmp"):
+    for path in (text, written, written.with_name(".lock"), tmp_path / "out/.left.arrow.7.tmp"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     for _ in range(2):
