@@ -58,6 +58,9 @@ class Stage:
             self.check_settings()
             path = self.folder / "settings.json"
             if _read_or_none(path) is None:
+                # The folder may have markers of other settings, because a stage removes settings.json when it finds
+                # a damaged input, which may get another size.
+                self.remove_markers(name for name, result in self._results_of_markers().items() if result is None)
                 write_checksummed(path, self._settings_json)
             yield
 

@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
-from data_prep.parallel import run_tasks
+from data_prep.parallel import MachineError, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import READERS, DocumentReader, Input
 from data_prep.readers.corpus import TextConfig, find_sources
@@ -98,7 +98,12 @@ def sample_lines(
     candidate_counts = _candidate_counts(inputs, find_quotas, max_quota)
     while True:
         write = partial(_write_candidates, stage, inputs, candidate_counts, seed)
-        results = stage.run_unfinished(write, tasks, [source.size for source in inputs], processes, "read lines")
+        try:
+            results = stage.run_unfinished(write, tasks, [source.size for source in inputs], processes, "read lines")
+        except ValueError as error:
+            if not isinstance(error, MachineError):  # an input is damaged: the folder must accept it in another size
+                (stage.folder / "settings.json").unlink()
+            raise
         distinct = _distinct_lines(results)
         if not distinct:
             stage.forget_settings()  # the folder must accept inputs with text

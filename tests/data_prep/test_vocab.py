@@ -1,5 +1,6 @@
 """`vocab` on small texts in several scripts, and agreement with Hugging Face's XLM-R tokenizer."""
 
+import gzip
 import lzma
 import math
 import os
@@ -413,6 +414,23 @@ def test_a_folder_accepts_text_after_inputs_without_any(corpus: Path, tmp_path: 
     (tmp_path / "in/de.txt").write_bytes((corpus / "de.txt").read_bytes())
     with pytest.raises(ValueError, match="the sampled text allows no more than"):
         run(config(tmp_path / "in", tmp_path / "out", size=100_000))
+
+
+def test_a_damaged_file_may_be_fetched_again_in_another_size(
+    corpus: Path, inputs_read: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same size, too: the other files are then not read again."""
+    shutil.copytree(corpus, tmp_path / "in")
+    whole = gzip.compress((tmp_path / "in/th.txt").read_bytes())
+    (tmp_path / "in/th.txt").unlink()
+    for damaged, times in ((whole[:-9], 2), (bytes(len(whole)), 1)):
+        (tmp_path / "in/th.txt.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"th\.txt\.gz cannot be read .* Fetch it again"):
+            run(config(tmp_path / "in", tmp_path / f"out{times}"))
+        (tmp_path / "in/th.txt.gz").write_bytes(whole)
+        run(config(tmp_path / "in", tmp_path / f"out{times}"))
+        assert inputs_read.count("ar.txt") == times and "damaged" not in capsys.readouterr().err
+        inputs_read.clear()
 
 
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
