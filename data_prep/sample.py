@@ -113,7 +113,7 @@ def run(config: SampleConfig) -> None:
             _write_mono(folder / "mono" / f"{language}.txt.xz", texts if folder.name == "train" else texts[:1])
             if language != "en":
                 _write_pairs(folder / "para", language, english, texts[0])
-    written = [path for folder in folders for path in sorted(folder.rglob("*.txt.*"))]
+    written = [path for folder in folders for path in sorted(folder.rglob("[!.]*.txt.*"))]
     write_versioned(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
     print_stdout(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")

@@ -137,6 +137,17 @@ def test_an_interrupted_call_is_not_complete(
         assert "is complete" in capsys.readouterr().out
 
 
+def test_what_a_killed_call_left_is_none_of_the_files(made: SampleConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    run(made)
+    (made.out / "SOURCE.md").unlink()
+    leftover = made.out / "train/mono/.de.txt.xz.7.tmp"
+    leftover.touch()
+    run(made)
+    leftover.unlink()
+    run(SampleConfig(made.out))
+    assert "is complete" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"format": 1, "train/mono/de.txt.xz": 3}'])
 def test_damaged_checksums_are_made_again(made: SampleConfig, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(made)
