@@ -35,6 +35,8 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
+_RESUMED = ("minhash", "vocab", "vocap", "encode", "mix")  # stages that keep finished work when they are interrupted
+
 # Setting -> its largest value.
 _LIMITS = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _LIMITS |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
@@ -116,7 +118,8 @@ def _report_error(stage: str, error: BaseException) -> int:
     if user_facing is not None:
         message = f"xlme prep {stage}: error: {printable(str(user_facing))}"
     elif isinstance(error, KeyboardInterrupt):
-        message = f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
+        remedy = "continues where this one stopped" if stage in _RESUMED else "begins again"
+        message = f"xlme prep {stage}: interrupted: the same command {remedy}"
     else:
         text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
         message = "\n".join(map(printable, text.rstrip().split("\n")))

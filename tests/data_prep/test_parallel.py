@@ -181,7 +181,7 @@ def test_an_error_of_one_rank_ends_the_others() -> None:
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    told = done.stderr.count("xlme prep verify: interrupted: the same command continues where this one stopped\n")
+    told = done.stderr.count("xlme prep verify: interrupted: the same command begins again\n")
     assert (done.returncode, told) == (130, 1), done.stderr
 
 
