@@ -100,7 +100,7 @@ def test_pairs_padding_and_places(tokenizer: Any, vocabulary: Vocabulary, tmp_pa
 
 def test_places_are_sentencepieces(tokenizer: Any, vocabulary: Vocabulary) -> None:
     """Without the space before a word, which pipelines would show as part of an entity or an answer."""
-    for line in ("kalo mi", "ter  unve ", " a, kalo\u00a0b", "sa \ue000 ter"):
+    for line in ("kalo mi", "ter  unve ", " a, kalo\u00a0b", "sa \ue000 ter", "ter\u200bmi \u200f\ufeffkalo"):
         ids, expected = vocabulary.encode_with_offsets(line)
         found = tokenizer(line, return_offsets_mapping=True)
         assert found["input_ids"][1:-1] == ids.tolist()

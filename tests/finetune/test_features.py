@@ -11,6 +11,7 @@ from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.finetune.downstream_tasks import DOWNSTREAM_TASKS as TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, featurise
+from xlme_ds.finetune.predictions import best_answer
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
@@ -157,6 +158,17 @@ def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vo
                 expected = [begins[0], ends[0]] if whole else [0, 0]
                 assert feature.labels.tolist() == expected, context[start:end]
     assert borders > 10
+
+
+def test_an_answer_does_not_begin_with_a_space_that_only_the_vocabulary_takes_for_one(vocabulary: Vocabulary) -> None:
+    """U+200B follows the marks of footnotes in Wikipedia, U+200F Latin words in Arabic text."""
+    context = "ter.[3]\u200bkalo, \u200f\ufeffmiter"
+    for answer in ("kalo", "miter"):
+        question = Question("q", "ter", context, [(answer, context.index(answer))])
+        (feature,) = featurise([question], TASKS["xquad"], vocabulary, LONG)
+        logits = np.zeros((len(feature.ids), 2))
+        logits[feature.labels, [0, 1]] = 1
+        assert best_answer(question, [feature], [logits]) == answer
 
 
 def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:

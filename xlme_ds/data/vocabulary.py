@@ -116,9 +116,13 @@ class Vocabulary:
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
         offsets = character_at[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
         for span in offsets:
-            while span[0] < span[1] and text[span[0]].isspace():
+            while span[0] < span[1] and self._is_space(text[span[0]]):
                 span[0] += 1
         return self.from_sentencepiece_ids([piece.id for piece in pieces]), offsets
+
+    def _is_space(self, character: str) -> bool:
+        """Whether a character is white space to Python or, such as U+200B and U+200F in most models, to this model."""
+        return character.isspace() or not (character.isprintable() or self.processor.normalize(character))
 
     def begins_with(self, other: "Vocabulary") -> bool:
         """Whether this vocabulary begins with the pieces of `other`: each of them has the same id in both."""
