@@ -929,7 +929,9 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     write_lines(other / "heldout.jsonl", [heldout(step) | {"mlm": 5.25} for step in (0, STEPS)])
     (other / "retrieval.json").unlink()
     scores = {"format": 1, "task": "xquad", "metric": ["f1", "em"], "mean": {"f1": 70.625, "em": 35.0}}
-    (other / "scores.json").write_text(json.dumps(scores))
+    for folder, split, codes in ((run, "dev", ("de",)), (other, "test", ("en", "de"))):
+        of_languages = {"split": split, "languages": {code: scores["mean"] for code in codes}}
+        (folder / "scores.json").write_text(json.dumps(scores | of_languages))
     page = tmp_path / "both.html"
     main(["--runs", str(run), str(other), "--out", str(page)])
     html = page.read_text(encoding="utf-8")
@@ -938,7 +940,8 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     assert "Masked-token loss (nats a token), monolingual 6.037 5.250" in text
     assert "Masked-token loss (nats a token), pairs 5.518 5.518" in text
     assert "retrieval, best layer 47.5% –" in text and "step 40 40" in text and "tokens 40K 40K" in text
-    assert "xquad, f1, mean – 70.6 xquad, em, mean – 35.0" in text
+    assert "xquad, f1, mean of dev sets de 70.6 – xquad, em, mean of dev sets de 35.0 –" in text
+    assert "xquad, f1, mean of test sets de en – 70.6 xquad, em, mean of test sets de en – 35.0" in text
     assert " other [b] $x$ <i>: Started 2026-11-26 21:04 UTC: xlme pretrain " in text and text.count("Started") == 1
     drawn = re.findall(r"<figcaption>(.*?)</figcaption>", html)
     assert drawn[0] == "Joint loss" and "Learning rate" in drawn and "Gradient norm" not in drawn

@@ -99,6 +99,8 @@ def _results_of(run: RunFiles) -> dict[str, str]:
     if run.retrieval:
         results["retrieval, best layer"] = figures.percent(best_retrieval(run.retrieval))
     if "mean" in run.scores:
+        # Means over other sets are other results.
+        sets = f"{run.scores['split']} sets {' '.join(sorted(run.scores['languages']))}"
         for metric in run.scores["metric"]:
-            results[f"{run.scores['task']}, {metric}, mean"] = f"{run.scores['mean'][metric]:.1f}"
+            results[f"{run.scores['task']}, {metric}, mean of {sets}"] = f"{run.scores['mean'][metric]:.1f}"
     return results
