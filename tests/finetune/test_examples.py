@@ -296,6 +296,11 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     assert not chosen("xnli", files, several=False, split="dev").held_out
     with pytest.raises(ValueError, match="no dev set of ner in the data"):
         chosen("ner", "train-en.tsv test-de.tsv", split="dev")
+    files_of = {"xquad": "train-v1.1.json dev-v1.1.json xquad.de.json"}  # SQuAD's dev set is not the task's
+    files_of["tydiqa"] = "tydiqa.goldp.en.train.json tydiqa.goldp.en.dev.json"
+    for task, of_task in files_of.items():
+        with pytest.raises(ValueError, match=f"{task} has no dev sets: leave out --split dev"):
+            chosen(task, of_task, split="dev")
     for all_of in (("all",), ("all", "de")):
         assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
     both = chosen(

@@ -139,6 +139,8 @@ def choose_sets(
     own_files = [source for source in sources if source.own_dataset]
     own_dev = [source for source in own_files if source.split == "dev"]
     test = [source for source in own_files if source.split == split] or own_dev
+    if not test and split == "dev" and name in ("xquad", "tydiqa"):
+        raise ValueError(f"{name} has no dev sets: leave out --split dev to score its tests")
     if not test:
         raise ValueError(
             f"no {'dev' if split == 'dev' else 'test or dev'} set of {name} in the data: add the folder that has one"
