@@ -28,10 +28,11 @@ from tests.finetune.tasks import write_base, write_entities, write_pairs, write_
 from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, free_port, python, run_ranks
 from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.finetune.__main__ import _run, score_table
+from xlme_ds.finetune import finetune_run
+from xlme_ds.finetune.__main__ import _run, run_all, score_table
 from xlme_ds.finetune.finetune_run import _read_inputs
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
-from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
+from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig, jobs
 from xlme_ds.io.files import read_versioned
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -541,6 +542,31 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     assert (out / "seed1" / "scores.json").exists() and not (out / "seed2" / "scores.json").exists()
     saved = json.loads((out / "seed2" / "checkpoints" / "latest.json").read_text())["checkpoint"]
     assert saved == f"step_{RunFolder(out / 'seed2').last_logged_step():08d}"
+
+
+def test_a_stop_says_how_many_runs_are_left(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one in the middle of scoring, which ends with exit code 0 too."""
+    engine = EngineConfig(kind="plain", precision="fp32")
+    tuning = TuningConfig(epochs=1, train_examples=8)
+    settings = FinetuneSettings(
+        "pawsx", base, (write_pairs(tmp_path / "pawsx"),), tmp_path / "out", seeds=(1, 2), engine=engine, tuning=tuning
+    )
+    stop, predict = StopRequest(), finetune_run.predict
+
+    def predict_and_stop(*of: Any) -> Any:
+        stop.received = "SIGTERM"
+        return predict(*of)
+
+    monkeypatch.setattr(finetune_run, "predict", predict_and_stop)
+    try:
+        assert run_all(settings, jobs(settings), stop) == [None, None]
+    finally:
+        stop.release()
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"{tmp_path}/out: stopped with 2 of 2 runs without scores; the same command continues"
+    assert "seed1: scoring test-de.tsv, 1 of 2" in said[-2]
 
 
 def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:

@@ -63,7 +63,11 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from one checkpoint, even if `command.model` is a run that still saves new ones.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
-        return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in runs]
+        scores = [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in runs]
+    if rank == 0 and None in scores:
+        unscored = f"{scores.count(None)} of {len(runs)} runs without scores"
+        print(f"{command.out}: stopped with {unscored}; the same command continues", flush=True)
+    return scores
 
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
