@@ -14,11 +14,13 @@ from tests.small import SMALL, batch_of
 from tests.translate.test_model import MT, config, packed, texts, translator
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from xlme_ds.counting import count_parameters, flops_of
-from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import LAYOUTS
+from xlme_ds.data.loader import HeldOutLoader, Loader
+from xlme_ds.data.schema import LAYOUTS, UNK
+from xlme_ds.data.unigram import unigram_nll_by_id
 from xlme_ds.engine.build import build_engine
 from xlme_ds.models.masked_head import GROUP_SIZE
 from xlme_ds.objectives import objective_of
+from xlme_ds.train.opening import pretraining_info
 from xlme_ds.validate import validate
 
 MT_ON_SENTENCES = dict(objective="mt", language_embeddings=("fr", "en", "de"), para_rows=0)
@@ -189,3 +191,20 @@ def test_places(layout: str) -> None:
     start = first.stop + 3 + wider
     assert MT.predicted_positions(batch).tolist() == [*first, *range(start, start + 5)]
     assert MT.counts(batch).tolist() == [8.0]
+
+
+def test_a_unigram_model_is_asked_for_targets_alone(tmp_path: Path) -> None:
+    """The sources, which may all be of other languages, are no part of the loss."""
+    config = tiny({"kind": "plain"}, 8, objective="mt", language_embeddings=("fr", "en", "de"))
+    config = replace(config, data=DataConfig(0, 8, 8))
+    data, unseen = (write_data(tmp_path / str(seed), 16, seed=seed) for seed in (0, 1))
+    read = config.data, config.seed, 1.0, 0, 1, config.model.language_embeddings, MT
+    loader, heldout = Loader(data, *read), HeldOutLoader(unseen, *read)
+    info = pretraining_info(config, loader, heldout, root=True)
+    assert info.summarise is not None
+    totals = {"sums": torch.ones(1), "counts": torch.ones(1), "statistics": torch.zeros(MT.statistics_shape)}
+    overall, _ = info.summarise(0, torch.zeros(2, 1, 3), **totals)
+    (batch,) = heldout.micro_batches(0)
+    tokens = batch.tokens_BT.flatten()[MT.predicted_positions(batch)].numpy()
+    costs = unigram_nll_by_id(loader.shares(1, 1))
+    assert overall["unigram_nll_para"] == pytest.approx(costs[tokens[tokens > UNK]].mean())

@@ -1,9 +1,12 @@
 """The losses of a unigram model, which knows only the frequencies of tokens: a baseline for masked-token losses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 import numpy as np
+from torch import Tensor
 
+from .batch import Batch
 from .collate import collate
 from .rows import UNK
 from .shards import RowStore
@@ -29,20 +32,23 @@ def unigram_nll_by_id(train: RowStore | Mapping[RowStore, float], train_rows: in
 
 
 def unigram_nll_by_language(
-    train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
+    train: RowStore | Mapping[RowStore, float],
+    heldout: RowStore,
+    task: int,
+    rows: int,
+    predicted_positions: Callable[[Batch], Tensor] = attrgetter("masked_M"),
 ) -> np.ndarray:
     """Returns float64 [2, languages]: the sum and the number of a unigram model's losses in each language. A language's
     mean loss is a baseline for its masked-token loss.
 
     The losses are the −log p, in nats, that `unigram_nll_by_id(train)` gives the ordinary tokens of the first `rows`
-    held-out rows of a task.
+    held-out rows of a task: all that an objective with these `predicted_positions` may predict.
     """
     row_numbers = np.arange(min(rows, heldout.rows))
-    # Collated for `languages_BT`; the masks are not used.
-    batch = collate([(task, heldout.read(row_numbers), row_numbers)], seed=0, mask_fraction=0.5)
-    tokens_BT, languages_BT = batch.tokens_BT.numpy(), batch.languages_BT.numpy()
-    ordinary_BT = tokens_BT > UNK
-    tokens, languages = tokens_BT[ordinary_BT], languages_BT[ordinary_BT]
+    batch = collate([(task, heldout.read(row_numbers), row_numbers)], seed=0, mask_fraction=1.0)
+    predicted = predicted_positions(batch).numpy()
+    tokens, languages = (values_BT.numpy().ravel()[predicted] for values_BT in (batch.tokens_BT, batch.languages_BT))
+    tokens, languages = tokens[tokens > UNK], languages[tokens > UNK]
     language_count = len(heldout.languages)
     sums = np.bincount(languages, unigram_nll_by_id(train)[tokens], language_count)
     return np.stack([sums, np.bincount(languages, minlength=language_count)])

@@ -131,7 +131,11 @@ def pretraining_info(
     unigram = {}  # name of a task -> (the unigram model's loss sums, token counts), both by language
     for index, store in heldout.stores.items() if root else ():
         unigram[TASKS[index]] = unigram_nll_by_language(
-            loader.shares(index, config.train.steps), store, index, heldout.plan.rows_per_step[index]
+            loader.shares(index, config.train.steps),
+            store,
+            index,
+            heldout.plan.rows_per_step[index],
+            objective.predicted_positions,
         )
     baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
