@@ -216,6 +216,7 @@ def test_what_is_shown_of_the_run(run: Path) -> None:
     assert (run / "report.html").exists()
     line = read_json(run / "config.json", dict)["objective"]
     assert line["terms"] == ["mt"]
+    assert "directions" not in line["description"], "mix --into leaves one"
 
 
 def test_sentences_alone(config: RunConfig, run: Path, folder: Path) -> None:

@@ -50,7 +50,7 @@ class MachineTranslation(MaskedLanguageModelling):
     """Every token of a target is predicted from the tokens before it. So `mask_fraction`, the share of tokens that are
     predicted, is 1, although no token is replaced by `<mask>`."""
 
-    description = "machine translation by encoder and decoder, in both directions of every pair of languages"
+    description = "machine translation by encoder and decoder"
     masking_class = CausalMasking
     predicts_all = True
     used_settings = (
