@@ -158,7 +158,8 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     with closing(claimed(out, config)) as folder:
         folder.write_config(config, {}, 1, {})
     (out / "checkpoints" / f"step_{config.train.steps:08d}").mkdir()
-    start = f"another output folder (with start.folder {out}, the new run starts from this run's weights)"
+    weights = f"start.folder {out} with start.take all starts the new run from this run's weights"
+    start = f"another output folder ({weights})"
     tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
 
     def refusal(changed: Training) -> str:

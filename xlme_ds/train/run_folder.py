@@ -254,7 +254,8 @@ class RunFolder:
     def _remedy(self, key: str, config: Training) -> str:
         another = "another output folder"
         if isinstance(config, RunConfig):
-            another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
+            # `all`, because the recipes of translation take the encoder alone.
+            another += f" (start.folder {self.path} with start.take all starts the new run from this run's weights)"
         if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is; choose {another}"
         reason = next((f" ({text})" for prefix, text in _REASONS_TO_STAY.items() if key.startswith(prefix)), "")
