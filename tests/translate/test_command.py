@@ -288,13 +288,13 @@ def test_back_translation_is_resumed_and_read(
 
     monkeypatch.setattr(pairs, "_PART_LINES", 16)
     lines = [english(one) for one in sentences(40, 3)]
-    text = [*lines[:20], "", " ".join(["tree"] * 60), *lines[20:]]
+    text = [*lines[:20], "", "\u200b", " ".join(["tree"] * 60), *lines[20:]]
     with gzip.open(folder / "mono.en.gz", "wt") as file:
         file.write("\n".join(text))
     words = f"translate --model {run} --source {folder}/mono.en.gz --from en --to de --beam 1 --pairs".split()
     command([*words, str(folder / "whole")])
     assert (
-        "40 pairs; left out: 1 lines too long, 1 without words, 0 with an empty translation" in capsys.readouterr().out
+        "40 pairs; left out: 1 lines too long, 2 without words, 0 with an empty translation" in capsys.readouterr().out
     )
     (folder / "long.en").write_text(" ".join(["tree"] * 60) + "\n")
     long_line = f"translate --model {run} --source {folder}/long.en --from en --to de --beam 1 --pairs".split()

@@ -92,4 +92,5 @@ def _translated_part(
         for number, pair in enumerate(zip(lines, translations, strict=True), start=1)
         if number not in cut_numbers and all(side.strip() for side in pair)
     ]
-    return {"pairs": pairs, "cut": len(cut), "empty": sum(not line.strip() for line in lines)}
+    empty = sum(not len(translator.vocabulary.encode(line)) for line in lines)  # `strip` leaves a zero-width space
+    return {"pairs": pairs, "cut": len(cut), "empty": empty}
