@@ -119,6 +119,21 @@ def test_hard_lines(tokenizer: Any, vocabulary: Vocabulary) -> None:
         assert tokenizer(line)["input_ids"] == [0, *vocabulary.encode(line).tolist(), 2], ascii(line)
 
 
+def test_characters_that_are_replaced_keep_their_marks(tokenizer: Any, vocabulary: Vocabulary) -> None:
+    """And are composed with what follows them. Ids would not show it: the vocabulary lacks most of these letters."""
+    for line in (
+        "\xbd\ufe0f a\xa0\u0301 \xaa\u0301 \u338f\ufe0f \uff21\u0301\u0301",
+        "\xa0\u200d \xb2\u200dx",
+        "\ufe8d\u064b \ufefb\u064e\u0651 \xa0\u0651\u064e",  # Arabic forms with vowels
+        "\xa0\u093f \ufb2a\u05b0",
+        "ｶﾞｷﾞ ﾊﾟﾝ ｳﾞ ﾞ",
+        "ㅋㅏㄴㅏ ㅋㅋㅋ ㅇㅏㄴ ﾡￂ 안ㄴㅕㅇ",
+        "완료ㄳ ㄱㅏㄳ ㄳ 아ㅄ 가ﾪ " + unicodedata.normalize("NFD", "갃"),
+    ):
+        normalised = tokenizer.backend_tokenizer.normalizer.normalize_str(line).strip()
+        assert "▁" + normalised.replace(" ", "▁") == vocabulary.processor.normalize(line), ascii(line)
+
+
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="../shared/data/corpus/mono is absent")
 def test_real_lines_of_all_languages(tmp_path: Path) -> None:
     lines = []

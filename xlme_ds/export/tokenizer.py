@@ -2,8 +2,8 @@
 
 `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer, but ordinary characters to
 SentencePiece. If two segmentations have the same score, the tokenizer and SentencePiece may choose different ones (as
-in 1 of 73,000 lines of real text). A letter with several marks that Unicode cannot combine into one character may get
-other ids.
+in 1 of 73,000 lines of real text). A letter with several marks that Unicode cannot combine into one character, or a
+sign for several letters with a mark, may get other ids.
 """
 
 import json
@@ -19,8 +19,11 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
+# Consonants that NFKC makes finals of a syllable. SentencePiece does not join them to a composed syllable before them.
+_FINALS = "\u3133\u3135\u3136\u313a-\u313f\uffa3\uffa5\uffa6\uffaa-\uffaf"
 _GUARD = "\ue000"  # NFC composes it with no other character; a U+E000 of the text itself stays
-_NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode assigns this code to no character
+# Inserted before marks, and before text that starts no new word; Unicode assigns this code to no character.
+_NONCHARACTER = "\uffff"
 
 
 def tokenizer_files(vocabulary: Vocabulary, max_tokens: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
@@ -68,12 +71,17 @@ def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     charsmap = model.normalizer_spec.precompiled_charsmap
     # `Precompiled` composes only some letters with their marks and leaves others apart (Tamil vowels, decomposed
     # Vietnamese), so NFC composes these first. NFC would also reorder Arabic and Hebrew marks, whose order
-    # SentencePiece keeps; a guard before each of these marks prevents the reordering.
+    # SentencePiece keeps; a guard before each of these marks prevents the reordering. `Precompiled` reads a short
+    # letter with its marks at once, and drops the marks if it replaces the letter (U+00BD with U+FE0F), so it gets the
+    # marks apart. What it replaces is composed after it (halfwidth katakana, Korean letters).
     compose = [
-        normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
+        normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])|(?<=[가-힣])(?=[{_FINALS}])"), _GUARD),
         normalizers.NFC(),
-        normalizers.Replace(Regex(f"{_GUARD}(?=[{_ORDERED_MARKS}])"), ""),
+        normalizers.Replace(Regex(r"(?<=.)(?=[\p{M}\u200d\uff9e\uff9f])"), _NONCHARACTER),
         normalizers.Precompiled(charsmap),
+        normalizers.Replace(_NONCHARACTER, ""),
+        normalizers.NFC(),
+        normalizers.Replace(Regex(f"{_GUARD}(?=[{_ORDERED_MARKS}\u11a8-\u11c2])"), ""),
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
@@ -83,10 +91,10 @@ def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first"),
-            pre_tokenizers.Metaspace(replacement=_NO_SPACE, prepend_scheme="always", split=False),
-            pre_tokenizers.Split(Regex(f"^{_NO_SPACE}▁(?=.)"), "removed"),
+            pre_tokenizers.Metaspace(replacement=_NONCHARACTER, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(f"^{_NONCHARACTER}▁(?=.)"), "removed"),
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False),
-            pre_tokenizers.Split(Regex(f"^▁{_NO_SPACE}"), "removed"),
+            pre_tokenizers.Split(Regex(f"^▁{_NONCHARACTER}"), "removed"),
         ]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
