@@ -262,11 +262,17 @@ def test_a_layer_of_it_joins_pairs_as_it_does(form: str, masked: tuple[Path, Pat
     assert others == [first] * 3 and first.count(2) == 2
 
 
-def test_a_discriminator_converted_again_keeps_its_head(form: str, two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_discriminator_converted_again_keeps_its_head(
+    form: str, two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if form == "modernbert":
         pytest.skip("--from-hf reads only models of XLM-R's shape")
     main(["--from-hf", str(two[1]), "--out", str(tmp_path / "again")])
+    assert f"{two[1] / 'generator'} is left out" in capsys.readouterr().err
     assert xlme.load(tmp_path / "again").judge("kalo mi ter") == xlme.load(two[1]).judge("kalo mi ter")
+    main(["--from-hf", str(two[1] / "generator"), "--out", str(tmp_path / "generator")])
+    assert "left out" not in capsys.readouterr().err
+    assert xlme.load(tmp_path / "generator").fill("kalo <mask>") == xlme.load(two[1]).fill("kalo <mask>")
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint_names import run_and_step
+from ..cli import note
 from ..config import EncoderName, ModelType
 from ..finetune.downstream_tasks import DOWNSTREAM_TASKS, TaskKind
 from ..io.files import read_json, real_path
@@ -11,7 +12,7 @@ from ..io.folders import require_new
 from ..models.text_encoder import TextEncoder
 from ..objectives import objective_of
 from ..trained.config_json import MODEL_TYPE, read_config
-from ..trained.exports import FORMATS, WHICH_KEY, read_heads
+from ..trained.exports import FORMATS, GENERATOR_FOLDER, WHICH_KEY, read_heads
 from ..trained.runs import load_run, main_encoder
 from ..trained.xlm_roberta import read_xlm_roberta
 from .card import render_card, render_run_card
@@ -94,6 +95,8 @@ def export_xlm_roberta(
     main = replace(main, model_type=_choose_model_type(main, model_type))
     about = "The weights of an XLM-R model, converted: `{}`.".format(real_path(folder).name.replace("`", ""))
     write_folder(out, main, vocabulary, render_card(real_path(folder).name, main, about), onnx=onnx)
+    if (generator := folder / GENERATOR_FOLDER).is_dir():
+        note(f"{generator} is left out: name it by --from-hf to export it, too")
 
 
 def _separators(folder: Path) -> int:
