@@ -314,6 +314,13 @@ def test_an_export_is_that_which_was_loaded(exported: Path, tmp_path: Path) -> N
         xlme.load(copy)
 
 
+def test_a_loaded_run_needs_its_folder_no_more(model: TextModel, run: Path, tmp_path: Path) -> None:
+    """Another run may take its place, with another vocabulary."""
+    loaded = xlme.load(shutil.copytree(run, tmp_path / "copy"))
+    shutil.rmtree(tmp_path / "copy")
+    assert loaded.judge("a b") == model.judge("a b") and loaded.fill("a<mask>b") == model.fill("a<mask>b")
+
+
 def test_a_language_without_an_embedding(tmp_path: Path) -> None:
     loaded = xlme.load(write_run(tmp_path / "run", objective="mlm", language_embeddings=("de", "zh-Hans")))
     assert np.array_equal(loaded.encode("kalo", language="zh"), loaded.encode("kalo", language="zh-Hans"))

@@ -87,7 +87,7 @@ class Vocabulary:
     @cached_property
     def _without_prefix(self) -> spm.SentencePieceProcessor:
         """The model without its dummy prefix, which is a space before every text."""
-        model = proto.ModelProto.FromString(self.path.read_bytes())
+        model = proto.ModelProto.FromString(self.processor.serialized_model_proto())  # the file may have changed
         model.normalizer_spec.add_dummy_prefix = False
         return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
