@@ -32,6 +32,7 @@ from xlme_ds.config import EngineConfig, ModelConfig, RunConfig, ScheduleConfig,
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.io.folders import atomic_folder, is_locked, lock_folder
+from xlme_ds.report import __main__ as report
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.records import StepLog
 from xlme_ds.train.resume import _require_none_lost, _warn_of_changes, report_missing_records
@@ -705,7 +706,8 @@ def test_records_are_on_the_disk_before_the_checkpoint_is(
 
 def test_a_step_is_no_name_of_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(SystemExit):
-        checkpoint.main(["list", "--run", f"{tmp_path}/run@4"])
     said = f"{tmp_path}/run@4 names a step, but here the whole run is read: name {tmp_path}/run\n"
-    assert capsys.readouterr().err == f"xlme checkpoint list: error: {said}"
+    for command, call in ((["checkpoint", "list"], checkpoint.main), (["report"], report.main)):
+        with pytest.raises(SystemExit):
+            call([*command[1:], "--run", f"{tmp_path}/run@4"])
+        assert capsys.readouterr().err == f"xlme {' '.join(command)}: error: {said}"

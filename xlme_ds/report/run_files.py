@@ -8,7 +8,6 @@ import jinja2
 
 from ..checkpoint_names import require_run_folder
 from ..io.files import read_optional, real_path, require_writable_file
-from ..io.folders import require_folder
 from ..train.run_folder import refuse_export
 
 
@@ -41,7 +40,7 @@ def require_run(folder: Path) -> None:
     """Raise ValueError unless `folder` is a run folder. Every run writes config.json when it starts. An export has a
     config.json too, but no records to draw, so it is refused with the same advice."""
     advice = "name the --out folder of a run"
-    require_folder(folder, advice)
+    require_run_folder(folder, advice)
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} has no config.json: {advice}")
     refuse_export(folder, advice)
