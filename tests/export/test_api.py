@@ -295,6 +295,14 @@ def test_an_argument_of_the_wrong_type(call: Callable[[Any], Any], said: str) ->
         call(xlme)
 
 
+def test_numbers_of_numpy_are_taken(run: Path, data: Path, tmp_path: Path) -> None:
+    two, half = np.int64(2), np.float32(0.5)
+    assert json.dumps(xlme.evaluate.losses(run, data / "heldout", rows=two, seed=two))
+    assert json.dumps(xlme.evaluate.pairs(run, data / "heldout", limit=np.int64(20), layer=two))
+    assert json.dumps(xlme.plan.run(xlme.recipe("base"), gpus=two, utilisation=half, layouts=two))
+    assert xlme.load(xlme.export.run(run, tmp_path / "cut", layer=two)).encode("a").shape == (32,)
+
+
 def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
     for folder in (run / "model", exported, exported / "generator"):
         modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}

@@ -27,23 +27,26 @@ _TYPES: dict[Any, tuple[type, str]] = {
 def check_argument_types(function: Callable[P, Result]) -> Callable[P, Result]:
     """`function` with a check of its arguments before it runs: ValueError for one of the wrong type, TypeError for an
     unknown or missing one. The check knows None, string literals, the types of `_TYPES`, and sequences and unions of
-    these; an argument with any other annotation may have any type."""
+    these; an argument with any other annotation may have any type. Numbers of numpy become Python's own, which have
+    more methods, and which JSON takes."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> Result:
         try:
-            arguments = signature(function).bind(*args, **options).arguments
+            bound = signature(function).bind(*args, **options)
         except TypeError as error:
             names = ", ".join(name for name in signature(function).parameters if name != "self")
             raise TypeError(f"{function.__qualname__}() {error}: its arguments are {names}") from None
-        for name, value in arguments.items():
+        for name, value in bound.arguments.items():
             hint = function.__annotations__.get(name)
             choices = next((get_args(kind) for kind in _kinds(hint) if get_origin(kind) is Literal), ())
             if choices and isinstance(value, str) and value not in choices:
                 raise no_such(name, value, choices)
             if not _fits(value, hint):
                 raise ValueError(f"{name} is {shortened(value)}: it must be a {_name(hint)}")
-        return function(*args, **options)
+            if isinstance(value, Real) and not isinstance(value, int | float):
+                bound.arguments[name] = int(value) if isinstance(value, Integral) else float(value)
+        return function(*bound.args, **bound.kwargs)
 
     return call
 
