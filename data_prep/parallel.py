@@ -9,10 +9,13 @@ is working on and begins no other.
 """
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import signal
+import stat
 import sys
+import termios
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -262,7 +265,19 @@ def abort(code: int) -> None:
     """End all ranks immediately with this exit code: for an error that only this rank has."""
     if world_size() > 1:
         time.sleep(1)  # mpiexec passes on what was printed a moment later, and drops what is left when a rank aborts
+        end = time.monotonic() + 30
+        while any(map(_unread, (1, 2))) and time.monotonic() < end:  # it had no processor
+            time.sleep(0.1)
         communicator().Abort(code)
+
+
+def _unread(descriptor: int) -> bool:
+    """Whether a pipe holds something that its reader has not taken yet."""
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        return is_pipe and any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is closed
+        return False
 
 
 @cache

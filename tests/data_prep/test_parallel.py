@@ -195,13 +195,13 @@ def test_an_error_of_one_rank_ends_the_others() -> None:
     ids=["outside a task", "stdout is full"],
 )
 def test_an_error_of_the_root_ends_the_others(fault: str, told: str) -> None:
-    """The launcher's forwarder of output is stopped for half a second, as on a busy machine: it is still told."""
+    """The launcher's forwarder of output is stopped for two seconds, as on a busy machine: it is still told."""
     program = (
         "import os, sys, time; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
         "from xlme_ds.io.stdout import guard_stdout\n"
         "if parallel.is_root(): exec(sys.argv[1])\n"
         "if parallel.is_root():\n"
-        "    os.kill(os.getppid(), 19); os.system(f'(sleep 0.5; kill -CONT {os.getppid()}) > /dev/null 2>&1 &')\n"
+        "    os.kill(os.getppid(), 19); os.system(f'(sleep 2; kill -CONT {os.getppid()}) > /dev/null 2>&1 &')\n"
         "guard_stdout()\n"
         "def run(config): parallel.run_tasks(time.sleep, [0.1] * 4, [1] * 4, 1, 'test'); print('done', flush=True)\n"
         "verify.run = run; sys.exit(__main__.main(['verify', '--data', 'nowhere']))\n"
