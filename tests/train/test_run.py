@@ -205,6 +205,23 @@ def test_a_process_with_work_to_save_stops_when_the_others_have_come(tmp_path: P
     assert done.stderr.startswith("SIGTERM: this process waits for other processes, and saves and stops when they have")
 
 
+LATE = """
+import ctypes, os, signal, time
+from xlme_ds.train import stop
+stop._PATIENCE = 0.2
+request = stop.StopRequest()
+os.kill(os.getpid(), signal.SIGTERM)
+ctypes.PyDLL(None).sleep(2)  # no other thread of Python runs, as while a library is loaded
+print(request.received, flush=True)
+time.sleep(2)
+"""
+
+
+def test_a_signal_that_was_handled_before_the_listening_thread_ran_ends_nothing() -> None:
+    done = python("-c", LATE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "SIGTERM\n", "")
+
+
 TWICE = """
 import gc
 import os

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -23,7 +24,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _LAUNCHER = "deepspeed.launcher.launch"  # starts the processes of one machine
 _LAUNCHER_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # they start the launcher
 _PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
-_HEAD_START = 1.0  # the handler may run this many seconds before the listening thread reads the signal
+_HEAD_START = 1.0  # another thread may take a signal, and write its number this many seconds after the handler ran
+_HANDLED = 0x80  # added to the number that the handler writes
 
 
 class StopRequest:
@@ -43,7 +45,8 @@ class StopRequest:
         self.at_once = False
         self.has_work = False
         self.interrupts = 0
-        self._handled_at: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
+        self._pipe: int | None = None  # where the numbers of signals are written
+        self._handled_at: dict[int, float] = {}  # number of a signal -> time at which its handler's was last read
         self._released = False
         self._acting_lock = threading.Lock()  # lets only one signal print and end the process
         in_main = threading.current_thread() is threading.main_thread()
@@ -57,7 +60,9 @@ class StopRequest:
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._handled_at[number] = time.monotonic()
+        if self._pipe is not None:
+            with suppress(BlockingIOError):  # it is full
+                os.write(self._pipe, bytes([_HANDLED | number]))
         if self.at_once:
             sys.exit(0)
         if number == signal.SIGINT:
@@ -78,30 +83,38 @@ class StopRequest:
         self._released = True
 
     def _listen(self) -> None:
-        """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it."""
+        """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it,
+        and `_receive` afterwards. The thread may read both late: the machine is busy, or a library is being loaded."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         # `set_wakeup_fd` returns the former descriptor, such as a notebook's, which `release` sets again.
         self._former_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        # Without this, signals of a forked child would be written to our pipe.
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        self._pipe = write_end
+
+        def leave() -> None:
+            self._pipe = None
+            signal.set_wakeup_fd(-1)
+
+        os.register_at_fork(after_in_child=leave)  # else signals of a forked child would be written to our pipe
 
         def listen() -> None:
             interrupts_read = 0
             while byte := os.read(read_end, 1):
-                number = byte[0]
+                number, read_at = byte[0] & ~_HANDLED, time.monotonic()
+                if byte[0] & _HANDLED:
+                    self._handled_at[number] = read_at
+                    continue
                 if number == signal.SIGINT:
                     interrupts_read += 1
                 if number in self._former_handlers:
-                    arguments = signal.Signals(number), interrupts_read > 1
+                    arguments = signal.Signals(number), read_at, interrupts_read > 1
                     threading.Thread(target=self._act_if_unhandled, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
-    def _act_if_unhandled(self, number: signal.Signals, is_second_interrupt: bool) -> None:
+    def _act_if_unhandled(self, number: signal.Signals, read_at: float, is_second_interrupt: bool) -> None:
         """Act on a signal if Python's handler does not run in time. Act on a second SIGINT even if the handler runs."""
-        read_at = time.monotonic()
-        while time.monotonic() - read_at < _PATIENCE:
+        for _ in range(round(_PATIENCE / 0.05)):  # of this thread's own time: the process may be stopped
             if self._handled_at.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
                 return
             time.sleep(0.05)
