@@ -87,9 +87,9 @@ class StopRequest:
         and `_receive` afterwards. The thread may read both late: the machine is busy, or a library is being loaded."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
+        self._pipe = write_end  # first, because a signal may come between these lines
         # `set_wakeup_fd` returns the former descriptor, such as a notebook's, which `release` sets again.
         self._former_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        self._pipe = write_end
 
         def leave() -> None:
             self._pipe = None
