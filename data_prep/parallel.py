@@ -48,7 +48,7 @@ class UserError(ValueError):
 
 
 class MachineError(UserError):
-    """A UserError about the machine, such as a full disk: the settings and the text are right."""
+    """A UserError of the operating system, such as a full disk: the text allows the settings."""
 
 
 class RetryError(RuntimeError):
@@ -264,15 +264,18 @@ def is_root() -> bool:
 def abort(code: int) -> None:
     """End all ranks immediately with this exit code: for an error that only this rank has."""
     if world_size() > 1:
-        time.sleep(1)  # mpiexec passes on what was printed a moment later, and drops what is left when a rank aborts
-        end = time.monotonic() + 30
-        while any(map(_unread, (1, 2))) and time.monotonic() < end:  # it had no processor
-            time.sleep(0.1)
-        communicator().Abort(code)
+        try:
+            # mpiexec passes on what was printed a moment later, and drops what is left when a rank aborts.
+            time.sleep(1)
+            end = time.monotonic() + 30
+            while any(map(_unread, (1, 2))) and time.monotonic() < end:  # on a busy machine mpiexec may be late
+                time.sleep(0.1)
+        finally:  # also after a second Ctrl-C
+            communicator().Abort(code)
 
 
 def _unread(descriptor: int) -> bool:
-    """Whether a pipe holds something that its reader has not taken yet."""
+    """Whether `descriptor` is a pipe that holds something its reader has not taken yet."""
     try:
         is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
         return is_pipe and any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))

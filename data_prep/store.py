@@ -50,7 +50,7 @@ class Stage:
         make_folder(self.folder / "tasks")
         with lock_folder(self.folder):
             for leftover in self.folder.rglob(".*.tmp"):
-                # A folder in this folder may be a run's or another stage's, and have files that are still written.
+                # A folder in this folder may be a run's or another stage's, whose process may still write its files.
                 subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
                 is_foreign = any((subfolder / LOCK_FILE).exists() for subfolder in subfolders)
                 if TEMPORARY.fullmatch(leftover.name) and not is_foreign:

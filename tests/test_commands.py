@@ -111,15 +111,26 @@ def test_a_mistake_in_a_hostfile(text: str, options: str, message: str, tmp_path
         (f"{'a' * 64} slots=2\n", "", True),
         ("192.0.2.1 slots=2\n", "", True),
         ("localhost slots=2\na.invalid slots=2\n", "--include a.invalid", True),
+        ("localhost slots=2\na.invalid slots=2\n", "--exclude localhost:0,1", True),
+        ("a.invalid slots=2\nlocalhost slots=2\n", "--num_nodes 1", True),
+        ("localhost slots=2\na.invalid slots=2\n", "", False),  # it is there anyway
+        ("localhost slots=2\na.invalid slots=2\n", "--include localhost:1", False),
+        ("localhost slots=2\na.invalid slots=2\n", "--num_nodes 1", False),
         ("localhost slots=2\n", "", False),
         ("127.0.0.1 slots=2\n", "", False),
     ],
 )
-def test_a_single_other_machine_gets_the_run(hosts: str, options: str, is_sent: bool, tmp_path: Path) -> None:
+def test_a_single_other_machine_gets_the_run(
+    hosts: str, options: str, is_sent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DeepSpeed's launcher asked that machine by ssh for its address, and then trained on this one."""
     (tmp_path / "hosts").write_text(hosts)
-    launcher = command_line(["--hostfile", str(tmp_path / "hosts"), *options.split(), "pretrain"])
-    assert ("--force_multi" in launcher) == is_sent
+    words = ["--hostfile", str(tmp_path / "hosts"), *options.split(), "pretrain"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="reaches by pdsh: install pdsh") if is_sent else nullcontext():
+        command_line(words)
+    (tmp_path / "pdsh").touch(0o755)
+    assert ("--force_multi" in command_line(words)) == is_sent
 
 
 @pytest.mark.parametrize(("options", "port"), [("", "29500"), ("--master_port 5", "5")])
@@ -174,7 +185,7 @@ def test_gpus_that_are_named_by_their_ids(words: str, is_refused: bool, monkeypa
 
 def test_a_hostfile_may_have_the_name_of_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("gpus").write_text("a slots=2\n")
+    Path("gpus").write_text("localhost slots=2\n")
     assert "gpus" in command_line(["--hostfile", "gpus", "pretrain"])
 
 

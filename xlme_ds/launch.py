@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 from contextlib import redirect_stderr
@@ -72,7 +73,7 @@ def _check_options(options: list[str], command: str) -> list[str]:
     """Raise ValueError for options that DeepSpeed's launcher would not understand, for which it would end in a
     traceback, or with which it would train on this machine alone. Returns the options that have to be added."""
     logging.disable(logging.WARNING)  # DeepSpeed remarks on a machine without a GPU
-    from .engine.deepspeed_compat import parse_args  # it takes seconds to load
+    from .engine.deepspeed_compat import parse_args, parse_inclusion_exclusion  # it takes seconds to load
 
     logging.disable(logging.NOTSET)
     stderr = io.StringIO()
@@ -92,29 +93,41 @@ def _check_options(options: list[str], command: str) -> list[str]:
         raise ValueError("--num_gpus 0: it must be a number of processes, at least 1")
     if parsed.num_gpus > 0:
         check_visible_gpus("--num_gpus", parsed.num_gpus)
-    hosts = []
+    hosts: dict[str, int] = {}
     if parsed.hostfile != default.hostfile:
         hosts = _hosts(Path(parsed.hostfile))
     elif parsed.no_ssh or parsed.num_nodes > 1:
         raise ValueError("several machines need --hostfile FILE, with a line such as `node0 slots=8` for each")
     if not parsed.no_ssh:
-        # Without the option, DeepSpeed takes a single host of a hostfile for this machine, whatever its name.
-        return [] if all(map(_is_this_machine, hosts)) else ["--force_multi"]
+        active = list(parse_inclusion_exclusion(hosts, parsed.include, parsed.exclude)) if hosts else []
+        if parsed.num_nodes > 0:
+            active = active[: parsed.num_nodes]
+        if len(active) != 1 or _is_this_machine(active[0]):
+            return []
+        if parsed.launcher == "pdsh" and shutil.which("pdsh") is None:
+            raise ValueError(
+                f"{active[0]} is another machine, which DeepSpeed's launcher reaches by pdsh: install pdsh, or, if it "
+                f"is this machine, name it localhost in {parsed.hostfile}"
+            )
+        return ["--force_multi"]  # without it, DeepSpeed takes a single host for this machine, whatever its name
     if not 0 <= parsed.node_rank < len(hosts):
         raise ValueError(
             f"--node_rank is {parsed.node_rank}: with --no_ssh, give each machine the number of its line in "
             f"{parsed.hostfile}, 0 to {len(hosts) - 1}"
         )
     if not parsed.master_addr:
-        raise ValueError(f"--no_ssh needs --master_addr, the address of {hosts[0]}, by which the others can reach it")
+        raise ValueError(
+            f"--no_ssh needs --master_addr, the address of {next(iter(hosts))}, by which the others can reach it"
+        )
     return ["--master_port", str(parsed.master_port)]  # by default 29500
 
 
-def _hosts(hostfile: Path) -> list[str]:
-    """The hosts in a hostfile. Raises ValueError for lines that DeepSpeed's launcher cannot read."""
+def _hosts(hostfile: Path) -> dict[str, int]:
+    """The hosts in a hostfile, with their numbers of processes. Raises ValueError for lines that DeepSpeed's launcher
+    cannot read."""
     if not hostfile.is_file():
         raise ValueError(f"--hostfile {hostfile} names no file: leave it out to use this machine alone")
-    hosts: list[str] = []
+    hosts: dict[str, int] = {}
     text = hostfile.read_text(encoding="utf-8")
     if text.startswith("\ufeff"):
         raise ValueError(
@@ -132,7 +145,7 @@ def _hosts(hostfile: Path) -> list[str]:
             )
         if match[1] in hosts:
             raise ValueError(f"{hostfile}, line {number}: {match[1]} is there twice: write one line for each host")
-        hosts.append(match[1])
+        hosts[match[1]] = int(match[2])
     if not hosts:
         raise ValueError(f"{hostfile} names no host: write a line such as `node0 slots=8` for each")
     return hosts
@@ -141,7 +154,9 @@ def _hosts(hostfile: Path) -> list[str]:
 def _is_this_machine(host: str) -> bool:
     """Whether the name `host` leads to an address of this machine: only then can a program listen there."""
     try:
-        socket.create_server((host, 0)).close()
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
     except (OSError, UnicodeError):  # UnicodeError: a name that no address can have, such as one of ssh's settings
         return False
     return True

@@ -50,7 +50,7 @@ def run(settings: PredictSettings) -> None:
 
     from . import load  # it loads torch
 
-    model, console = load(settings.model), Console(highlight=False)
+    model, console = load(settings.model), Console(highlight=False, emoji=False)
     for text in settings.text:
         if "<mask>" in text:
             masks = model.fill(text, top=_SHOWN, language=settings.language)

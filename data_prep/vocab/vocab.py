@@ -166,7 +166,7 @@ def _write_extended(
         for name, read in readers.items()
     }
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
-    for name, change in changes.items():  # printed at last, because `head` may end the output early
+    for name, change in changes.items():  # printed last, because `head` may end the output early
         print_stdout(describe_change(name, **change))
 
 

@@ -190,10 +190,12 @@ def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         fill=lambda text, top, language: [[ScoredPiece(*piece) for piece in pieces[:top]] for pieces in filled],
     )
     monkeypatch.setattr(xlme_ds, "load", lambda folder: model, raising=False)
-    predict.run(predict.PredictSettings(Path("run"), (quickstart.JUDGED_SENTENCE, quickstart.MASKED_SENTENCE)))
+    texts = (quickstart.JUDGED_SENTENCE, quickstart.MASKED_SENTENCE, "[b]:heart: <mask>")
+    predict.run(predict.PredictSettings(Path("run"), texts))
     assert capsys.readouterr().out.splitlines() == [
         "judge: Everyone [62% replaced] has Recht [98% replaced] .",
         "fill:  Everyone has the <mask> to education.  right 42%, ed 30%, a 0%",
+        "fill:  [b]:heart: <mask>  right 42%, ed 30%, a 0%",
     ]
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -127,10 +128,12 @@ def runs(folder: Path) -> tuple[Path, Path, list[str]]:
         time.sleep(0.02)
     kill_session(process)
     process = start(folder, broken)
-    said = []
+    said, alarm = [], threading.Timer(300, kill_session, [process])  # a hang must not hold the suite
+    alarm.start()
     while not said or not said[-1].startswith("step "):  # the records may have later ones, from before the kill
         said.append(process.stdout.readline())
         assert said[-1], said
+    alarm.cancel()
     ranks = [
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, process.pid)
     ]

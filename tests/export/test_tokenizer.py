@@ -128,6 +128,7 @@ def test_characters_that_are_replaced_keep_their_marks(tokenizer: Any, vocabular
         "\xa0\u093f \ufb2a\u05b0",
         "ｶﾞｷﾞ ﾊﾟﾝ ｳﾞ ﾞ",
         "ㅋㅏㄴㅏ ㅋㅋㅋ ㅇㅏㄴ ﾡￂ 안ㄴㅕㅇ",
+        "a\ue000\u3133 \ue000\u11a8 \uac00\u11a8",
         "완료ㄳ ㄱㅏㄳ ㄳ 아ㅄ 가ﾪ " + unicodedata.normalize("NFD", "갃"),
     ):
         normalised = tokenizer.backend_tokenizer.normalizer.normalize_str(line).strip()

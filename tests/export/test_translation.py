@@ -259,7 +259,7 @@ def test_text_in_a_process_without_this_package(both: Both, tmp_path: Path) -> N
     """By the card's own lines, which name the first and the last language."""
     lines = [sentence(123), "kalo", sentence(98765, 8)]
     card = (both.folder / "README.md").read_text()
-    assert "A translation model of the languages de, en, fr, zh-Hans." in card
+    assert "A translation model for the languages de, en, fr, zh-Hans." in card
     code = card.split("```python\n")[1].split("```")[0]
     assert "AutoModelForSeq2SeqLM" in code and 'target_language="zh-Hans"' in code
     code = code.replace('"FOLDER"', repr(str(both.folder))).replace('["Ein Satz.", "Noch einer."]', repr(lines))

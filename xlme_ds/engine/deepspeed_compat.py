@@ -28,6 +28,7 @@ import deepspeed
 import psutil
 import torch
 from deepspeed.launcher.runner import parse_args as parse_args  # for `launch.py`
+from deepspeed.launcher.runner import parse_inclusion_exclusion as parse_inclusion_exclusion
 from torch import Tensor
 from torch.utils import cpp_extension
 

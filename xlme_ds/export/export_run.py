@@ -95,8 +95,8 @@ def export_xlm_roberta(
     main = replace(main, model_type=_choose_model_type(main, model_type))
     about = "The weights of an XLM-R model, converted: `{}`.".format(real_path(folder).name.replace("`", ""))
     write_folder(out, main, vocabulary, render_card(real_path(folder).name, main, about), onnx=onnx)
-    if (generator := folder / GENERATOR_FOLDER).is_dir():
-        note(f"{generator} is left out: name it by --from-hf to export it, too")
+    if layer is None and (generator := folder / GENERATOR_FOLDER).is_dir():
+        note(f"{generator} is left out: export this folder, too, if you need it")
 
 
 def _separators(folder: Path) -> int:

@@ -1,9 +1,9 @@
-"""The vocabulary as Hugging Face's fast tokenizer. It gives the same ids as SentencePiece except in three cases.
+"""The vocabulary as Hugging Face's fast tokenizer. It gives the same ids as SentencePiece except in four cases.
 
 `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer, but ordinary characters to
 SentencePiece. If two segmentations have the same score, the tokenizer and SentencePiece may choose different ones (as
 in 1 of 73,000 lines of real text). A letter with several marks that Unicode cannot combine into one character, or a
-sign for several letters with a mark, may get other ids.
+sign for several letters with a mark, may get other ids. A U+FFFF of the text is dropped.
 """
 
 import json
@@ -19,8 +19,9 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-# Consonants that NFKC makes finals of a syllable. SentencePiece does not join them to a composed syllable before them.
-_FINALS = "\u3133\u3135\u3136\u313a-\u313f\uffa3\uffa5\uffa6\uffaa-\uffaf"
+# Consonants that are finals of a syllable, or that NFKC makes such. SentencePiece does not join them to a composed
+# syllable before them.
+_FINALS = "\u11a8-\u11c2\u3133\u3135\u3136\u313a-\u313f\uffa3\uffa5\uffa6\uffaa-\uffaf"
 _GUARD = "\ue000"  # NFC composes it with no other character; a U+E000 of the text itself stays
 # Inserted before marks, and before text that starts no new word; Unicode assigns this code to no character.
 _NONCHARACTER = "\uffff"
@@ -75,7 +76,7 @@ def _tokenizer_json(vocabulary: Vocabulary, layout: Layout) -> Any:
     # letter with its marks at once, and drops the marks if it replaces the letter (U+00BD with U+FE0F), so it gets the
     # marks apart. What it replaces is composed after it (halfwidth katakana, Korean letters).
     compose = [
-        normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])|(?<=[가-힣])(?=[{_FINALS}])"), _GUARD),
+        normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])|(?<=[가-힣{_GUARD}])(?=[{_FINALS}])"), _GUARD),
         normalizers.NFC(),
         normalizers.Replace(Regex(r"(?<=.)(?=[\p{M}\u200d\uff9e\uff9f])"), _NONCHARACTER),
         normalizers.Precompiled(charsmap),

@@ -27,8 +27,8 @@ _TYPES: dict[Any, tuple[type, str]] = {
 def check_argument_types(function: Callable[P, Result]) -> Callable[P, Result]:
     """`function` with a check of its arguments before it runs: ValueError for one of the wrong type, TypeError for an
     unknown or missing one. The check knows None, string literals, the types of `_TYPES`, and sequences and unions of
-    these; an argument with any other annotation may have any type. Numbers of numpy become Python's own, which have
-    more methods, and which JSON takes."""
+    these; an argument with any other annotation may have any type. An argument that is a number of
+    numpy becomes Python's own, which has more methods, and which JSON takes."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> Result:

@@ -233,9 +233,11 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(earlier, config, done)
         keys = sorted(current.keys() | {key for key in earlier if not _may_change(key)})
         different = [key for key in keys if current.get(key) != earlier.get(key) and not key.startswith(changeable)]
-        # In fine-tuning, the number of training examples determines these two settings.
-        if "task" in current and different and {"train.steps", "optimizer.warmup_steps"}.issuperset(different):
-            raise ValueError(f"{subject} on other training examples: use the same data, or another output folder")
+        if "task" in current:  # fine-tuning, where the number of training examples determines these two settings
+            others = [key for key in different if key not in ("train.steps", "optimizer.warmup_steps")]
+            if different and not others:
+                raise ValueError(f"{subject} on other training examples: use the same data, or another output folder")
+            different = others
         # In fine-tuning, the user gives the task, the model (`base`) and the settings of `tuning.`. The other settings
         # follow from these, so if any of these differ, the message names no others.
         tuning = [key for key in different if key.startswith("tuning.")]
