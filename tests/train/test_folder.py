@@ -138,7 +138,11 @@ def test_what_may_change_on_a_resume_and_nothing_else(tmp_path: Path, kind: type
         keys = [key.name for key in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else [""]
         for key in keys:
             name = f"{field.name}.{key}".rstrip(".")
-            shown = "another model (--model, --random)" if name == "base" else f"{name} "
+            shown = f"with {name} "
+            if kind is FinetuneConfig:  # whose model and number of examples are not given as these settings
+                in_words = {"base": "with another model (--model, --random)"}
+                in_words |= dict.fromkeys(("train.steps", "optimizer.warmup_steps"), "on other training examples")
+                shown = in_words.get(name, shown)
             values = {key: other(getattr(section, key))} if key else {}
             changed = dataclasses.replace(section, **values) if key else other(section)
             if not name.startswith(OPEN_BEFORE_THE_FIRST_STEP):
@@ -146,7 +150,7 @@ def test_what_may_change_on_a_resume_and_nothing_else(tmp_path: Path, kind: type
                 try:
                     RunFolder(tmp_path, writes=False).claim(dataclasses.replace(config, **{field.name: changed}))
                 except ValueError as error:
-                    assert name not in may_change and f"was started with {shown}" in str(error)
+                    assert name not in may_change and f"was started {shown}" in str(error)
                 else:
                     assert name in may_change, name
     assert {name for name in may_change if hasattr(config, name.partition(".")[0])} <= seen
