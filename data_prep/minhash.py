@@ -13,7 +13,7 @@ import gzip
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -55,7 +55,8 @@ def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError if datatrove is missing, or for bad input."""
     stage, languages = _plan(config)
     with stage.open():
-        _check_sizes(stage, languages)
+        for name, inputs in languages.items():
+            stage.check_sizes(stage.read_marker(name), _files(inputs), "its documents were written into")
         finished = stage.check_finished(config.processes)
         sizes = [sum(source.size for source in inputs) for inputs in languages.values()]
         write = partial(_write_language, stage)
@@ -98,20 +99,8 @@ def _plan(config: MinhashConfig) -> tuple[Stage, dict[str, list[Input]]]:
     return Stage(config.out, "minhash", settings), languages
 
 
-def _check_sizes(stage: Stage, languages: Mapping[str, Sequence[Input]]) -> None:
-    """Raise ValueError if a file does not have the size that it had when the documents of its language were written."""
-    for name, inputs in languages.items():
-        sizes_then = (stage.read_marker(name) or {}).get("inputs", ())
-        for source, size_then in zip(inputs, sizes_then, strict=False):
-            if source.size != size_then:
-                raise ValueError(
-                    f"{source.paths[0]} had {size_then} bytes when its documents were written into {stage.folder}, now "
-                    f"it has {source.size}: restore it, or choose another output folder"
-                )
-
-
 def _write_language(stage: Stage, inputs: Sequence[Input]) -> dict[str, Any]:
-    """Write the kept documents of one language. Returns the task's result: `inputs` (the sizes of the inputs), `files`
+    """Write the kept documents of one language. Returns the task's result: `inputs` (`_files`), `files`
     (the written file), `documents` (how many were read) and `removed` (how many of them were left out as near
     duplicates)."""
     name = inputs[0].name
@@ -129,8 +118,17 @@ def _write_language(stage: Stage, inputs: Sequence[Input]) -> dict[str, Any]:
         warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
     shard = asdict(file.shard(path, stage.folder))
     shutil.rmtree(work)
-    sizes = [source.size for source in inputs]
-    return {"inputs": sizes, "files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
+    return {
+        "inputs": _files(inputs),
+        "files": [shard],
+        "documents": counts.units_in,
+        "removed": counts.units_in - written,
+    }
+
+
+def _files(inputs: Sequence[Input]) -> list[tuple[str, int]]:
+    """Name and size of every file of a language."""
+    return [file for source in inputs for file in source.files]
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:

@@ -168,6 +168,16 @@ class Stage:
         """The result of a task; None if the task has not finished, or if its marker is damaged."""
         return _read_or_none(self._marker(task_name), self._context)
 
+    def check_sizes(self, result: Mapping[str, Any] | None, files: Iterable[tuple[str, int]], done: str) -> None:
+        """Raise ValueError if one of `files`, names and sizes, does not have the size that `inputs` of a task's
+        `result` gives. `done`: what the task did with a file, in words that precede this folder."""
+        for (name, size), (_, size_then) in zip(files, result["inputs"] if result else (), strict=False):
+            if size != size_then:
+                raise ValueError(
+                    f"{name} had {size_then} bytes when {done} {self.folder}, now it has {size}: restore it, or choose "
+                    "another output folder"
+                )
+
     def write_marker(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
         """Mark a task as finished; call it when all its shards are in place.
 

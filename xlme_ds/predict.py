@@ -68,7 +68,7 @@ def run(settings: PredictSettings) -> None:
 
 
 def _with_percent(piece: "ScoredPiece") -> str:
-    return f"{piece.text.lstrip('▁')} {piece.probability:.0%}"
+    return f"{piece.text.lstrip('▁') or piece.text} {piece.probability:.0%}"
 
 
 def _words(pieces: "Iterable[ScoredPiece]") -> list[tuple[str, float]]:

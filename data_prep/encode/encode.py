@@ -162,13 +162,7 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Raise ValueError if a file does not have the size that it had when it was encoded."""
     for task in tasks:
         result = stage.read_marker(task.name) or stage.read_marker(f"{task.name}.encoded")
-        files_then = result["inputs"] if result else ()
-        for (name, size), (_, size_then) in zip(task.source.files, files_then, strict=False):
-            if size != size_then:
-                raise ValueError(
-                    f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: "
-                    "restore it, or choose another output folder"
-                )
+        stage.check_sizes(result, task.source.files, "it was encoded into")
 
 
 def _tasks_to_do(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:

@@ -169,12 +169,19 @@ def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
 
 
 @needs_mpi
-def test_an_error_of_one_rank_ends_the_others() -> None:
-    """That rank tells it; the others wait for the rank."""
+@pytest.mark.parametrize(
+    "again", ["", "time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)"], ids=["once", "twice"]
+)
+def test_an_error_of_one_rank_ends_the_others(again: str) -> None:
+    """That rank tells it; the others wait for the rank. A second Ctrl-C comes while it waits for its output to be
+    read."""
     program = (
-        "import os, sys; from data_prep import __main__, parallel; from data_prep.inspect import verify\n"
+        "import os, signal, sys, time; from data_prep import __main__, parallel\n"
+        "from data_prep.inspect import verify\n"
         "def do(root):\n"
-        "    if os.getpid() != root: raise KeyboardInterrupt\n"
+        "    if os.getpid() != root:\n"
+        f"        {again}\n"
+        "        raise KeyboardInterrupt\n"
         "def run(config): parallel.run_tasks(do, [os.getpid()] * 2, [1, 1], 1, 'test')\n"
         "verify.run = run; sys.exit(__main__.main(['verify', '--data', 'nowhere']))\n"
     )

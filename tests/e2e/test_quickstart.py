@@ -184,7 +184,7 @@ def test_what_it_says_first_and_last(
 def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A word is as suspect as the most suspect of its pieces, and marked above one half."""
     judged = [("Ev", 0.1), ("ery", 0.62), ("one", 0.3), ("▁has", 0.5), ("▁Re", 0.981), ("cht", 0.2), ("▁.", 0.02)]
-    filled = [[("▁right", 0.42), ("ed", 0.3), ("▁a", 0.004)]]
+    filled = [[("▁right", 0.42), ("▁", 0.3), ("▁a", 0.004)]]
     model = SimpleNamespace(
         judge=lambda text, language: [ScoredPiece(*piece) for piece in judged],
         fill=lambda text, top, language: [[ScoredPiece(*piece) for piece in pieces[:top]] for pieces in filled],
@@ -194,8 +194,8 @@ def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     predict.run(predict.PredictSettings(Path("run"), texts))
     assert capsys.readouterr().out.splitlines() == [
         "judge: Everyone [62% replaced] has Recht [98% replaced] .",
-        "fill:  Everyone has the <mask> to education.  right 42%, ed 30%, a 0%",
-        "fill:  [b]:heart: <mask>  right 42%, ed 30%, a 0%",
+        "fill:  Everyone has the <mask> to education.  right 42%, ▁ 30%, a 0%",
+        "fill:  [b]:heart: <mask>  right 42%, ▁ 30%, a 0%",
     ]
 
 

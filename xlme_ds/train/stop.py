@@ -46,7 +46,7 @@ class StopRequest:
         self.has_work = False
         self.interrupts = 0
         self._pipe: int | None = None  # where the numbers of signals are written
-        self._handled_at: dict[int, float] = {}  # number of a signal -> time at which its handler's was last read
+        self._handled_at: dict[int, float] = {}  # signal -> time at which its handler's number was last read
         self._released = False
         self._acting_lock = threading.Lock()  # lets only one signal print and end the process
         in_main = threading.current_thread() is threading.main_thread()
